@@ -7,8 +7,8 @@ and the median of each scenario counts. A figure more than 15 % above the baseli
 the gate. Ends with 1 on a failure; `--save` writes the steps as the new baseline, and CPU where it is above the old.
 
 The baseline of CPU is what unchanged code cost on the dearest of the machines that it was measured on. Calibrations
-even out how fast a processor is, not how well it runs code that is wide: one commit's `face_call` took 296 of them on
-one virtual machine and 437 on another of the same size. On the first, CPU alone would show nothing below 70 %.
+even out how fast a processor is, not how well it runs code that is wide: one commit's `frontend_call` took 296 of them
+on one virtual machine and 437 on another of the same size. On the first, CPU alone would show nothing below 70 %.
 """
 
 from __future__ import annotations

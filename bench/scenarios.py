@@ -153,7 +153,7 @@ class Instant:
 
 @scenario
 def core_call() -> Iterator[Work]:
-    """The core alone: all stages, the lane, the deadline's timer and the end of sixteen times sixteen calls."""
+    """The core alone: all stages, the server queue, the deadline's timer and the end of sixteen times sixteen calls."""
     loop = uvloop.new_event_loop()
     hub = loop.run_until_complete(hub_with_instant_server())
     silent = Silent()
@@ -248,10 +248,10 @@ class Arrived:
 
 
 @scenario
-def face_call() -> Iterator[Work]:
+def frontend_call() -> Iterator[Work]:
     """Sixteen times sixteen calls of a caller with a key: from a request's bytes to its answer's, without a server."""
     loop = uvloop.new_event_loop()
-    face = loop.run_until_complete(face_with_instant_server())
+    frontend = loop.run_until_complete(frontend_with_instant_server())
     headers = [
         (b"host", b"127.0.0.1"),
         (b"content-type", b"application/json"),
@@ -266,21 +266,21 @@ def face_call() -> Iterator[Work]:
     async def turns() -> None:
         for _ in range(16):
             for _ in range(16):
-                assert face.take(EVERYTHING, arrived)
+                assert frontend.take(EVERYTHING, arrived)
             await asyncio.sleep(0)
 
     yield lambda: loop.run_until_complete(turns())
     loop.close()
 
 
-async def face_with_instant_server() -> McpHttp:
-    """Return the MCP face of a hub with one server and one caller."""
+async def frontend_with_instant_server() -> McpHttp:
+    """Return the MCP frontend of a hub with one server and one caller."""
     hub = await hub_with_instant_server()
     ring = KeyRing([(digest_of("a-key-for-the-bench"), CALLER)])
-    gate = Authenticator(
+    auth = Authenticator(
         OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b"")
     )
-    return McpHttp(McpMethods(hub, Implementation("isthmus", "0")), gate)
+    return McpHttp(McpMethods(hub, Implementation("isthmus", "0")), auth)
 
 
 class SentMessage(Arrived):
@@ -343,10 +343,10 @@ def agent_message() -> Iterator[Work]:
     # In memory, where there is such a folder: a sync takes no CPU, and would make the sample ten times as long.
     in_memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="bench-", dir=in_memory if in_memory.is_dir() else None) as folder:
-        face, journal = loop.run_until_complete(agent_with_instant_server(Path(folder)))
+        frontend, journal = loop.run_until_complete(agent_with_instant_server(Path(folder)))
 
         async def turn(messages: list[SentMessage]) -> None:
-            await asyncio.gather(*(face.serve(each.scope, receive, send) for each in messages))
+            await asyncio.gather(*(frontend.serve(each.scope, receive, send) for each in messages))
 
         yield lambda: loop.run_until_complete(turn([message() for _ in range(16)]))
         loop.run_until_complete(journal.aclose())

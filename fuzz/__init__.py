@@ -1,4 +1,4 @@
-"""Bytes against everything that reads bytes of others: callers' doors, and the parsers of what servers answer.
+"""Bytes against everything that reads bytes of others: callers' endpoints, and the parsers of what servers answer.
 
 Each target (`fuzz.targets`) takes any bytes and raises where something is wrong: an exception that no caller should
 cause, an answer that never comes, two ways of reading that disagree. `make test` gives each a few hundred inputs

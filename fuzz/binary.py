@@ -1,4 +1,4 @@
-"""What an A2A client sends over gRPC: protobuf, read as the face reads it. Called by `fuzz.targets`."""
+"""What an A2A client sends over gRPC: protobuf, read as the frontend reads it. Called by `fuzz.targets`."""
 
 from __future__ import annotations
 

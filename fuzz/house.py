@@ -1,7 +1,7 @@
-"""A whole hub in this process, which fuzzing knocks at: its door, every face, and a server that says what it is told.
+"""A whole hub in this process for fuzzing: its listener, every frontend, and a server with scripted answers.
 
 It is opened once and used for every input. What goes wrong is noticed by what nobody should see: an answer that never
-comes, a status of 500, an incident, or a line of the log that tells of a defect. Called by `fuzz.doors`.
+comes, a status of 500, an incident, or a line of the log that tells of a defect. Called by `fuzz.endpoints`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class House:
         return found
 
     async def knock(self, data: bytes, *, is_whole: bool) -> bytes:
-        """Send bytes to the door and take what is answered, until it closes or says no more.
+        """Send bytes to the listener and take what is answered, until it closes or says no more.
 
         What is not known to be whole may be waited on by the hub, which then says nothing.
         """

@@ -1,4 +1,4 @@
-"""`python -m fuzz.openapi [--examples N]`: schemathesis against what a running hub says of its own REST face.
+"""`python -m fuzz.openapi [--examples N]`: schemathesis against what a running hub says of its own REST frontend.
 
 It starts a hub with callers, reads `/openapi.json`, and sends requests that fit it and some that do not: none may end
 in a server's error, in an answer that is not described, or be let in without a key.

@@ -12,7 +12,7 @@ Target = Callable[[bytes], None]
 CORPUS = Path(__file__).with_name("corpus")
 
 _PLACES = {
-    "doors": ("http", "mcp", "agent", "rest", "relay", "answered"),
+    "endpoints": ("http", "mcp", "agent", "rest", "relay", "answered"),
     "replies": ("events", "lines", "envelopes", "of_server", "of_agent", "of_dialled_in"),
     "binary": ("grpc",),
     "addresses": ("addresses",),

@@ -94,7 +94,7 @@ def card(url: str, options: Options) -> AgentCard:
         capabilities=AgentCapabilities(streaming=not options.silent),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
-        skills=[AgentSkill(id="errands", name="Errands", description="Does what it is told.", tags=["test"])],
+        skills=[AgentSkill(id="run_tools", name="Run tools", description="Does what it is told.", tags=["test"])],
     )
 
 

@@ -90,7 +90,7 @@ def card(url: str, options: Options) -> wire.AgentCard:
         capabilities=wire.AgentCapabilities(streaming=not options.silent),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
-        skills=[wire.AgentSkill(id="errands", name="Errands", description="Does what it is told.", tags=["test"])],
+        skills=[wire.AgentSkill(id="run_tools", name="Run tools", description="Does what it is told.", tags=["test"])],
     )
 
 

@@ -18,7 +18,7 @@ from google.adk.agents.remote_a2a_agent import RemoteA2aAgent
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
-from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING, errand, failing, report
+from tests.agents.tool_requests import ASKING, EXACT, SERVERS, STEPS, TALKING, failing, report, tool_request
 
 STEP_SECONDS = 60.0
 USER = "ann"
@@ -26,7 +26,7 @@ USER = "ann"
 Found = dict[str, Any]
 
 
-class Visit:
+class ServerSteps:
     """The steps at one server, each in a session of its own."""
 
     def __init__(self, runner: InMemoryRunner, server: str) -> None:
@@ -57,11 +57,11 @@ class Visit:
 
     async def tell(self) -> Found:
         """Run a tool."""
-        return {"events": await self.instruct(errand(self._server, "tell", value=EXACT))}
+        return {"events": await self.instruct(tool_request(self._server, "tell", value=EXACT))}
 
     async def count(self) -> Found:
         """Run a tool that reports."""
-        return {"events": await self.instruct(errand(self._server, "count", steps=STEPS))}
+        return {"events": await self.instruct(tool_request(self._server, "count", steps=STEPS))}
 
     async def fail(self) -> Found:
         """Run a tool that fails."""
@@ -69,11 +69,11 @@ class Visit:
 
     async def show(self) -> Found:
         """Run a tool whose result is files."""
-        return {"events": await self.instruct(errand(self._server, "gallery"))}
+        return {"events": await self.instruct(tool_request(self._server, "gallery"))}
 
     async def answer(self) -> Found:
         """Run a tool that asks; the kit makes a call of the question, and of the user's answer its response."""
-        asked = await self.instruct(errand(self._server, "ask"))
+        asked = await self.instruct(tool_request(self._server, "ask"))
         [call] = [part["function_call"] for event in asked for part in event["parts"] if "function_call" in part]
         reply = types.FunctionResponse(id=call["id"], name=call["name"], response={"name": "Ann"})
         return {"asked": asked, "events": await self.say(types.Part(function_response=reply))}
@@ -89,14 +89,14 @@ def _plain(event: Any) -> Found:
 async def tour(runner: InMemoryRunner) -> None:
     """Every step at every server."""
     for server in SERVERS:
-        visit = Visit(runner, server)
-        await visit.step("told", visit.tell)
-        await visit.step("failed", visit.fail)
+        server_steps = ServerSteps(runner, server)
+        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("failed", server_steps.fail)
         if server in TALKING:
-            await visit.step("counted", visit.count)
-            await visit.step("shown", visit.show)
+            await server_steps.step("counted", server_steps.count)
+            await server_steps.step("shown", server_steps.show)
         if server in ASKING:
-            await visit.step("asked", visit.answer)
+            await server_steps.step("asked", server_steps.answer)
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
 """The client of AgentVault (agentvault 0.2.1) at every server: `client_agentvault URL TOKEN`.
 
-With a number before the address, `client_agentvault NUMBER URL TOKEN`, it does one errand that often and nothing else.
+With a number before the address, `client_agentvault NUMBER URL TOKEN`, it does one call that often and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ from typing import Any
 from agentvault import AgentVaultClient, KeyManager, fetch_agent_card_from_url
 from agentvault.models import DataPart, Message, TextPart
 
-from tests.agents.errands import ASKING, EXACT, QUICK, SERVERS, STEPS, TALKING, blamed, errand, execution, fresh, report
+from tests.agents.tool_requests import (
+    ASKING,
+    EXACT,
+    QUICK,
+    SERVERS,
+    STEPS,
+    TALKING,
+    blamed,
+    execution,
+    fresh,
+    report,
+    tool_request,
+)
 
 STEP_SECONDS = 60.0
 AT_ONCE = 8
@@ -25,7 +37,7 @@ AT_ONCE = 8
 Found = dict[str, Any]
 
 
-class Visit:
+class ServerSteps:
     """The steps at one server."""
 
     def __init__(self, client: AgentVaultClient, card: Any, server: str, token: str) -> None:
@@ -85,7 +97,7 @@ class Visit:
 
     async def show(self) -> Found:
         """Run a tool whose result is files, by words of the hub's own."""
-        task = await self.say(DataPart(content=errand(self._server, "gallery")))
+        task = await self.say(DataPart(content=tool_request(self._server, "gallery")))
         return {"events": [event async for event in self.hear(task)], "read": await self.read(task)}
 
     async def fail(self) -> Found:
@@ -169,27 +181,27 @@ async def _drained(events: AsyncIterator[Found]) -> list[Found]:
 async def tour(client: AgentVaultClient, card: Any, token: str) -> None:
     """Every step at every server."""
     for server in SERVERS:
-        visit = Visit(client, card, server, token)
-        await visit.step("card", visit.card)
-        await visit.step("told", visit.tell)
-        await visit.step("failed", visit.fail)
-        await visit.step("refused", visit.refuse)
+        server_steps = ServerSteps(client, card, server, token)
+        await server_steps.step("card", server_steps.card)
+        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("failed", server_steps.fail)
+        await server_steps.step("refused", server_steps.refuse)
         if server in TALKING:
-            await visit.step("counted", visit.count)
-            await visit.step("shown", visit.show)
+            await server_steps.step("counted", server_steps.count)
+            await server_steps.step("shown", server_steps.show)
         if server in ASKING:
-            await visit.step("asked", visit.answer)
+            await server_steps.step("asked", server_steps.answer)
         # The last: as long as a call that was given up may still run, a server on a pipe may be asking for it.
-        await visit.step("cancelled", visit.cancel)
+        await server_steps.step("cancelled", server_steps.cancel)
 
 
 async def pay(client: AgentVaultClient, card: Any, times: int, token: str) -> None:
-    """One quick errand, so often, a few at once."""
-    visit = Visit(client, card, QUICK, token)
+    """One quick call, so often, a few at once."""
+    server_steps = ServerSteps(client, card, QUICK, token)
     left = iter(range(times))
 
     async def work() -> list[bool]:
-        return [await visit.pay(f"{token}-{number}") for number in left]
+        return [await server_steps.pay(f"{token}-{number}") for number in left]
 
     told = await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     report(QUICK, "paid", told=sum(map(sum, told)))

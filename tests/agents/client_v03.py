@@ -11,7 +11,7 @@ import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import Message, Part, TaskIdParams, TaskQueryParams
 
-from tests.agents.errands import fresh
+from tests.agents.tool_requests import fresh
 from tests.agents.tour import Parts, Shown, tour
 
 SECONDS = 60.0

@@ -13,7 +13,7 @@ from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import a2a_pb2 as wire
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from tests.agents.errands import fresh
+from tests.agents.tool_requests import fresh
 from tests.agents.tour import Parts, Shown, tour
 
 SECONDS = 60.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.agents.errands import QUICK, fresh
+from tests.agents.tool_requests import QUICK, fresh
 from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.hubs import PATIENT, HubProcess, serving, stdio
@@ -82,11 +82,11 @@ async def open_field(folder: Path) -> AsyncIterator[Field]:
 
         names = list(CARRIERS)
         addresses = await asyncio.gather(
-            start("rpc_server", "--listed"), *(start("errands_sdk1", *CARRIERS[name]) for name in names)
+            start("rpc_server", "--listed"), *(start("agent_tools_sdk1", *CARRIERS[name]) for name in names)
         )
         servers = {
             "rpc": {"rpc": addresses[0].replace("/mcp", "/rpc")},
-            "stdio": stdio(command("errands_sdk1"), env=ledger.env),
+            "stdio": stdio(command("agent_tools_sdk1"), env=ledger.env),
             QUICK: stdio(quick_server.command(folder / "paid")),
             **{name: {"url": address} for name, address in zip(names, addresses[1:], strict=True)},
         }

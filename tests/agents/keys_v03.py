@@ -11,7 +11,7 @@ from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.client.auth import AuthInterceptor, CredentialService
 from a2a.types import DataPart, Message, Part, TaskQueryParams, TaskState
 
-from tests.agents.errands import QUICK, blamed, errand, fresh, report
+from tests.agents.tool_requests import QUICK, blamed, fresh, report, tool_request
 
 SECONDS = 60.0
 
@@ -29,7 +29,7 @@ class Holder(CredentialService):
 
 async def send(client: Any) -> str:
     """Run a tool and return its task's id."""
-    parts = [Part(DataPart(data=errand(QUICK, "pay", nonce="n")))]
+    parts = [Part(DataPart(data=tool_request(QUICK, "pay", nonce="n")))]
     message = Message(message_id=fresh("m"), role="user", parts=parts)
     [(task, _)] = [event async for event in client.send_message(message)]
     assert task.status.state == TaskState.completed, task

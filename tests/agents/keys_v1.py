@@ -12,7 +12,7 @@ from a2a.client import A2ACardResolver, AuthInterceptor, ClientConfig, ClientFac
 from a2a.types import a2a_pb2 as wire
 from google.protobuf.json_format import ParseDict
 
-from tests.agents.errands import QUICK, blamed, errand, fresh, report
+from tests.agents.tool_requests import QUICK, blamed, fresh, report, tool_request
 
 SECONDS = 60.0
 
@@ -30,7 +30,7 @@ class Holder(CredentialService):
 
 async def send(client: Any) -> str:
     """Run a tool and return its task's id."""
-    parts = [{"data": errand(QUICK, "pay", nonce="n")}]
+    parts = [{"data": tool_request(QUICK, "pay", nonce="n")}]
     message = {"messageId": fresh("m"), "role": "ROLE_USER", "parts": parts}
     request = ParseDict({"message": message}, wire.SendMessageRequest())
     [answer] = [event async for event in client.send_message(request)]

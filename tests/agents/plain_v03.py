@@ -17,7 +17,7 @@ from a2a.types import (
     SendStreamingMessageRequest,
 )
 
-from tests.agents.errands import blamed, errand, fresh, report
+from tests.agents.tool_requests import blamed, fresh, report, tool_request
 
 SECONDS = 60.0
 
@@ -29,7 +29,7 @@ async def main() -> None:
         card = await A2ACardResolver(http, url).get_agent_card()
         client = A2AClient(httpx_client=http, agent_card=card)
         for step, configuration in (("plain", None), ("at once", MessageSendConfiguration(blocking=False))):
-            part: Any = {"kind": "data", "data": errand("rpc", "slow", seconds=0.5)}
+            part: Any = {"kind": "data", "data": tool_request("rpc", "slow", seconds=0.5)}
             message = Message(message_id=fresh("m"), role=Role.user, parts=[part])
             params = MessageSendParams(message=message, configuration=configuration)
             answer: Any = (await client.send_message(SendMessageRequest(id=fresh("r"), params=params))).root

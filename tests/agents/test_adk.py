@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING
 from tests.agents.field import Field
+from tests.agents.tool_requests import ASKING, EXACT, SERVERS, STEPS, TALKING
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
 
@@ -17,7 +17,7 @@ every_way = pytest.mark.parametrize("way", ["legacy", "extension"])
 every_server = pytest.mark.parametrize("server", SERVERS)
 
 
-async def visit(field: Field, way: str, server: str, step: str) -> dict[str, Any]:
+async def run_steps(field: Field, way: str, server: str, step: str) -> dict[str, Any]:
     return (await field.tour("a2a10", "client_adk", way))[server, step]
 
 
@@ -29,7 +29,7 @@ def said(events: list[dict[str, Any]], kind: str) -> list[Any]:
 @every_way
 @every_server
 async def test_an_instruction_runs_a_tool(field: Field, way: str, server: str) -> None:
-    events = (await visit(field, way, server, "told"))["events"]
+    events = (await run_steps(field, way, server, "told"))["events"]
 
     [blob] = said(events, "inline_data")
     assert b'"value"' in base64.urlsafe_b64decode(blob["data"])
@@ -41,15 +41,15 @@ async def test_an_instruction_runs_a_tool(field: Field, way: str, server: str) -
 @every_way
 @every_server
 async def test_a_failure_is_said(field: Field, way: str, server: str) -> None:
-    words = " ".join(said((await visit(field, way, server, "failed"))["events"], "text"))
+    words = " ".join(said((await run_steps(field, way, server, "failed"))["events"], "text"))
 
-    assert ("the shop is closed" if server == "rpc" else "this errand always fails") in words
+    assert ("the shop is closed" if server == "rpc" else "this call always fails") in words
 
 
 @every_way
 @pytest.mark.parametrize("server", TALKING)
 async def test_progress_is_heard_as_thoughts_before_the_result(field: Field, way: str, server: str) -> None:
-    parts = [part for event in (await visit(field, way, server, "counted"))["events"] for part in event["parts"]]
+    parts = [part for event in (await run_steps(field, way, server, "counted"))["events"] for part in event["parts"]]
 
     thoughts = [part["text"] for part in parts if part.get("thought") and "text" in part]
     assert thoughts == [f"step {step}" for step in range(1, STEPS + 1)]
@@ -59,7 +59,7 @@ async def test_progress_is_heard_as_thoughts_before_the_result(field: Field, way
 @every_way
 @pytest.mark.parametrize("server", TALKING)
 async def test_files_are_data_and_addresses(field: Field, way: str, server: str) -> None:
-    events = (await visit(field, way, server, "shown"))["events"]
+    events = (await run_steps(field, way, server, "shown"))["events"]
 
     files = {blob["mime_type"]: base64.urlsafe_b64decode(blob["data"]) for blob in said(events, "inline_data")}
     assert files == {
@@ -73,7 +73,7 @@ async def test_files_are_data_and_addresses(field: Field, way: str, server: str)
 @every_way
 @pytest.mark.parametrize("server", ASKING)
 async def test_a_question_is_a_call_and_its_response_the_answer(field: Field, way: str, server: str) -> None:
-    found = await visit(field, way, server, "asked")
+    found = await run_steps(field, way, server, "asked")
 
     [call] = said(found["asked"], "function_call")
     assert call["args"] == {"input_required": "What is your name?"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.errands import ASKING, EXACT, QUICK, SERVERS, STEPS, TALKING, fresh
 from tests.agents.field import Field, run
+from tests.agents.tool_requests import ASKING, EXACT, QUICK, SERVERS, STEPS, TALKING, fresh
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
 
@@ -18,7 +18,7 @@ TIMES = 1000
 every_server = pytest.mark.parametrize("server", SERVERS)
 
 
-async def visit(field: Field, server: str, step: str) -> dict[str, Any]:
+async def run_steps(field: Field, server: str, step: str) -> dict[str, Any]:
     return (await field.tour("agentvault", "client_agentvault"))[server, step]
 
 
@@ -42,7 +42,7 @@ async def test_a_tool_that_takes_no_time_is_told_a_thousand_times_of_a_thousand(
 
 @every_server
 async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) -> None:
-    card = await visit(field, server, "card")
+    card = await run_steps(field, server, "card")
 
     assert card["schemes"] == ["none"]
     assert {"mcp.execute_tool", f"{server}.tell"} <= set(card["skills"])
@@ -50,7 +50,7 @@ async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) 
 
 @every_server
 async def test_the_result_is_told_by_an_event_with_its_numbers_and_keys_as_they_were(field: Field, server: str) -> None:
-    found = await visit(field, server, "told")
+    found = await run_steps(field, server, "told")
 
     [content] = said(found["events"])
     assert content["success"] is True
@@ -62,7 +62,7 @@ async def test_the_result_is_told_by_an_event_with_its_numbers_and_keys_as_they_
 
 @every_server
 async def test_who_comes_late_and_who_asks_for_the_task_gets_the_same(field: Field, server: str) -> None:
-    found = await visit(field, server, "told")
+    found = await run_steps(field, server, "told")
 
     assert said(found["again"]) == said(found["events"])
     assert states(found["again"]) == [("COMPLETED", None)]
@@ -74,7 +74,7 @@ async def test_who_comes_late_and_who_asks_for_the_task_gets_the_same(field: Fie
 
 @pytest.mark.parametrize("server", TALKING)
 async def test_progress_is_told_as_it_comes(field: Field, server: str) -> None:
-    events = (await visit(field, server, "counted"))["events"]
+    events = (await run_steps(field, server, "counted"))["events"]
 
     steps = [("WORKING", f"step {step}") for step in range(1, STEPS + 1)]
     assert states(events) == [("WORKING", None), *steps, ("COMPLETED", None)]
@@ -82,7 +82,7 @@ async def test_progress_is_told_as_it_comes(field: Field, server: str) -> None:
 
 @every_server
 async def test_every_failure_is_told_with_its_data(field: Field, server: str) -> None:
-    failed, unknown, nowhere = (await visit(field, server, "failed"))["events"]
+    failed, unknown, nowhere = (await run_steps(field, server, "failed"))["events"]
 
     sources = [said(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
     assert sources == ["MCP_PROTOCOL" if server == "rpc" else "MCP_TOOL", "A2A_PROXY", "A2A_PROXY"]
@@ -96,7 +96,7 @@ async def test_every_failure_is_told_with_its_data(field: Field, server: str) ->
 
 @every_server
 async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, server: str) -> None:
-    found = await visit(field, server, "refused")
+    found = await run_steps(field, server, "refused")
 
     assert {error.get("type") for name, error in found.items() if name not in ("server", "step")} == {
         "A2ARemoteAgentError"
@@ -107,7 +107,7 @@ async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, 
 
 @every_server
 async def test_a_task_that_is_given_up_says_so_to_who_follows_it(field: Field, server: str) -> None:
-    found = await visit(field, server, "cancelled")
+    found = await run_steps(field, server, "cancelled")
 
     assert found["cancelled"] is True
     assert states(found["events"])[-1][0] == found["read"]["state"] == "CANCELED"
@@ -118,7 +118,7 @@ async def test_a_task_that_is_given_up_says_so_to_who_follows_it(field: Field, s
 
 @pytest.mark.parametrize("server", ASKING)
 async def test_a_question_waits_for_the_next_message(field: Field, server: str) -> None:
-    found = await visit(field, server, "asked")
+    found = await run_steps(field, server, "asked")
 
     assert states(found["asked"])[-1] == ("INPUT_REQUIRED", "What is your name?")
     assert (found["question"]["state"], said(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
@@ -128,7 +128,7 @@ async def test_a_question_waits_for_the_next_message(field: Field, server: str) 
 
 @pytest.mark.parametrize("server", TALKING)
 async def test_files_arrive_in_parts_that_its_client_takes(field: Field, server: str) -> None:
-    found = await visit(field, server, "shown")
+    found = await run_steps(field, server, "shown")
 
     [message] = [event["message"] for event in found["events"] if event["kind"] == "TaskMessageEvent"]
     text, picture, sound, sheet, book = message["parts"]

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from tests.agents.errands import QUICK, fresh
 from tests.agents.field import run
+from tests.agents.tool_requests import QUICK, fresh
 from tests.faults import quick_server
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.issuer import Issuer

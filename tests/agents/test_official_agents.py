@@ -86,7 +86,7 @@ class Field:
 
     async def ask(self, server: str, message: str, **more: str) -> dict[str, Any]:
         """The result of a call."""
-        answer = await self.caller.call(f"{server}.errands", {"message": message, **more})
+        answer = await self.caller.call(f"{server}.run_tools", {"message": message, **more})
         assert "result" in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
@@ -150,7 +150,7 @@ async def test_an_official_agent_that_fails_is_an_error(field: Field, server: st
 async def test_an_official_agent_is_heard_while_it_works(field: Field, server: str) -> None:
     async with (
         Agent(field.hub) as agent,
-        agent.following("SendStreamingMessage", run(f"{server}.errands", message="steps")) as stream,
+        agent.following("SendStreamingMessage", run(f"{server}.run_tools", message="steps")) as stream,
         asyncio.timeout(SECONDS),
     ):
         updates = [data["result"] async for _, data in stream]
@@ -164,7 +164,7 @@ async def test_an_official_agent_is_heard_while_it_works(field: Field, server: s
 @pytest.mark.parametrize("server", AGENTS)
 async def test_what_an_official_agent_asks_is_answered(field: Field, server: str) -> None:
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
-        asked = (await agent.ask("SendMessage", run(f"{server}.errands", message="ask")))["task"]
+        asked = (await agent.ask("SendMessage", run(f"{server}.run_tools", message="ask")))["task"]
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
         assert asked["status"]["message"]["parts"][0] == {"text": "Which one?"}
         answer = {"parts": [{"data": {"message": "the red one"}}], "taskId": asked["id"]}
@@ -184,7 +184,7 @@ async def test_who_cannot_be_asked_by_an_official_agent_calls_again(field: Field
 async def test_an_official_agent_is_told_that_its_task_is_given_up(field: Field, server: str) -> None:
     before = field.ledger.lines().count("cancelled")
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
-        task = await agent.begin(f"{server}.errands", message=f"hold {server}")
+        task = await agent.begin(f"{server}.run_tools", message=f"hold {server}")
         await eventually(lambda: f"did hold {server}" in field.ledger.lines(), "it works")
         await agent.ask("CancelTask", {"id": task})
         await eventually(lambda: field.ledger.lines().count("cancelled") > before, "it was told")
@@ -195,7 +195,7 @@ async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_done_twice(
     field: Field, tmp_path: Path, server: str
 ) -> None:
     may_end = tmp_path / "may end"
-    asked = run(f"{server}.errands", message=f"until {may_end}")
+    asked = run(f"{server}.run_tools", message=f"until {may_end}")
     async with (
         Agent(field.hub) as agent,
         agent.following("SendStreamingMessage", asked) as stream,

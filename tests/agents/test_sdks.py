@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING
 from tests.agents.field import Field, Tour, run
+from tests.agents.tool_requests import ASKING, EXACT, SERVERS, STEPS, TALKING
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
@@ -52,14 +52,14 @@ every_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
 every_server = pytest.mark.parametrize("server", SERVERS)
 
 
-async def visit(field: Field, client: Client) -> Tour:
+async def run_steps(field: Field, client: Client) -> Tour:
     return await field.tour(client.sdk, client.program, client.binding)
 
 
 @every_client
 @every_server
 async def test_a_client_finds_the_tools_in_the_card(field: Field, client: Client, server: str) -> None:
-    card = (await visit(field, client))[server, "card"]["card"]
+    card = (await run_steps(field, client))[server, "card"]["card"]
 
     assert card["streaming"]
     assert {"execute_mcp_command", "mcp.execute_tool", f"{server}.tell"} <= card["skills"].keys()
@@ -70,7 +70,7 @@ async def test_a_client_finds_the_tools_in_the_card(field: Field, client: Client
 async def test_a_message_runs_a_tool_and_its_numbers_and_keys_come_back_as_they_were(
     field: Field, client: Client, server: str
 ) -> None:
-    told = (await visit(field, client))[server, "told"]
+    told = (await run_steps(field, client))[server, "told"]
 
     assert told["task"]["state"] == "completed"
     if client.binding != "GRPC":
@@ -90,7 +90,7 @@ def _values(heard: Any) -> list[Any]:
 @every_client
 @every_server
 async def test_a_task_is_found_afterwards_as_it_was_answered(field: Field, client: Client, server: str) -> None:
-    told = (await visit(field, client))[server, "told"]
+    told = (await run_steps(field, client))[server, "told"]
 
     assert told["found"] == told["task"]
     assert told["listed"] == ([told["task"]] if client.sdk == "a2a10" else None)
@@ -101,7 +101,7 @@ async def test_a_task_is_found_afterwards_as_it_was_answered(field: Field, clien
 async def test_a_stream_tells_the_task_its_progress_its_result_and_its_end(
     field: Field, client: Client, server: str
 ) -> None:
-    first, *reports, last = (await visit(field, client))[server, "streamed"]["events"]
+    first, *reports, last = (await run_steps(field, client))[server, "streamed"]["events"]
 
     made = [event for event in reports if event["kind"] == "artifact"]
     assert (first["kind"], last["kind"], last["state"]) == ("task", "status", "completed")
@@ -113,7 +113,7 @@ async def test_a_stream_tells_the_task_its_progress_its_result_and_its_end(
 @every_client
 @every_server
 async def test_a_task_that_is_given_up_ends_for_all_who_follow_it(field: Field, client: Client, server: str) -> None:
-    tour = await visit(field, client)
+    tour = await run_steps(field, client)
     found = tour[server, "cancelled"]
 
     assert found["cancelled"]["state"] == "canceled"
@@ -126,7 +126,7 @@ async def test_a_task_that_is_given_up_ends_for_all_who_follow_it(field: Field, 
 @every_client
 @every_server
 async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: Client, server: str) -> None:
-    found = (await visit(field, client))[server, "failed"]
+    found = (await run_steps(field, client))[server, "failed"]
 
     assert found["task"]["state"] == found["unknown"]["state"] == "failed"
     why = [part.get("text", "") for part in (*found["task"]["parts"], *found["task"]["said"])]
@@ -137,7 +137,7 @@ async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: C
 @every_client
 @every_server
 async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client: Client, server: str) -> None:
-    found = (await visit(field, client))[server, "refused"]
+    found = (await run_steps(field, client))[server, "refused"]
 
     raised = {name: (error["type"], error["code"]) for name, error in found.items() if name in RAISED_BY_1_0}
     assert raised == {"missing": client.missing, "ended": client.ended, "over": client.over}
@@ -147,7 +147,7 @@ async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client
 @every_client
 @every_server
 async def test_who_says_no_tool_is_asked_for_one_and_then_it_runs(field: Field, client: Client, server: str) -> None:
-    found = (await visit(field, client))[server, "offered"]
+    found = (await run_steps(field, client))[server, "offered"]
 
     assert found["offer"]["state"] == "input_required"
     assert found["offer"]["said"][0]["text"].startswith("Which tool should run?")
@@ -158,7 +158,7 @@ async def test_who_says_no_tool_is_asked_for_one_and_then_it_runs(field: Field, 
 @every_client
 @pytest.mark.parametrize("server", TALKING)
 async def test_pictures_sounds_and_documents_arrive_as_files(field: Field, client: Client, server: str) -> None:
-    parts = (await visit(field, client))[server, "shown"]["task"]["parts"]
+    parts = (await run_steps(field, client))[server, "shown"]["task"]["parts"]
 
     text, picture, sound, sheet, book = parts
     assert text == {"text": "three things"}
@@ -172,7 +172,7 @@ async def test_pictures_sounds_and_documents_arrive_as_files(field: Field, clien
 @every_client
 @pytest.mark.parametrize("server", ASKING)
 async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
-    tour = await visit(field, client)
+    tour = await run_steps(field, client)
     found = tour[server, "asked"]
 
     assert (found["question"]["state"], found["question"]["said"][0]) == (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.errands import SERVERS, fresh
 from tests.agents.field import Field
+from tests.agents.tool_requests import SERVERS, fresh
 from tests.frontends.wire import Reply, connected
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]

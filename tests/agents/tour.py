@@ -11,7 +11,19 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
-from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING, blamed, errand, failing, fresh, holding, report
+from tests.agents.tool_requests import (
+    ASKING,
+    EXACT,
+    SERVERS,
+    STEPS,
+    TALKING,
+    blamed,
+    failing,
+    fresh,
+    holding,
+    report,
+    tool_request,
+)
 
 STEP_SECONDS = 60.0
 
@@ -42,23 +54,23 @@ class Client(Protocol):
 async def tour(client: Client, token: str) -> None:
     """Every step at every server."""
     for server in SERVERS:
-        visit = Visit(client, server, token)
-        await visit.step("card", visit.card)
-        await visit.step("told", visit.tell)
-        await visit.step("streamed", visit.stream)
-        await visit.step("failed", visit.fail)
-        await visit.step("refused", visit.refuse)
-        await visit.step("offered", visit.choose)
+        server_steps = ServerSteps(client, server, token)
+        await server_steps.step("card", server_steps.card)
+        await server_steps.step("told", server_steps.tell)
+        await server_steps.step("streamed", server_steps.stream)
+        await server_steps.step("failed", server_steps.fail)
+        await server_steps.step("refused", server_steps.refuse)
+        await server_steps.step("offered", server_steps.choose)
         if server in TALKING:
-            await visit.step("shown", visit.show)
+            await server_steps.step("shown", server_steps.show)
         if server in ASKING:
-            await visit.step("asked", visit.answer)
-            await visit.step("declined", visit.decline)
+            await server_steps.step("asked", server_steps.answer)
+            await server_steps.step("declined", server_steps.decline)
         # The last: as long as a call that was given up may still run, a server on a pipe may be asking for it.
-        await visit.step("cancelled", visit.cancel)
+        await server_steps.step("cancelled", server_steps.cancel)
 
 
-class Visit:
+class ServerSteps:
     """The steps at one server."""
 
     def __init__(self, client: Client, server: str, token: str) -> None:
@@ -81,7 +93,7 @@ class Visit:
 
     async def tell(self) -> dict[str, Any]:
         """Run a tool and look at the task afterwards; as a text, because protobuf would make doubles of the numbers."""
-        text = json.dumps(errand(self._server, "tell", value=EXACT))
+        text = json.dumps(tool_request(self._server, "tell", value=EXACT))
         task = await self._client.send([{"text": text}])
         heard = self._client.heard
         found = await self._client.get(task["task"])
@@ -90,7 +102,9 @@ class Visit:
     async def stream(self) -> dict[str, Any]:
         """Follow a tool that reports."""
         talks = self._server in TALKING
-        what = errand(self._server, "count", steps=STEPS) if talks else errand(self._server, "tell", value={})
+        what = (
+            tool_request(self._server, "count", steps=STEPS) if talks else tool_request(self._server, "tell", value={})
+        )
         return {"events": [event async for event in self._client.stream([{"data": what}])]}
 
     async def cancel(self) -> dict[str, Any]:
@@ -122,13 +136,13 @@ class Visit:
 
     async def fail(self) -> dict[str, Any]:
         """Run a tool that fails, and one that is not there."""
-        unknown = await self._client.send([{"data": errand(self._server, "nothing")}])
+        unknown = await self._client.send([{"data": tool_request(self._server, "nothing")}])
         return {"task": await self._client.send([{"data": failing(self._server)}]), "unknown": unknown}
 
     async def choose(self) -> dict[str, Any]:
         """Say words that are no instruction, and then which tool is meant."""
         offer = await self._client.send([{"text": "hello"}])
-        chosen = [{"data": errand(self._server, "readFile", path="/x")}]
+        chosen = [{"data": tool_request(self._server, "readFile", path="/x")}]
         return {"offer": offer, "chosen": await self._client.send(chosen, task=offer["task"])}
 
     async def refuse(self) -> dict[str, Any]:
@@ -143,17 +157,17 @@ class Visit:
 
     async def show(self) -> dict[str, Any]:
         """Run a tool whose result is files."""
-        return {"task": await self._client.send([{"data": errand(self._server, "gallery")}])}
+        return {"task": await self._client.send([{"data": tool_request(self._server, "gallery")}])}
 
     async def answer(self) -> dict[str, Any]:
         """Run a tool that asks, and answer."""
-        question = await self._client.send([{"data": errand(self._server, "ask")}])
+        question = await self._client.send([{"data": tool_request(self._server, "ask")}])
         answered = await self._client.send([{"data": {"name": "Ann"}}], task=question["task"])
         return {"question": question, "answered": answered}
 
     async def decline(self) -> dict[str, Any]:
         """Run a tool that asks, and do not answer."""
-        question = await self._client.send([{"data": errand(self._server, "ask")}])
+        question = await self._client.send([{"data": tool_request(self._server, "ask")}])
         return {"answered": await self._client.send([{"text": "no"}], task=question["task"])}
 
 

@@ -86,7 +86,9 @@ async def test_tools_and_calls_need_no_running_hub_and_calls_are_audited(config:
     assert (given.code, given.out) == (0, "from stdin\n")
     async with audit_sqlite.open_reader(slot_file(tmp_path / "state", 1)) as log:
         told = [json.loads(row.content) async for row in log.rows()]
-    assert [(each["name"], each["face"]) for each in told if each["event"] == "call"] == [("raw.echo", "command")] * 2
+    assert [(each["name"], each["frontend"]) for each in told if each["event"] == "call"] == [
+        ("raw.echo", "command")
+    ] * 2
 
 
 async def test_the_usual_file_is_found(config: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The doctor, over servers that are really broken: each gets its code, and the sentence that mends it."""
+"""The doctor, over servers that are really broken: each gets its code, and the sentence that fixes it."""
 
 from __future__ import annotations
 
@@ -130,11 +130,11 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
     }
     died = next(found for found in told["findings"] if found["server"] == "died")
     assert died["message"] == "exited with code 3; its last output: no licence"
-    mends = {found["server"]: found["mend"].partition(f"{config}, ")[2] for found in told["findings"]}
-    assert mends["moved"].startswith("set url to https://moved.example")
-    assert mends["early"].startswith("remove era")
-    assert mends["mcp_as_rpc"].startswith("write url instead of rpc")
-    assert all(found["mend"] for found in told["findings"])
+    fixes = {found["server"]: found["fix"].partition(f"{config}, ")[2] for found in told["findings"]}
+    assert fixes["moved"].startswith("set url to https://moved.example")
+    assert fixes["early"].startswith("remove era")
+    assert fixes["mcp_as_rpc"].startswith("write url instead of rpc")
+    assert all(found["fix"] for found in told["findings"])
     assert SECRET not in out
 
 

@@ -207,7 +207,7 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     assert not (state / "running.json").exists()
     async with audit_sqlite.open_reader(state / "journal.db") as log:
         told = [json.loads(row.content) async for row in log.rows()]
-    calls = [(each["caller"], each["face"], each["name"]) for each in told if each["event"] == "call"]
+    calls = [(each["caller"], each["frontend"], each["name"]) for each in told if each["event"] == "call"]
     assert calls == [("local", "rest", "raw.echo")]
 
 

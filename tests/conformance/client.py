@@ -36,7 +36,7 @@ Given: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ScenarioRun:
     """A hub in front of a scenario's server, and somebody who calls it."""
 
     hub: HubProcess
@@ -44,63 +44,63 @@ class Visit:
     given: Given
 
 
-Script: TypeAlias = Callable[[Visit], Awaitable[object]]
+Script: TypeAlias = Callable[[ScenarioRun], Awaitable[object]]
 
 
-async def look(visit: Visit) -> None:
+async def look(scenario_run: ScenarioRun) -> None:
     """List the tools, which makes the hub meet its server."""
-    await visit.client.list_tools()
+    await scenario_run.client.list_tools()
 
 
-async def add(visit: Visit) -> None:
+async def add(scenario_run: ScenarioRun) -> None:
     """Call a tool with arguments."""
-    await visit.client.call_tool("add_numbers", {"a": 5, "b": 3})
+    await scenario_run.client.call_tool("add_numbers", {"a": 5, "b": 3})
 
 
 def calling(*tools: str) -> Script:
     """Call tools that need no arguments, one after the other."""
 
-    async def call(visit: Visit) -> None:
+    async def call(scenario_run: ScenarioRun) -> None:
         for tool in tools:
-            await visit.client.call_tool(tool, {})
+            await scenario_run.client.call_tool(tool, {})
 
     return call
 
 
-async def give_back_a_schema(visit: Visit) -> None:
+async def give_back_a_schema(scenario_run: ScenarioRun) -> None:
     """Call one tool with the schema that another is listed with."""
-    tools = {tool.name: tool for tool in (await visit.client.list_tools()).tools}
-    await visit.client.call_tool("json_schema_echo", {"schema": tools[FOCAL_TOOL].input_schema})
+    tools = {tool.name: tool for tool in (await scenario_run.client.list_tools()).tools}
+    await scenario_run.client.call_tool("json_schema_echo", {"schema": tools[FOCAL_TOOL].input_schema})
 
 
-async def use_everything(visit: Visit) -> None:
+async def use_everything(scenario_run: ScenarioRun) -> None:
     """List all there is, and use each of it."""
-    for tool in (await visit.client.list_tools()).tools:
-        await visit.client.call_tool(tool.name, {})
-    for resource in (await visit.client.list_resources()).resources:
-        await visit.client.read_resource(resource.uri)
-    for prompt in (await visit.client.list_prompts()).prompts:
-        await visit.client.get_prompt(prompt.name)
+    for tool in (await scenario_run.client.list_tools()).tools:
+        await scenario_run.client.call_tool(tool.name, {})
+    for resource in (await scenario_run.client.list_resources()).resources:
+        await scenario_run.client.read_resource(resource.uri)
+    for prompt in (await scenario_run.client.list_prompts()).prompts:
+        await scenario_run.client.get_prompt(prompt.name)
 
 
-async def call_as_told(visit: Visit) -> None:
+async def call_as_told(scenario_run: ScenarioRun) -> None:
     """Make the calls that the scenario asks for, without the arguments that are null.
 
     One stands where the schema wants a boolean, which the hub refuses. To the scenario null and absent are the same.
     """
-    await visit.client.list_tools()
-    for call in visit.given["toolCalls"]:
+    await scenario_run.client.list_tools()
+    for call in scenario_run.given["toolCalls"]:
         arguments = {name: value for name, value in call["arguments"].items() if value is not None}
-        await visit.client.call_tool(call["name"], arguments)
+        await scenario_run.client.call_tool(call["name"], arguments)
 
 
-async def call_what_is_listed(visit: Visit) -> None:
+async def call_what_is_listed(scenario_run: ScenarioRun) -> None:
     """Call every tool that the hub shows to whoever looks by hand: the SDK leaves malformed ones out by itself."""
-    async with Raw(visit.hub.url_of(SERVER)) as raw:
+    async with Raw(scenario_run.hub.url_of(SERVER)) as raw:
         names = await raw.names()
     print("listed:", *names)
     for name in names:
-        await visit.client.call_tool(name, {"region": "us-west1"})
+        await scenario_run.client.call_tool(name, {"region": "us-west1"})
 
 
 SCRIPTS: Mapping[str, Script] = {
@@ -142,7 +142,7 @@ def filled(schema: JsonObject) -> JsonObject:
     return {name: property.get("default", True) for name, property in properties.items()}
 
 
-async def visit(url: str, scenario: str, revision: str, given: Given) -> None:
+async def run_scenario(url: str, scenario: str, revision: str, given: Given) -> None:
     """Start a hub before the address and do there what the scenario wants."""
     person = Person(UNRELATED.get(scenario))
     mode = MODERN_VERSION if revision == MODERN_VERSION else "legacy"
@@ -156,7 +156,7 @@ async def visit(url: str, scenario: str, revision: str, given: Given) -> None:
                 transport, mode=mode, elicitation_callback=person.answer, read_timeout_seconds=CALL_SECONDS
             ) as client:
                 person.client = client
-                await SCRIPTS[scenario](Visit(hub, client, given))
+                await SCRIPTS[scenario](ScenarioRun(hub, client, given))
         print("".join(hub.said))
 
 
@@ -174,7 +174,7 @@ async def log_in(url: str, scenario: str, given: Given) -> None:
 
 if __name__ == "__main__":
     asyncio.run(
-        visit(
+        run_scenario(
             sys.argv[1],
             os.environ["MCP_CONFORMANCE_SCENARIO"],
             os.environ["MCP_CONFORMANCE_PROTOCOL_VERSION"],

@@ -25,7 +25,7 @@ from mcp_types import (
     SetLevelRequestParams,
 )
 
-from tests.conformance import listings, shelf, tools
+from tests.conformance import listings, resources, tools
 from tests.conformance.questions import Context
 from tests.conformance.replay import Book
 from tests.peers.serving import App, EraGate, Message, Options, Receive, Send, parse_options, serve_http
@@ -91,13 +91,13 @@ def make() -> Fixture:
         on_call_tool=tools.run,
         on_list_resources=list_resources,
         on_list_resource_templates=list_templates,
-        on_read_resource=shelf.read,
+        on_read_resource=resources.read,
         on_subscribe_resource=agree,
         on_unsubscribe_resource=agree,
         on_subscriptions_listen=ListenHandler(tools.bus),
         on_list_prompts=list_prompts,
-        on_get_prompt=shelf.get,
-        on_completion=shelf.complete,
+        on_get_prompt=resources.get,
+        on_completion=resources.complete,
     )
     fixture.add_request_handler("logging/setLevel", SetLevelRequestParams, agree)
     fixture.middleware.append(RequestStateBoundary(RequestStateSecurity.ephemeral(), default_audience=NAME))

@@ -1,7 +1,7 @@
 """What the fixture shows before anybody calls it: its tools, resources, template and prompts.
 
 The names, addresses and schemas are those that the conformance suite looks for. What happens behind them is in
-`tools`, `shelf` and `prompts`.
+`tools` and `resources`.
 """
 
 from __future__ import annotations

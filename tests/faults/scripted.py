@@ -230,7 +230,7 @@ class InProcess:
 
 @asynccontextmanager
 async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> AsyncIterator[InProcess]:
-    """Run a hub without a door."""
+    """Run a hub without a listener."""
     running = RunningHub(load(write_config(folder, servers, **tables), {}, folder, folder, port=0), {})
     try:
         yield InProcess(running)
@@ -239,14 +239,14 @@ async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Asy
 
 
 @asynccontextmanager
-async def door_of(hub: InProcess) -> AsyncIterator[int]:
-    """Open a hub's door as `serve` does; yields its port."""
-    gate = Access(hub.running.configuration).open()
-    mcp, rest = McpHttp(hub.running.mcp_methods(), gate), RestHttp(hub.running.hub, gate)
+async def listening(hub: InProcess) -> AsyncIterator[int]:
+    """Open a hub's listener as `serve` does; yields its port."""
+    auth = Access(hub.running.configuration).open()
+    mcp, rest = McpHttp(hub.running.mcp_methods(), auth), RestHttp(hub.running.hub, auth)
     routes = Routes(hub.running.surface, mcp, rest, {})
-    door = HttpListener(routes, HttpListenerSettings(port=0))
-    door.offer(routes.take)
+    http_listener = HttpListener(routes, HttpListenerSettings(port=0))
+    http_listener.offer(routes.take)
     try:
-        yield await door.open()
+        yield await http_listener.open()
     finally:
-        await door.close()
+        await http_listener.close()

@@ -69,8 +69,8 @@ KINDS = [
 ]
 
 
-class Lane:
-    """One server entry of the hub with a wire of its own; lanes are swept side by side, each in order."""
+class CutServer:
+    """One server entry of the hub with a wire of its own; server queues are swept side by side, each in order."""
 
     def __init__(self, caller: Caller, name: str, mode: str) -> None:
         self.caller = caller
@@ -102,14 +102,14 @@ def offsets(size: int) -> range:
     return range(0, size + STEP, STEP)
 
 
-def verdict(server_queues: Iterable[Lane], ledger: Ledger) -> list[str]:
+def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
     """Everything that was not honest, and everybody who waited too long to hear of a cut."""
     history = [record for server_queue in server_queues for record in server_queue.history]
     late = [record for record in history if record.ended is None or record.ended - record.started > PROMPT_SECONDS]
     return [str(violation) for violation in judge(history, ledger.ran())] + [f"LATE {record}" for record in late]
 
 
-def count(server_queues: Iterable[Lane]) -> dict[str | None, int]:
+def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
     """How many calls were told what."""
     told = [record.told for server_queue in server_queues for record in server_queue.history]
     return {word: told.count(word) for word in set(told)}
@@ -140,7 +140,7 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
         }
         hub = await stack.enter_async_context(serving(tmp_path, servers, limits=BREAKER_OFF))
         caller = await stack.enter_async_context(Caller(hub.port))
-        server_queues = {name: Lane(caller, name, kind.mode) for name, (kind, _, _) in wires.items()}
+        server_queues = {name: CutServer(caller, name, kind.mode) for name, (kind, _, _) in wires.items()}
         await asyncio.gather(
             *(sweep_http(server_queues[name], proxy, ending) for name, (_, ending, proxy) in wires.items())
         )
@@ -156,7 +156,7 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
         assert told.get("no", 0) >= len(server_queues)
 
 
-async def sweep_http(server_queue: Lane, proxy: ChaosProxy, ending: Ending) -> None:
+async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending) -> None:
     """Cut requests and answers, one at a time and several, then refuse connections altogether."""
     await server_queue.pay_well()
     cut = proxy.reset_after if ending == "reset" else proxy.close_after
@@ -206,7 +206,7 @@ async def test_stdio_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledge
         for name, (era, order) in names.items()
     }
     async with serving(tmp_path, entries, limits=BREAKER_OFF) as hub, Caller(hub.port) as caller:
-        server_queues = {name: Lane(caller, name, "") for name in names}
+        server_queues = {name: CutServer(caller, name, "") for name in names}
         await asyncio.gather(
             *(
                 sweep_stdio(server_queues[name], order, list(cuts_of(era))[int(name[-1]) :: PIPES])
@@ -232,7 +232,9 @@ def cuts_of(era: Era) -> Iterator[tuple[int, Direction, stdio_cut.How]]:
                 yield offset + 1, way, how  # the wrapper counts a cut down to nothing: there is none before the first
 
 
-async def sweep_stdio(server_queue: Lane, order: Path, cuts: Sequence[tuple[int, Direction, stdio_cut.How]]) -> None:
+async def sweep_stdio(
+    server_queue: CutServer, order: Path, cuts: Sequence[tuple[int, Direction, stdio_cut.How]]
+) -> None:
     for after, way, how in cuts:
         await server_queue.pay_well()
         stdio_cut.arm(order, after, way, how)
@@ -277,7 +279,7 @@ async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
         Caller(proxy.port, era=era) as breaking,
         Caller(hub.port) as other,
     ):
-        server_queues = [Lane(breaking, name, "") for name in servers]
+        server_queues = [CutServer(breaking, name, "") for name in servers]
         neighbour: list[Record] = []
         for server_queue in server_queues:
             await server_queue.pay_well()
@@ -296,7 +298,7 @@ async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
 
 
 async def break_off(
-    server_queue: Lane, proxy: ChaosProxy, way: Direction, cut: Callable[[int, Direction], None]
+    server_queue: CutServer, proxy: ChaosProxy, way: Direction, cut: Callable[[int, Direction], None]
 ) -> None:
     await server_queue.pay_well()
     await proxy.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.upstream import link
 from tests.faults.curious import CAN, CAPABILITIES_KEY, SECONDS, Asked, Era, Line, text_of
-from tests.faults.scripted import door_of, hub_of
+from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
 from tests.hubs import META, MODERN, stdio
 
@@ -38,7 +38,7 @@ async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_firs
     notes.touch()
     monkeypatch.setattr(link, "EARLY_SECONDS", 0.0 if is_late else 600.0)
     server = stdio([sys.executable, "-m", "tests.faults.early_server", str(notes)], era="legacy", cwd=str(ROOT))
-    async with hub_of(tmp_path, {"pipe": server}) as hub, door_of(hub) as port:
+    async with hub_of(tmp_path, {"pipe": server}) as hub, listening(hub) as port:
         await hub.ready("pipe")
         person, lines = Asked(port, "ann", "", era), (await Line.open(port), await Line.open(port))
         await person.enter()

@@ -18,7 +18,7 @@ from isthmus.upstream.streamable_http import link as streamable
 from isthmus.upstream.streamable_http.http_exchanges import Post
 from tests.faults.asking_server import ASKED
 from tests.faults.caller import Caller
-from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, door_of, events, hub_of, reply
+from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, events, hub_of, listening, reply
 from tests.faults.watching import eventually
 from tests.hubs import stdio
 
@@ -41,7 +41,7 @@ def alive() -> dict[str, int]:
 
 
 async def test_finished_calls_are_gone_without_the_cycle_collector(tmp_path: Path, no_collector: None) -> None:
-    async with Scripted() as server, hub_of(tmp_path, {"a": server.entry}) as hub, door_of(hub) as port:
+    async with Scripted() as server, hub_of(tmp_path, {"a": server.entry}) as hub, listening(hub) as port:
         await hub.ready("a")
         async with Caller(port) as caller:
             for _ in range(CALLS):

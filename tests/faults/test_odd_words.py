@@ -15,7 +15,7 @@ from isthmus.model.calls import Result
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.caller import Caller
-from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, door_of, events, hub_of, reply, tool
+from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, events, hub_of, listening, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT
 
@@ -38,7 +38,7 @@ class Held(Scripted):
 
 
 async def test_calls_pipelined_behind_a_slow_one_are_all_answered_in_order(tmp_path: Path) -> None:
-    async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub, door_of(hub) as port:
+    async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub, listening(hub) as port:
         await hub.ready("a")
         caller = Caller(port)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -76,10 +76,10 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
     async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         said: list[bytes] = []
-        face = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
+        frontend = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
-        face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
+        frontend.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
 
         [answer] = map(json.loads, said)
         assert (answer["id"], answer["error"]["data"]["reason"]) == (1, "cancelled")
@@ -96,13 +96,13 @@ class Sleepy(Held):
 async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
     async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         said: list[bytes] = []
-        face = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
+        frontend = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
-        face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
+        frontend.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
         server.goes_on.set()
         await hub.ready("a")
-        await face.finish()
+        await frontend.finish()
 
         [answer] = map(json.loads, said)
         assert answer["error"]["data"] == {"executed": "no", "reason": "cancelled"}
@@ -110,7 +110,7 @@ async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path
 
 
 async def test_a_session_withdraws_a_call_that_waits_for_a_starting_server(tmp_path: Path) -> None:
-    async with Sleepy() as server, hub_of(tmp_path, {}, limits=PATIENT) as hub, door_of(hub) as port:
+    async with Sleepy() as server, hub_of(tmp_path, {}, limits=PATIENT) as hub, listening(hub) as port:
         caller = Caller(port, era="legacy")
         await caller.initialize()  # before there is a server: it would wait for one that only starts
         hub.running.supervisor.add(ServerSettings(ServerName("a"), HttpSettings(server.entry["url"])))

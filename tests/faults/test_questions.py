@@ -15,7 +15,7 @@ from isthmus.core.calls import inflight
 from isthmus.frontends.mcp import input_required
 from isthmus.model.calls import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
-from tests.faults.scripted import Heard, InProcess, door_of, hub_of, reply
+from tests.faults.scripted import Heard, InProcess, hub_of, listening, reply
 from tests.faults.watching import IS_SOAK, eventually, with_mark
 from tests.hubs import Raw, serving, stdio
 
@@ -221,7 +221,7 @@ async def test_a_server_that_asked_may_have_run_the_call_though_it_takes_no_answ
 @asynccontextmanager
 async def a_hub(folder: Path, server: Curious, **more: Any) -> AsyncIterator[tuple[InProcess, int]]:
     """A hub in this process, so that a test can shorten its patience; `more` is said of the server."""
-    async with hub_of(folder, {"s": {**server.entry, **more}}, callers=CALLERS) as hub, door_of(hub) as port:
+    async with hub_of(folder, {"s": {**server.entry, **more}}, callers=CALLERS) as hub, listening(hub) as port:
         await hub.ready("s")
         yield hub, port
 
@@ -271,7 +271,7 @@ async def test_a_modern_caller_that_comes_back_too_late_is_told_so_and_the_serve
 async def test_while_every_slot_waits_for_an_answer_others_are_told_that_the_server_is_busy(tmp_path: Path) -> None:
     async with Curious() as server:
         servers = {"s": {**server.entry, "max_calls": 1, "max_queued": 0}}
-        async with hub_of(tmp_path, servers, callers=CALLERS) as hub, door_of(hub) as port:
+        async with hub_of(tmp_path, servers, callers=CALLERS) as hub, listening(hub) as port:
             await hub.ready("s")
             ann, ben, line = person_of(port, "ann", "modern"), person_of(port, "ben", "modern"), await Line.open(port)
             told = await ann.once(line, "s.ask", "n")

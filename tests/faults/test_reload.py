@@ -143,7 +143,7 @@ async def in_process(folder: Path, servers: Mapping[str, Any]) -> AsyncIterator[
         await running.aclose()
 
 
-async def test_reloads_leave_no_task_lane_process_or_descriptor(tmp_path: Path, ledger: Ledger) -> None:
+async def test_reloads_leave_no_task_server_queue_process_or_descriptor(tmp_path: Path, ledger: Ledger) -> None:
     def servers(round: int) -> dict[str, Any]:
         entry = stdio(quick_server.command(ledger.path, str(round)))
         return {"changed": entry, f"new-{round}": entry, "broken": {"command": f"/no/such/program-{round}"}}
@@ -237,7 +237,7 @@ async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
         assert (await planner.post({})).status_code == 401
 
 
-async def test_bounds_of_tenants_and_faces_and_tags_change_at_once_and_end_what_was_open(tmp_path: Path) -> None:
+async def test_bounds_of_tenants_and_frontends_and_tags_change_at_once_and_end_what_was_open(tmp_path: Path) -> None:
     planner = {"key": KEY, "tenant": "acme", "allow": ["builtin"]}
     base: dict[str, Any] = {"callers": {"planner": planner}, "tenants": {"acme": {}}}
     every = {"builtin.echo", "builtin.timestamp", "builtin.chat_log"}
@@ -254,8 +254,11 @@ async def test_bounds_of_tenants_and_faces_and_tags_change_at_once_and_end_what_
             ({"tenants": {"acme": {"deny": ["builtin.echo"]}}}, every - {"builtin.echo"}),
             ({"tenants": {"acme": {"deny": ["hint:read-only"]}}}, {"builtin.chat_log"}),
             ({"tenants": {"other": {}}, "callers": {"planner": {**planner, "tenant": "other"}}}, every),
-            ({"callers": {"planner": {**planner, "faces": {"mcp": {"allow": ["builtin.echo"]}}}}}, {"builtin.echo"}),
-            ({"callers": {"planner": {**planner, "faces": {"rest": {"allow": []}}}}}, every),
+            (
+                {"callers": {"planner": {**planner, "frontends": {"mcp": {"allow": ["builtin.echo"]}}}}},
+                {"builtin.echo"},
+            ),
+            ({"callers": {"planner": {**planner, "frontends": {"rest": {"allow": []}}}}}, every),
         ]
         for tables, expected in changes:
             tell(hub, tmp_path, {}, **{**base, **tables})

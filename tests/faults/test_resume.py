@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from isthmus.core.calls.hub import Hub
-from tests.faults.scripted import door_of, hub_of
+from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
 from tests.faults.working import STEPS, Working
 
@@ -140,7 +140,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(folder: Path) -> AsyncIterator[Stage]:
-    async with Working() as server, hub_of(folder, {"s": server.entry}) as hub, door_of(hub) as port:
+    async with Working() as server, hub_of(folder, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         callers = [Caller(f"http://127.0.0.1:{port}/mcp") for _ in range(2)]
         for caller in callers:
@@ -215,7 +215,7 @@ async def test_nobody_comes_back_to_another_sessions_stream(tmp_path: Path) -> N
 
 
 async def test_many_calls_cut_off_together_each_find_their_own_answer(tmp_path: Path) -> None:
-    async def visit(stage: Stage) -> list[Any]:
+    async def run(stage: Stage) -> list[Any]:
         async with stage.caller.calling(STREAMS_FIRST) as told:
             heard = await some(told, 1)
         stage.server.may_work.set()
@@ -224,5 +224,5 @@ async def test_many_calls_cut_off_together_each_find_their_own_answer(tmp_path: 
             return words(heard + await rest(told))
 
     async with staged(tmp_path) as stage:
-        assert await asyncio.gather(*(visit(stage) for _ in range(32))) == [WHOLE] * 32
+        assert await asyncio.gather(*(run(stage) for _ in range(32))) == [WHOLE] * 32
         assert stage.server.count("tools/call") == 32

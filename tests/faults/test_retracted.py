@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DOUBTING = [sys.executable, str(Path(__file__).with_name("doubting_server.py"))]
 CARRIERS = ("stdio", "websocket", "sse", "post", "get")
-FACES = ("http", "sse", "stdio")
+FRONTENDS = ("http", "sse", "stdio")
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": CAN, "clientInfo": {"name": "t", "version": "1"}}
 KEY = "a-key-that-is-long-enough"
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -125,16 +125,16 @@ class OverStdio:
 
 
 @asynccontextmanager
-async def speaker_at(face: str, scene: Scene) -> AsyncIterator[Speaker]:
+async def speaker_at(frontend: str, scene: Scene) -> AsyncIterator[Speaker]:
     """A caller that can be asked, and has been greeted."""
-    if face == "stdio":
+    if frontend == "stdio":
         config = write_config(scene.folder, {scene.name: scene.server}, limits=PATIENT)
         async with process_of(isthmus("stdio", "--config", str(config))) as process:
             yield await greeted(OverStdio(process))
         return
     lines = await Line.open(scene.hub.port), await Line.open(scene.hub.port)
     try:
-        if face == "sse":
+        if frontend == "sse":
             lines[0].get("/sse", BEARER)
             await lines[0].head()
             yield await greeted(OverSse(lines, await lines[0].endpoint()))
@@ -214,11 +214,11 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
 
 
 @asynccontextmanager
-async def met_at(face: str, at: Scene) -> AsyncIterator[tuple[Scene, Speaker]]:
-    """A caller at one of the hub's faces, with a folder of its own."""
-    scene = replace(at, folder=at.folder / face)
+async def met_at(frontend: str, at: Scene) -> AsyncIterator[tuple[Scene, Speaker]]:
+    """A caller at one of the hub's frontends, with a folder of its own."""
+    scene = replace(at, folder=at.folder / frontend)
     scene.folder.mkdir()
-    async with asyncio.timeout(SECONDS), speaker_at(face, scene) as speaker:
+    async with asyncio.timeout(SECONDS), speaker_at(frontend, scene) as speaker:
         yield scene, speaker
 
 
@@ -227,8 +227,8 @@ async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_call
     tmp_path: Path, house: House, carrier: str
 ) -> None:
     everybody = house.scene(carrier, tmp_path)
-    for face in FACES:
-        async with met_at(face, everybody) as (scene, speaker):
+    for frontend in FRONTENDS:
+        async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params())
             question = await speaker.hear()
             assert (question["method"], question["params"]["message"]) == ("elicitation/create", "n")
@@ -242,8 +242,8 @@ async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_call
 
 async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_caller(tmp_path: Path, house: House) -> None:
     everybody = house.scene("stdio", tmp_path)
-    for face in FACES:
-        async with met_at(face, everybody) as (scene, speaker):
+    for frontend in FRONTENDS:
+        async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params(leave=True))
             question = await speaker.hear()
             scene.tell("end")
@@ -254,8 +254,8 @@ async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_calle
 
 async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_path: Path, house: House) -> None:
     everybody = house.scene("stdio", tmp_path)
-    for face in FACES:
-        async with met_at(face, everybody) as (scene, speaker):
+    for frontend in FRONTENDS:
+        async with met_at(frontend, everybody) as (scene, speaker):
             await speaker.call(scene.params())
             question = await speaker.hear()
             await speaker.say({"method": "notifications/cancelled", "params": {"requestId": 1}})

@@ -130,7 +130,7 @@ async def test_a_second_signal_ends_the_hub_in_the_middle_of_its_calls(
         assert not [pid for pid in children if is_alive(pid)]
 
 
-async def test_a_call_that_outlasts_the_drain_is_told_so_before_the_door_closes(
+async def test_a_call_that_outlasts_the_drain_is_told_so_before_the_listener_closes(
     tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
 ) -> None:
     limits = {"drain_seconds": 0.5}
@@ -173,7 +173,7 @@ async def test_signals_while_a_stubborn_server_is_ended_leave_no_child(tmp_path:
         children = family(hub.pid)
         hub.terminate()
         await eventually(lambda: any("shutting down" in line for line in hub.said), "the hub has heard")
-        await eventually(lambda: not caller.is_connected, "the door is closed, and the servers are being ended")
+        await eventually(lambda: not caller.is_connected, "the listener is closed, and the servers are being ended")
         hub.terminate()
 
         await end_of(hub)

@@ -13,7 +13,7 @@ from tests.faults.stdio_cut import Direction, arm, command
 
 ECHO = [sys.executable, "-c", "import os\nwhile d := os.read(0, 65536): os.write(1, d)"]
 """Sends back what it gets, until its stdin ends."""
-KEEPER = [
+RECONNECTOR = [
     sys.executable,
     "-c",
     "import os,sys\nf = open(sys.argv[1], 'wb', 0)\nwhile d := os.read(0, 65536): f.write(d)",
@@ -46,7 +46,7 @@ async def test_a_kill_on_the_way_down_lets_exactly_so_many_bytes_out(count: int)
 @pytest.mark.parametrize("count", [0, 1, 16, 99])
 async def test_a_close_on_the_way_up_lets_the_server_have_exactly_so_many_bytes(count: int, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    words = command([*KEEPER, str(kept)], "--after", str(count), "--direction", "up", "--how", "close")
+    words = command([*RECONNECTOR, str(kept)], "--after", str(count), "--direction", "up", "--how", "close")
     process = await start(words)
     async with asyncio.timeout(30):
         await process.communicate(b"x" * 100)

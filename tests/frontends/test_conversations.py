@@ -120,7 +120,7 @@ async def test_contexts_of_one_call_each_share_a_process(tmp_path: Path) -> None
 # -- MCP ---------------------------------------------------------------------------------------------------------------
 
 
-class Visitor:
+class SessionClient:
     """A program with a session of the earlier era over Streamable HTTP, which accepts whatever it is asked."""
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
@@ -128,7 +128,7 @@ class Visitor:
         self.headers = {"accept": "application/json, text/event-stream"}
         self._numbers = itertools.count(1)
 
-    async def open(self) -> Visitor:
+    async def open(self) -> SessionClient:
         answer = await self.http.post("/mcp", json=self._request("initialize", HELLO), headers=self.headers)
         self.headers["mcp-session-id"] = answer.headers["mcp-session-id"]
         return self
@@ -159,7 +159,7 @@ class Visitor:
 
 async def test_a_session_reaches_one_process_also_by_its_tasks(tmp_path: Path) -> None:
     async with hub_with_counting(tmp_path) as (_, http):
-        one, other = await Visitor(http).open(), await Visitor(http).open()
+        one, other = await SessionClient(http).open(), await SessionClient(http).open()
         pids = [await one.pid(tool) for tool in ("count", "confirm", "count")]
         others = [await other.pid(tool) for tool in ("count", "confirm", "count")]
         task = (await one.call("confirm", task={}))["task"]["taskId"]

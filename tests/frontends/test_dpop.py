@@ -1,4 +1,4 @@
-"""Tokens that are bound to a key (RFC 9449), at every door of a running hub: taken with a proof, refused without."""
+"""Tokens bound to a key (RFC 9449), at every endpoint of a running hub: accepted with a proof, rejected without."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def challenges(answer: httpx2.Response) -> list[str]:
     return [value for name, value in answer.headers.multi_items() if name == "www-authenticate"]
 
 
-# -- every door ------------------------------------------------------------------------------------------------------
+# -- every endpoint --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/quick", "/sse"])
@@ -113,7 +113,7 @@ async def test_the_official_client_calls_with_a_bound_token(here: Trusting, path
         ("GET", "/a2a/rest/tasks", None),
     ],
 )
-async def test_a_bound_token_opens_every_other_door(here: Trusting, method: str, path: str, body: Any) -> None:
+async def test_a_bound_token_opens_every_other_endpoint(here: Trusting, method: str, path: str, body: Any) -> None:
     headers = {"a2a-version": "1.0"} if path.startswith("/a2a") else {}
     answer = await here.http.request(method, here.base + path, json=body, headers=headers, auth=holder(here))
     assert answer.status_code == 200, answer.text

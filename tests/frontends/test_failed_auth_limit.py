@@ -1,4 +1,4 @@
-"""Whoever guesses keys is told to wait, at every door, and nobody else is: neither who is elsewhere nor who has one."""
+"""A client that guesses keys must wait, at every endpoint. Clients elsewhere and callers with a key need not."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 
 from tests.frontends.wire import Reply, Wire
 from tests.hubs import HubProcess
-from tests.security.doors import CLOSED, DOORS, KEY, Door, knock, opened
+from tests.security.endpoints import CLOSED, ENDPOINTS, KEY, Endpoint, knock, opened
 
 WRONG = "a-key-of-nobody-at-all-0001"
 GUESSES = 3
 FORM = (("content-type", "application/x-www-form-urlencoded"),)
 SECRET = "grant_type=client_credentials&client_id=one&client_secret="
 
-GUESSED: dict[str, Door] = {
+GUESSED: dict[str, Endpoint] = {
     **CLOSED,
-    "card": DOORS["card"],
-    "catalog": DOORS["catalog"],
+    "card": ENDPOINTS["card"],
+    "catalog": ENDPOINTS["catalog"],
 }
-"""Doors at which a key in a header is looked at."""
+"""Endpoints at which a key in a header is looked at."""
 
-TOKENS: dict[str, Door] = {
-    "OAuth, a token": Door("POST", "/oauth/token", f"{SECRET}{WRONG}".encode(), FORM, takes_body=True),
-    "relay, health": Door("GET", f"/mcp_endpoint/health?key={WRONG}"),
-    "relay, server": Door("GET", f"/mcp_endpoint/mcp/?token={WRONG}", headers=DOORS["relay, server"].headers),
-    "relay, device": Door("GET", f"/mcp_endpoint/call/?token={WRONG}", headers=DOORS["relay, device"].headers),
+TOKENS: dict[str, Endpoint] = {
+    "OAuth, a token": Endpoint("POST", "/oauth/token", f"{SECRET}{WRONG}".encode(), FORM, takes_body=True),
+    "relay, health": Endpoint("GET", f"/mcp_endpoint/health?key={WRONG}"),
+    "relay, server": Endpoint("GET", f"/mcp_endpoint/mcp/?token={WRONG}", headers=ENDPOINTS["relay, server"].headers),
+    "relay, device": Endpoint("GET", f"/mcp_endpoint/call/?token={WRONG}", headers=ENDPOINTS["relay, device"].headers),
 }
-"""Doors with credentials of their own."""
+"""Endpoints with credentials of their own."""
 
 
 @asynccontextmanager
@@ -41,29 +41,31 @@ async def coming_from(address: str, port: int) -> AsyncIterator[Wire]:
         writer.transport.abort()
 
 
-async def ask(hub: HubProcess, door: Door, key: str | None, *, address: str = "127.0.0.1", by: str = "") -> Reply:
+async def ask(
+    hub: HubProcess, endpoint: Endpoint, key: str | None, *, address: str = "127.0.0.1", by: str = ""
+) -> Reply:
     async with coming_from(address, hub.port) as wire:
-        return await knock(wire, door, [*door.lines(None if by else key), *([(by, key)] if by and key else [])])
+        return await knock(wire, endpoint, [*endpoint.lines(None if by else key), *([(by, key)] if by and key else [])])
 
 
-async def test_wrong_keys_are_braked_at_every_door_and_right_ones_at_none(tmp_path: Path) -> None:
+async def test_wrong_keys_are_limited_at_every_endpoint_and_right_ones_at_none(tmp_path: Path) -> None:
     async with opened(tmp_path, limits={"wrong_keys_per_minute": GUESSES}, relay={"enabled": True}) as (hub, _):
-        first = DOORS["REST, tools"]
+        first = ENDPOINTS["REST, tools"]
         for _ in range(GUESSES):
             assert (await ask(hub, first, WRONG)).status == 401
-        for name, door in {**GUESSED, **TOKENS}.items():
+        for name, endpoint in {**GUESSED, **TOKENS}.items():
             for by in ("authorization", "x-api-key") if name in GUESSED else ("",):
                 sent = f"Bearer {WRONG}" if by == "authorization" else WRONG if by else None
-                reply = await ask(hub, door, sent, by=by)
+                reply = await ask(hub, endpoint, sent, by=by)
                 assert (name, by, reply.status) == (name, by, 429)
                 assert 1 <= int(reply.headers["retry-after"]) <= 60 // GUESSES
 
-        for name, door in GUESSED.items():  # who has a key comes in, though it has the guesser's address
-            assert (await ask(hub, door, KEY)).status not in (401, 429), name
-        token = Door("POST", "/oauth/token", f"{SECRET}{KEY}".encode(), FORM, takes_body=True)
+        for name, endpoint in GUESSED.items():  # who has a key comes in, though it has the guesser's address
+            assert (await ask(hub, endpoint, KEY)).status not in (401, 429), name
+        token = Endpoint("POST", "/oauth/token", f"{SECRET}{KEY}".encode(), FORM, takes_body=True)
         assert (await ask(hub, token, None)).status == 200
         assert (await ask(hub, first, None)).status == 401  # who shows none does not guess
-        assert (await ask(hub, Door("GET", "/mcp_endpoint/health"), None)).status == 200
+        assert (await ask(hub, Endpoint("GET", "/mcp_endpoint/health"), None)).status == 200
         assert (await ask(hub, first, WRONG, address="127.0.0.2")).status == 401  # nor is it somewhere else
     said = [line for line in hub.said if "too many wrong keys" in line]
     assert len(said) == 1

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.frontends import plain_server, task_server
-from tests.frontends.test_task_lists import Visitor, events
+from tests.frontends.test_task_lists import SessionClient, events
 from tests.frontends.wire import (
     BASE,
     SECONDS,
@@ -127,7 +127,7 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
     assert not [line for line in hub.said if "Traceback" in line]
 
 
-class Guest(Visitor):
+class Guest(SessionClient):
     """A caller of the earlier era in a session, which can be asked."""
 
     async def open(self, version: str = "2025-11-25", capabilities: Any = None) -> Any:
@@ -456,7 +456,7 @@ async def test_who_leaves_after_it_was_given_a_task_ends_nothing_and_can_follow_
     assert last["params"]["result"]["content"] == [{"type": "text", "text": "n"}]
 
 
-# -- beside other faces, and switched off --------------------------------------------------------------------------
+# -- beside other frontends, and switched off ----------------------------------------------------------------------
 
 
 async def test_tasks_of_the_agent_are_not_shown_here_nor_the_other_way_round(place: Place) -> None:

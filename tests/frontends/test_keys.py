@@ -45,7 +45,7 @@ LISTEN = {"notifications": {"toolsListChanged": True}}
 
 @dataclass
 class Streams:
-    """What one key has opened: every kind of stream that a face keeps open. The names of those that ended come out."""
+    """Everything that one key opened: each kind of stream that a frontend keeps open. It returns those that ended."""
 
     url: str
     key: str

@@ -143,7 +143,9 @@ async def _token(base: str, http: httpx2.AsyncClient, key: str = KEY) -> str:
 @pytest.mark.parametrize(
     ("path", "method", "status"), [("/v1/tools", "GET", 200), ("/mcp", "POST", 400), ("/a2a", "POST", 200)]
 )
-async def test_a_token_is_as_good_as_its_key_on_every_face(here: Trusting, path: str, method: str, status: int) -> None:
+async def test_a_token_is_as_good_as_its_key_on_every_frontend(
+    here: Trusting, path: str, method: str, status: int
+) -> None:
     token = await _token(here.base, here.http)
     kinds = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     answers = [

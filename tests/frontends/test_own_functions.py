@@ -1,4 +1,4 @@
-"""Functions that `@tool` makes tools: the same on every face and in process, with progress, questions and errors."""
+"""Functions as tools by `@tool`: the same on every frontend and in process, with progress, questions and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus.library import Questions, ToolRequest, ToolService, ToolStatus, too
 from isthmus.upstream.python.registry import REGISTRY
 from tests.frontends.test_a2a import Agent, run, told
 from tests.hubs import PATIENT, HubProcess, serving
-from tests.matrix.persons import FORMS, Action, Mouth, Person, Visitor, client_of
+from tests.matrix.persons import FORMS, Action, ClientName, Mouth, Person, client_of
 
 SECONDS = 30.0
 
@@ -101,13 +101,13 @@ async def hub(folder: Path) -> AsyncIterator[HubProcess]:
         yield hub
 
 
-async def test_every_face_runs_the_same_function(hub: HubProcess) -> None:
+async def test_every_frontend_runs_the_same_function(hub: HubProcess) -> None:
     """One hub for all of it: to start one takes longer than the rest."""
     async with asyncio.timeout(SECONDS):
         await over_rest(hub)
         await over_a2a(hub)
-        for visitor in ("sdk2-legacy", "sdk2-modern"):
-            await over_mcp(hub, visitor)
+        for client_name in ("sdk2-legacy", "sdk2-modern"):
+            await over_mcp(hub, client_name)
     lost = "hub.tools.1 gives no tools: there is no Python module called nowhere_of_ours"
     assert any(lost in line for line in hub.said)
 
@@ -156,16 +156,16 @@ async def over_a2a(hub: HubProcess) -> None:
         assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_FAILED"
 
 
-async def over_mcp(hub: HubProcess, visitor: Visitor) -> None:
+async def over_mcp(hub: HubProcess, client_name: ClientName) -> None:
     for name in ("greet", "greet_later"):
-        assert await _greeted(hub, visitor, name, "accept") == (HELLO, ["asking", "asked"])
-        assert await _greeted(hub, visitor, name, "decline") == ("Then not.", ["asking", "asked"])
-    if visitor == "sdk2-legacy":  # the other client raises at once, and the hub hears nothing more
-        text, _ = await _greeted(hub, visitor, "greet_later", "error")
+        assert await _greeted(hub, client_name, name, "accept") == (HELLO, ["asking", "asked"])
+        assert await _greeted(hub, client_name, name, "decline") == ("Then not.", ["asking", "asked"])
+    if client_name == "sdk2-legacy":  # the other client raises at once, and the hub hears nothing more
+        text, _ = await _greeted(hub, client_name, "greet_later", "error")
         assert text == "NoAnswerError: User rejected"
 
 
-async def _greeted(hub: HubProcess, visitor: Visitor, name: str, action: Action) -> tuple[str, list[str | None]]:
+async def _greeted(hub: HubProcess, client_name: ClientName, name: str, action: Action) -> tuple[str, list[str | None]]:
     """What a call came to, and what was heard on the way."""
     heard: list[str | None] = []
 
@@ -173,7 +173,7 @@ async def _greeted(hub: HubProcess, visitor: Visitor, name: str, action: Action)
         heard.append(message)
 
     async with AsyncExitStack() as stack:
-        client = await client_of(stack, hub.url, Mouth(Person(("elicitation",), action)), visitor)
+        client = await client_of(stack, hub.url, Mouth(Person(("elicitation",), action)), client_name)
         result = await client.call_tool(f"builtin.{name}", {}, progress_callback=hear)
     block: Any = result.content[0]
     return block.text, heard

@@ -1,4 +1,4 @@
-"""WebSockets at the door, with a real client: what it asks for, what it sends, and how either side leaves."""
+"""WebSockets at the listener, with a real client: what it asks for, what it sends, and how either side leaves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Guest:
 
 @dataclass
 class House:
-    """A door that opens a WebSocket to whoever asks at `/socket`."""
+    """A listener that opens a WebSocket to whoever asks at `/socket`."""
 
     port: int
     guests: list[Guest] = field(default_factory=list)
@@ -80,13 +80,13 @@ async def nothing(scope: Message, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def house(**more: Any) -> AsyncIterator[tuple[House, HttpListener]]:
-    door = HttpListener(nothing, HttpListenerSettings(port=0))
-    made = House(await door.open(), more=more)
-    door.offer_sockets(made.decide)
+    http_listener = HttpListener(nothing, HttpListenerSettings(port=0))
+    made = House(await http_listener.open(), more=more)
+    http_listener.offer_sockets(made.decide)
     try:
-        yield made, door
+        yield made, http_listener
     finally:
-        await door.close()
+        await http_listener.close()
         for guest in made.guests:
             guest.socket.kill()
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -153,9 +153,9 @@ async def test_a_client_is_told_why_it_is_closed() -> None:
         assert not made.guests[0].reason.done()
 
 
-async def test_a_door_that_drains_leaves_open_websockets_to_their_owners() -> None:
-    async with house() as (made, door), made.dial() as client:
-        assert await door.drain(within=PATIENCE_SECONDS)
+async def test_a_endpoint_that_drains_leaves_open_websockets_to_their_owners() -> None:
+    async with house() as (made, http_listener), made.dial() as client:
+        assert await http_listener.drain(within=PATIENCE_SECONDS)
         with pytest.raises(OSError, match=r"Connect call failed"):
             await made.dial()
         await client.send("still here")

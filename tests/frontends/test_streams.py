@@ -110,7 +110,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 
 
 @asynccontextmanager
-async def visited(hub: HubProcess, version: str) -> AsyncIterator[Caller]:
+async def open_session(hub: HubProcess, version: str) -> AsyncIterator[Caller]:
     """A caller with a session of its own there."""
     async with httpx2.AsyncClient(timeout=SECONDS, verify=TRUSTED) as client:
         caller = Caller(hub.url, client)
@@ -119,7 +119,7 @@ async def visited(hub: HubProcess, version: str) -> AsyncIterator[Caller]:
 
 
 async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(hub: HubProcess) -> None:
-    async with visited(hub, "2025-11-25") as caller:
+    async with open_session(hub, "2025-11-25") as caller:
         slow = await caller.post(call("s.slow", {"seconds": 1.0, "steps": 1}, 1))
         first, *_, last = [event for event in slow.text.split("\n\n") if event and not event.startswith(":")]
         assert first.startswith("id: ")
@@ -130,13 +130,13 @@ async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(hub:
 
 
 async def test_who_speaks_an_earlier_version_gets_plain_json_however_long_it_takes(hub: HubProcess) -> None:
-    async with visited(hub, "2025-06-18") as caller:
+    async with open_session(hub, "2025-06-18") as caller:
         slow = await caller.post(call("s.slow", {"seconds": 1.0, "steps": 1}, 1))
         assert (slow.headers["content-type"], slow.json()["id"]) == ("application/json", 1)
 
 
 async def test_ending_a_session_ends_its_streams_and_calls_at_once(hub: HubProcess) -> None:
-    async with visited(hub, "2025-11-25") as caller, caller.listening() as first, caller.listening() as second:
+    async with open_session(hub, "2025-11-25") as caller, caller.listening() as first, caller.listening() as second:
         async with caller.calling(call("s.slow", {"seconds": 600.0, "steps": 1}, 1)) as running:
             assert await caller.delete() == 204
             assert '"error"' in await running.until("data: {")
@@ -147,7 +147,7 @@ async def test_ending_a_session_ends_its_streams_and_calls_at_once(hub: HubProce
 
 async def test_of_two_streams_the_later_is_told_and_after_its_end_the_earlier(hub: HubProcess) -> None:
     changed = 'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
-    async with visited(hub, "2025-11-25") as caller:
+    async with open_session(hub, "2025-11-25") as caller:
         await caller.post(message("tools/list", id=1))
         async with caller.listening() as first:
             async with caller.listening() as second:
@@ -170,7 +170,7 @@ async def test_batches_are_answered_together_in_the_one_version_that_has_them(hu
         call("s.add", {"a": 3, "b": 4}, "c"),
         message("tools/list", id="d"),
     ]
-    async with visited(hub, version) as caller:
+    async with open_session(hub, version) as caller:
         answer = await caller.post(batch)
         if version == "2025-06-18":
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32600)

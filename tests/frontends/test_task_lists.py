@@ -49,7 +49,7 @@ async def hub_with(folder: Path, **servers: Any) -> AsyncIterator[HubProcess]:
     assert not [line for line in hub.said if "Traceback" in line]
 
 
-class Visitor:
+class SessionClient:
     """A caller of the earlier era in a session over Streamable HTTP."""
 
     def __init__(self, wire: Wire, ear: Wire, key: str, path: str) -> None:
@@ -118,13 +118,15 @@ async def events(wire: Wire) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def visiting(hub: HubProcess, key: str, path: str = "/mcp", *, listens: bool = True) -> AsyncIterator[Visitor]:
+async def open_client(
+    hub: HubProcess, key: str, path: str = "/mcp", *, listens: bool = True
+) -> AsyncIterator[SessionClient]:
     async with connected(hub.port) as wire, connected(hub.port) as ear:
-        visitor = Visitor(wire, ear, key, path)
-        await visitor.open()
+        session_client = SessionClient(wire, ear, key, path)
+        await session_client.open()
         if listens:
-            await visitor.listen()
-        yield visitor
+            await session_client.listen()
+        yield session_client
 
 
 def own(id: str) -> str:
@@ -143,9 +145,9 @@ def told(message: Any) -> tuple[str, str, str]:
 async def test_everybody_is_listed_its_own_tasks_as_they_stand_now(tmp_path: Path) -> None:
     async with (
         hub_with(tmp_path, a=server(), b=server()) as hub,
-        visiting(hub, ONE) as one,
-        visiting(hub, OTHER) as other,
-        visiting(hub, ONE, "/mcp/b") as at_b,
+        open_client(hub, ONE) as one,
+        open_client(hub, OTHER) as other,
+        open_client(hub, ONE, "/mcp/b") as at_b,
     ):
         first, second = await one.create("a.slow"), await one.create("b.slow")
         others = await other.create("a.slow")
@@ -159,7 +161,7 @@ async def test_everybody_is_listed_its_own_tasks_as_they_stand_now(tmp_path: Pat
 
 
 async def test_what_its_server_does_not_know_any_more_is_not_listed(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server(), b=server()) as hub, visiting(hub, ONE) as one:
+    async with hub_with(tmp_path, a=server(), b=server()) as hub, open_client(hub, ONE) as one:
         await one.create("a.slow")
         kept = await one.create("b.slow")
         await one.do("a", "forget")
@@ -167,7 +169,7 @@ async def test_what_its_server_does_not_know_any_more_is_not_listed(tmp_path: Pa
 
 
 async def test_a_silent_server_does_not_spoil_the_page(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server(), b=server()) as hub, visiting(hub, ONE) as one:
+    async with hub_with(tmp_path, a=server(), b=server()) as hub, open_client(hub, ONE) as one:
         silent, other = await one.create("a.slow"), await one.create("b.slow")
         await one.do("a", "hush")
         await one.ask("tasks/cancel", {"taskId": other})
@@ -175,7 +177,7 @@ async def test_a_silent_server_does_not_spoil_the_page(tmp_path: Path) -> None:
 
 
 async def test_pages_follow_one_another_to_the_end(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE) as one:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one:
         ids = [await one.create() for _ in range(70)]
         pages: list[list[str]] = []
         params: dict[str, Any] = {}
@@ -193,7 +195,7 @@ async def test_pages_follow_one_another_to_the_end(tmp_path: Path) -> None:
 
 async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
     servers = {"a": server()}
-    async with hub_with(tmp_path, **servers) as hub, visiting(hub, ONE) as one:
+    async with hub_with(tmp_path, **servers) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         write_config(tmp_path, {**servers, "b": server()}, callers=CALLERS, limits=PATIENT)
         assert (await one.hear())["method"] == "notifications/tools/list_changed"
@@ -205,7 +207,7 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
 
 
 async def test_only_its_own_caller_hears_how_a_task_stands(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE) as one, visiting(hub, OTHER) as other:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine, others = await one.create(), await other.create()
         await other.tell(mine, "input_required")
         assert told(await one.hear()) == (STATUS, mine, "input_required")
@@ -218,8 +220,8 @@ async def test_only_its_own_caller_hears_how_a_task_stands(tmp_path: Path) -> No
 async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> None:
     async with (
         hub_with(tmp_path, a=server(isolation="caller")) as hub,
-        visiting(hub, ONE) as one,
-        visiting(hub, OTHER) as other,
+        open_client(hub, ONE) as one,
+        open_client(hub, OTHER) as other,
     ):
         mine, others = await one.create(), await other.create()
         assert (own(mine), own(others)) == ("task-1", "task-1")
@@ -232,7 +234,7 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
 
 
 async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE) as one, visiting(hub, OTHER) as other:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine = await one.create()
         assert "error" in await one.do("a", "die")
 
@@ -253,7 +255,7 @@ async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path
 
 
 async def test_what_a_session_did_not_hear_it_is_told_when_it_listens(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE, listens=False) as one:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE, listens=False) as one:
         id = await one.create()
         await one.tell(id, "input_required")
         await one.tell(id, "completed")
@@ -315,7 +317,7 @@ async def test_over_standard_streams_a_caller_hears_it_too(tmp_path: Path) -> No
 
 
 async def test_what_relates_to_a_task_names_it_as_each_end_knows_it(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE) as one:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         meta = {"progressToken": 5, RELATED: {"taskId": id, "x": 1}}
         params = {"name": "a.do", "arguments": {"what": "tell", "taskId": own(id), "status": "working"}, "_meta": meta}
@@ -329,7 +331,7 @@ async def test_what_relates_to_a_task_names_it_as_each_end_knows_it(tmp_path: Pa
 
 
 async def test_progress_of_a_task_reaches_the_conversation_that_asked_for_it_under_its_token(tmp_path: Path) -> None:
-    async with hub_with(tmp_path, a=server()) as hub, visiting(hub, ONE) as one, visiting(hub, ONE) as another:
+    async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, ONE) as another:
         params = {"name": "a.slow", "arguments": {}, "task": {}, "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
         await one.tell(id, "input_required")

@@ -60,7 +60,9 @@ async def test_where_it_is_said_every_call_is_in_the_log(tmp_path: Path, form: s
     await called(config)
     found = await told(state)
     assert [found[0]["by"], found[-1]["event"]] == ["library", "hub.stopped"]
-    calls = [(each["caller"], each["face"], each["name"], each["outcome"]) for each in found if each["event"] == "call"]
+    calls = [
+        (each["caller"], each["frontend"], each["name"], each["outcome"]) for each in found if each["event"] == "call"
+    ]
     # What never came to be a call is written with the next batch, also where calls wait for their own records.
     assert sorted(calls) == [
         ("ada", "library", "builtin.echo", "unknown_tool"),

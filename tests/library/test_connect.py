@@ -1,4 +1,4 @@
-"""The front door: `isthmus.connect`, by `async with` and by `with`."""
+"""The shortest way to call a tool: `isthmus.connect`, by `async with` and by `with`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Literal
 from tests.hubs import environment, isthmus, write_config
 from tests.matrix.field import KINDS, Field, Kind
 from tests.matrix.guests import Connect, fastmcp_over_http, sdk2_over_http, sdk2_over_stdio
-from tests.matrix.tours import MODES, SDK_VISITORS, VISITORS, Tour, Visitor, guided_tour, itinerary
+from tests.matrix.tours import CLIENT_NAMES, MODES, SDK_CLIENT_NAMES, ClientName, Tour, guided_tour, itinerary
 from tests.peers.client_sdk2 import Mode
 from tests.peers.sdk1_steps import Answer, Step, run_sdk1
 
@@ -41,11 +41,11 @@ class Cell:
     """One client at one server, by one way in."""
 
     place: Place
-    visitor: Visitor
+    client_name: ClientName
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.place}:{self.visitor}:{self.kind.name}"
+        return f"{self.place}:{self.client_name}:{self.kind.name}"
 
     @property
     def prefix(self) -> str:
@@ -55,7 +55,7 @@ class Cell:
     @property
     def token(self) -> str:
         """A word that no other tour uses."""
-        return f"{self.place}_{self.visitor}_{self.kind.name}"
+        return f"{self.place}_{self.client_name}_{self.kind.name}"
 
     def steps(self) -> dict[str, Step]:
         """What is done in this cell."""
@@ -63,9 +63,9 @@ class Cell:
 
 
 CELLS = (
-    *(Cell("own", visitor, kind) for visitor in VISITORS for kind in KINDS),
-    *(Cell("all", visitor, kind) for visitor in SDK_VISITORS for kind in SHARED_KINDS),
-    *(Cell("stdio", visitor, kind) for visitor in SDK_VISITORS for kind in SHARED_KINDS),
+    *(Cell("own", client_name, kind) for client_name in CLIENT_NAMES for kind in KINDS),
+    *(Cell("all", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
+    *(Cell("stdio", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
 )
 
 
@@ -76,12 +76,12 @@ class Agency:
         self.field = field
         self._config = write_config(folder, _shared(field), limits=PATIENT)
         self._tours: dict[Cell, Tour] = {}
-        self._failed: dict[tuple[Place, Visitor], BaseException] = {}
+        self._failed: dict[tuple[Place, ClientName], BaseException] = {}
         self._direct: dict[Kind, Tour] = {}
 
     async def tour(self, cell: Cell) -> Tour:
         """The tour of a cell; with it, those of all cells of the same client at the same place."""
-        trip = (cell.place, cell.visitor)
+        trip = (cell.place, cell.client_name)
         if trip in self._failed:
             raise self._failed[trip]
         if cell not in self._tours:
@@ -103,38 +103,38 @@ class Agency:
             self._direct[kind] = Tour("direct", "", answers)
         return self._direct[kind]
 
-    async def _travel(self, place: Place, visitor: Visitor) -> None:
-        cells = [cell for cell in CELLS if (cell.place, cell.visitor) == (place, visitor)]
+    async def _travel(self, place: Place, client_name: ClientName) -> None:
+        cells = [cell for cell in CELLS if (cell.place, cell.client_name) == (place, client_name)]
         if place == "own":
             turn = asyncio.Semaphore(AT_ONCE)
-            await asyncio.gather(*(self._go(visitor, [cell], turn) for cell in cells))
+            await asyncio.gather(*(self._go(client_name, [cell], turn) for cell in cells))
         else:
-            await self._go(visitor, cells, asyncio.Semaphore())
+            await self._go(client_name, cells, asyncio.Semaphore())
 
-    async def _go(self, visitor: Visitor, cells: list[Cell], turn: asyncio.Semaphore) -> None:
+    async def _go(self, client_name: ClientName, cells: list[Cell], turn: asyncio.Semaphore) -> None:
         """One session, through these cells in turn."""
         steps = {f"{cell} {name}": step for cell in cells for name, step in cell.steps().items()}
         async with turn:
-            answers = await self._visit(visitor, cells[0], steps)
+            answers = await self._run(client_name, cells[0], steps)
         for cell in cells:
             own = {name: answers[f"{cell} {name}"] for name in cell.steps()}
             self._tours[cell] = Tour(cell.token, cell.prefix, own)
 
-    async def _visit(self, visitor: Visitor, cell: Cell, steps: Mapping[str, Step]) -> dict[str, Answer]:
-        face = isthmus("stdio", "--config", str(self._config))
+    async def _run(self, client_name: ClientName, cell: Cell, steps: Mapping[str, Step]) -> dict[str, Answer]:
+        frontend = isthmus("stdio", "--config", str(self._config))
         url = self.field.hub.url_of(cell.kind.name) if cell.place == "own" else self.field.hub.url
-        if visitor != "sdk1":
-            connect = sdk2_over_stdio(face) if cell.place == "stdio" else _connects(visitor)(url)
-            return await guided_tour(steps, MODES[visitor], connect)
+        if client_name != "sdk1":
+            connect = sdk2_over_stdio(frontend) if cell.place == "stdio" else _connects(client_name)(url)
+            return await guided_tour(steps, MODES[client_name], connect)
         if cell.place == "stdio":
-            answers = await run_sdk1(list(steps.values()), server=face, env=environment())
+            answers = await run_sdk1(list(steps.values()), server=frontend, env=environment())
         else:
             answers = await run_sdk1(list(steps.values()), url=url)
         return dict(zip(steps, answers, strict=True))
 
 
-def _connects(visitor: Visitor) -> Callable[[str], Connect]:
-    return fastmcp_over_http if visitor.startswith("fastmcp") else sdk2_over_http
+def _connects(client_name: ClientName) -> Callable[[str], Connect]:
+    return fastmcp_over_http if client_name.startswith("fastmcp") else sdk2_over_http
 
 
 def _shared(field: Field) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """A client on the official SDK, mcp 1.x, that answers what servers ask: a script in an environment of its own.
 
 On stdin: an address, persons (what each can and says) and steps (a tool and its arguments). One JSON object comes out:
-what every person was told and asked, by step. Run by `persons.visit`.
+what every person was told and asked, by step. Run by `persons.run`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Person:
 
 
 async def main() -> None:
-    """Visit as every person in turn."""
+    """Run as every person in turn."""
     todo = json.loads(sys.stdin.read())
     told: dict[str, dict[str, Any]] = {}
     async with httpx.AsyncClient(trust_env=False, timeout=CALL_SECONDS) as http:

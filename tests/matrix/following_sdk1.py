@@ -61,7 +61,7 @@ async def read_after(reader: Reader, session: ClientSession, todo: dict[str, Any
 
 
 async def main() -> None:
-    """Visit with both."""
+    """Run with both."""
     todo = json.loads(sys.stdin.read())
     one, two = Reader(), Reader()
     async with (

@@ -29,7 +29,7 @@ from tests.peers.surveyor import Ear, survey
 Way = Literal["own", "all", "sse", "stdio"]
 """`own`: one server's address, under its own names. The others lead to all servers: by Streamable HTTP, by the old
 HTTP+SSE transport, and by the hub as a command."""
-Visitor = Literal["sdk1", "sdk2"]
+ClientName = Literal["sdk1", "sdk2"]
 
 AT_ONCE = 4
 """Surveys at the same time: most of one is waiting, but each mcp 1.x client is a process that imports its SDK."""
@@ -38,7 +38,7 @@ PATIENT = {"listing_seconds": 30}
 """Limits for a hub whose client cannot wait for a server to come up: its first listing waits instead."""
 
 OLD_CARRIERS = ("stdio", "stateful", "websocket")
-"""Where mcp 1.x visits every program that is there: with a stream for everything, and with one for each call."""
+"""Where mcp 1.x calls every program that is there: with a stream for everything, and with one for each call."""
 
 SHARED_FORMS = (
     Form("sdk1", "legacy", "stdio"),
@@ -46,7 +46,7 @@ SHARED_FORMS = (
     Form("fastmcp", "legacy", "stateful"),
     Form("sdk2", "modern", "stateless"),
 )
-"""The servers visited where all meet: every program, carrier and era."""
+"""The servers called where all meet: every program, carrier and era."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Cell:
     """One client at one server, by one way in."""
 
     way: Way
-    visitor: Visitor
+    client_name: ClientName
     form: Form
 
     def __str__(self) -> str:
-        return f"{self.way}:{self.visitor}:{self.form.name}"
+        return f"{self.way}:{self.client_name}:{self.form.name}"
 
     @property
     def place(self) -> Place:
@@ -69,7 +69,7 @@ class Cell:
 
     def steps(self) -> dict[str, Step]:
         """What is done in this cell."""
-        can, token = self.form.abilities, f"fresh_{self.way}_{self.visitor}_{self.form.name}"
+        can, token = self.form.abilities, f"fresh_{self.way}_{self.client_name}_{self.form.name}"
         growing = changing(token, self.place, hears="announces" in can, updates="updates" in can)
         logs = logging(self.place)
         if self.form.era == "legacy":
@@ -104,17 +104,17 @@ class Gallery:
         self._at: defaultdict[Form, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def survey(self, cell: Cell) -> Survey:
-        """What was found in a cell; with it, all cells of the same client by the same way are visited."""
+        """What was found in a cell; with it, all cells of the same client by the same way are run."""
         if cell not in self._found:
             turn = asyncio.Semaphore(AT_ONCE)
-            trip = [other for other in CELLS if (other.way, other.visitor) == (cell.way, cell.visitor)]
-            await asyncio.gather(*(self._visit(other, turn) for other in trip))
+            trip = [other for other in CELLS if (other.way, other.client_name) == (cell.way, cell.client_name)]
+            await asyncio.gather(*(self._run(other, turn) for other in trip))
         found = self._found[cell]
         if isinstance(found, BaseException):
             raise found
         return found
 
-    async def _visit(self, cell: Cell, turn: asyncio.Semaphore) -> None:
+    async def _run(self, cell: Cell, turn: asyncio.Semaphore) -> None:
         async with turn, self._at[cell.form]:
             try:
                 self._found[cell] = Survey(await self._answers(cell), cell.place)
@@ -123,7 +123,7 @@ class Gallery:
 
     async def _answers(self, cell: Cell) -> dict[str, Answer]:
         steps = cell.steps()
-        if cell.visitor == "sdk2":
+        if cell.client_name == "sdk2":
             return await survey(steps, lambda ear: self._connected(cell, ear))
         words = list(steps.values())
         if cell.way == "stdio":

@@ -1,4 +1,4 @@
-"""The clients that visit from inside the test process, mcp 2.x and FastMCP 4, behind one small interface."""
+"""The clients that call from inside the test process, mcp 2.x and FastMCP 4, behind one small interface."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def sdk2_over_http(url: str) -> Connect:
     return connect
 
 
-def sdk2_over_stdio(face: Sequence[str]) -> Connect:
+def sdk2_over_stdio(frontend: Sequence[str]) -> Connect:
     """The SDK, mcp 2.x, at a command that it starts."""
 
     def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Guest]:
-        return client_over_stdio(face, mode=mode, env=environment(), listener=listener)
+        return client_over_stdio(frontend, mode=mode, env=environment(), listener=listener)
 
     return connect
 

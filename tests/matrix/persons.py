@@ -32,14 +32,14 @@ from pydantic import FileUrl
 from tests.hubs import TRUSTED
 from tests.peers.launch import mcp1_python
 
-Visitor: TypeAlias = Literal["sdk1", "sdk2-legacy", "sdk2-modern"]
+ClientName: TypeAlias = Literal["sdk1", "sdk2-legacy", "sdk2-modern"]
 Told: TypeAlias = dict[str, Any]
 """A `text` or an `error`, and what was `asked`."""
 Action: TypeAlias = Literal["accept", "decline", "cancel", "error"]
 
 CALL_SECONDS = 30.0
-VISIT_SECONDS = 240.0
-"""For all persons and steps together; several visits are made at the same time."""
+RUN_SECONDS = 240.0
+"""For all persons and steps together; several run at the same time."""
 FORMS = {"name": {"name": "Ada"}, "colour": {"color": "blue"}}
 SCRIPT = Path(__file__).with_name("asked_sdk1.py")
 
@@ -98,28 +98,28 @@ class Mouth:
         return {"text": getattr(result.content[0], "text", None), "asked": sorted(self.asked)}
 
 
-async def client_of(stack: AsyncExitStack, url: str, mouth: Mouth, visitor: Visitor) -> Client:
+async def client_of(stack: AsyncExitStack, url: str, mouth: Mouth, client_name: ClientName) -> Client:
     """A connected mcp 2.x client that says what its person can."""
     http = httpx2.AsyncClient(trust_env=False, timeout=CALL_SECONDS, verify=TRUSTED)
     await stack.enter_async_context(http)
-    return await stack.enter_async_context(_client(streamable_http_client(url, http_client=http), mouth, visitor))
+    return await stack.enter_async_context(_client(streamable_http_client(url, http_client=http), mouth, client_name))
 
 
 @asynccontextmanager
 async def command_client(
-    command: Sequence[str], env: Mapping[str, str], mouth: Mouth, visitor: Visitor
+    command: Sequence[str], env: Mapping[str, str], mouth: Mouth, client_name: ClientName
 ) -> AsyncIterator[Client]:
     """The same at a command that it starts itself."""
     words = StdioServerParameters(command=command[0], args=[*command[1:]], env=dict(env))
-    async with _client(words, mouth, visitor) as client:
+    async with _client(words, mouth, client_name) as client:
         yield client
 
 
-def _client(target: Any, mouth: Mouth, visitor: Visitor) -> Client:
+def _client(target: Any, mouth: Mouth, client_name: ClientName) -> Client:
     can = mouth.person.can
     return Client(
         target,
-        mode="legacy" if visitor == "sdk2-legacy" else "2026-07-28",
+        mode="legacy" if client_name == "sdk2-legacy" else "2026-07-28",
         read_timeout_seconds=CALL_SECONDS,
         cache=None,
         elicitation_callback=mouth.fill_in if "elicitation" in can else None,
@@ -131,27 +131,27 @@ def _client(target: Any, mouth: Mouth, visitor: Visitor) -> Client:
 Steps: TypeAlias = Mapping[str, tuple[str, dict[str, Any]]]
 
 
-async def visit(visitor: Visitor, url: str, steps: Steps) -> dict[str, dict[str, Told]]:
+async def run(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, Told]]:
     """What every person was told, by step."""
-    if visitor == "sdk1":
-        return await _visit_sdk1(url, steps)
+    if client_name == "sdk1":
+        return await _run_sdk1(url, steps)
     told: dict[str, dict[str, Told]] = {}
     for name, person in PERSONS.items():
         mouth = Mouth(person)
         async with AsyncExitStack() as stack:
-            client = await client_of(stack, url, mouth, visitor)
+            client = await client_of(stack, url, mouth, client_name)
             told[name] = {step: await mouth.call(client, *call) for step, call in steps.items()}
     return told
 
 
-async def _visit_sdk1(url: str, steps: Steps) -> dict[str, dict[str, Told]]:
+async def _run_sdk1(url: str, steps: Steps) -> dict[str, dict[str, Told]]:
     persons = {name: {"can": person.can, "action": person.action, "forms": FORMS} for name, person in PERSONS.items()}
     todo = json.dumps({"url": url, "persons": persons, "steps": steps})
     process = await asyncio.create_subprocess_exec(
         mcp1_python(), str(SCRIPT), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(VISIT_SECONDS):
+        async with asyncio.timeout(RUN_SECONDS):
             said, _ = await process.communicate(todo.encode())
     finally:
         if process.returncode is None:

@@ -35,7 +35,7 @@ def request_for(tool: str, arguments: dict[str, Any]) -> Any:
     return request if IS_SECOND else types.ClientRequest(request)
 
 
-class Visitor:
+class ResumingClient:
     """One caller, through as many connections as it takes."""
 
     def __init__(self, url: str, request: Any) -> None:
@@ -93,14 +93,14 @@ async def _ignore(*_: Any) -> None:
 
 
 async def main(*words: str) -> None:
-    """Visit twice and tell."""
+    """Call twice and report."""
     url, tool, arguments, events = words
-    visitor = Visitor(url, request_for(tool, json.loads(arguments)))
+    resuming_client = ResumingClient(url, request_for(tool, json.loads(arguments)))
     with anyio.fail_after(SECONDS):
-        await visitor.leave_after(int(events))
+        await resuming_client.leave_after(int(events))
         print("left", flush=True)
-        text = await visitor.come_back()
-    print(json.dumps({"text": text, "tokens": visitor.tokens}))
+        text = await resuming_client.come_back()
+    print(json.dumps({"text": text, "tokens": resuming_client.tokens}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, `visit` and `hear` visit a hub.
+"""Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, `call` and `hear` connect to a hub.
 
 `plain` is a server that offers the same and knows no tasks.
 
@@ -81,7 +81,7 @@ async def answer(_: Any, params: types.ElicitRequestParams) -> types.ElicitResul
 asked: list[str] = []
 
 
-async def visit(url: str, tool: str) -> dict[str, Any]:
+async def call_task(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and take its result, then another and give it up."""
     async with (
         streamable_http_client(url) as (read, write, _),
@@ -152,9 +152,9 @@ async def refused(me: ClientSession, id: str) -> int:
 
 
 async def bounded(mode: str, url: str, tool: str) -> None:
-    """Visit, and say what was found."""
+    """Run, and report what was found."""
     with anyio.fail_after(CLIENT_SECONDS):
-        found = await (visit if mode == "visit" else hear)(url, tool)
+        found = await (call_task if mode == "call" else hear)(url, tool)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -21,7 +21,7 @@ every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
 async def test_a_client_speaks_its_own_era_whatever_the_server_speaks(agency: Agency, cell: Cell) -> None:
     tour = await agency.tour(cell)
 
-    assert tour.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.visitor]
+    assert tour.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.client_name]
 
 
 @every_cell
@@ -30,7 +30,7 @@ async def test_a_listing_says_of_each_tool_all_that_the_server_says(agency: Agen
     direct = (await agency.direct(cell.kind)).tools("listed")
 
     assert set(listed) >= TOOLS
-    more = {} if SPOKEN[cell.visitor] == MODERN else OFFERED
+    more = {} if SPOKEN[cell.client_name] == MODERN else OFFERED
     assert {name: listed[name] for name in TOOLS} == {name: {**direct[name], **more} for name in TOOLS}
     assert listed["add"]["outputSchema"]["properties"]["sum"]["type"] == "integer"
     assert listed["decorated"]["title"] == "A decorated tool"
@@ -68,7 +68,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(agency: Agency, cell:
     await agency.field.ledger.wait_for(f"cancelled {tour.token}")
 
     assert agency.field.ledger.lines().count(f"started {tour.token}") == 1
-    if cell.visitor == "sdk1":  # the others hear nothing more of what they cancelled
+    if cell.client_name == "sdk1":  # the others hear nothing more of what they cancelled
         error = tour.answers["cancelled"]["answer"]["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "unknown")
 

@@ -215,7 +215,7 @@ async def test_a_caller_with_a_link_of_its_own_hears_it_without_anything_that_it
 # -- official clients and servers ----------------------------------------------------------------------------------
 
 
-async def visit(url: str, uri: str, tool: str) -> dict[str, Any]:
+async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
     """What two clients of mcp 1.x were told and read."""
     process = await asyncio.create_subprocess_exec(
         mcp1_python(), str(HERE / "following_sdk1.py"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -233,7 +233,7 @@ async def visit(url: str, uri: str, tool: str) -> dict[str, Any]:
 
 async def test_two_sessions_of_the_earlier_sdk_hear_each_of_its_own_process(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server:
-        assert await visit(server.url, PAGE, "touch") == {"told": [1, 1], "read": ["1", "1"]}
+        assert await run(server.url, PAGE, "touch") == {"told": [1, 1], "read": ["1", "1"]}
         assert len(server.pids()) == 3
 
 
@@ -257,5 +257,5 @@ async def test_the_reference_server_tells_its_followers_on_the_links_of_their_ca
         serving(tmp_path, {"one": entry}, limits=PATIENT) as hub,
     ):
         await until_complete(hub.url_of("one"))
-        told = await visit(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
+        told = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
         assert min(told["told"]) >= 1, told  # it tells every few seconds from then on

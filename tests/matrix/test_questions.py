@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.matrix.field import until_complete
-from tests.matrix.persons import PERSONS, Mouth, Told, Visitor, command_client, visit
+from tests.matrix.persons import PERSONS, ClientName, Mouth, Told, command_client, run
 from tests.peers.launch import CHECKOUT, http_peer, listening_peer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("questions")]
@@ -55,15 +55,15 @@ ASKS = {
 class Cell:
     """One client at one server, by one way in."""
 
-    visitor: Visitor
+    client_name: ClientName
     server: str
     way: Way
 
     def __str__(self) -> str:
-        return f"{self.visitor}:{self.server}:{self.way}"
+        return f"{self.client_name}:{self.server}:{self.way}"
 
 
-CELLS = [Cell(*cell) for cell in product(get_args(Visitor), SERVERS, get_args(Way))]
+CELLS = [Cell(*cell) for cell in product(get_args(ClientName), SERVERS, get_args(Way))]
 
 
 class House:
@@ -75,18 +75,18 @@ class House:
         self._told: dict[Cell, dict[str, dict[str, Told]]] = {}
 
     async def told(self, cell: Cell) -> dict[str, dict[str, Told]]:
-        """What every person was told and asked in this cell; with it, the same client visits the other servers."""
+        """What every person was told and asked in this cell; with it, the same client calls the other servers."""
         if cell not in self._told:
-            trip = [Cell(cell.visitor, server, cell.way) for server in SERVERS]
-            visits = await asyncio.gather(*(self._visit(there) for there in trip))
-            self._told.update(zip(trip, visits, strict=True))
+            trip = [Cell(cell.client_name, server, cell.way) for server in SERVERS]
+            runs = await asyncio.gather(*(self._run(there) for there in trip))
+            self._told.update(zip(trip, runs, strict=True))
         return self._told[cell]
 
-    async def _visit(self, cell: Cell) -> dict[str, dict[str, Told]]:
+    async def _run(self, cell: Cell) -> dict[str, dict[str, Told]]:
         prefix = "" if cell.way == "own" else f"{cell.server}."
         url = self._hub.url_of(cell.server) if cell.way == "own" else self._hub.url
         steps: dict[str, tuple[str, dict[str, Any]]] = {step: (prefix + tool, {}) for step, tool in ASKS.items()}
-        return await visit(cell.visitor, url, steps)
+        return await run(cell.client_name, url, steps)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -169,10 +169,12 @@ async def test_nobody_is_asked_anything_by_a_tool_that_does_not_ask(house: House
     }
 
 
-@pytest.mark.parametrize("visitor", ["sdk2-legacy", "sdk2-modern"])
-async def test_who_runs_the_hub_as_a_command_is_asked_as_well(house: House, visitor: Visitor) -> None:
+@pytest.mark.parametrize("client_name", ["sdk2-legacy", "sdk2-modern"])
+async def test_who_runs_the_hub_as_a_command_is_asked_as_well(house: House, client_name: ClientName) -> None:
     mouth, told = Mouth(PERSONS["able"]), {}
-    async with command_client(isthmus("stdio", "--config", str(house.config)), environment(), mouth, visitor) as client:
+    async with command_client(
+        isthmus("stdio", "--config", str(house.config)), environment(), mouth, client_name
+    ) as client:
         for server in SERVERS:
             for step in ("form", "several", "rounds"):
                 told[server, step] = await mouth.call(client, f"{server}.{ASKS[step]}", {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.scripted import door_of, hub_of
+from tests.faults.scripted import hub_of, listening
 from tests.faults.working import STEPS, Working
 from tests.hubs import PATIENT, serving
 from tests.peers.client_sdk2 import client_over_http
@@ -28,24 +28,24 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
     tmp_path: Path, generation: int, events: int
 ) -> None:
     python = mcp1_python() if generation == 1 else sys.executable
-    async with Working() as server, hub_of(tmp_path, {"s": server.entry}) as hub, door_of(hub) as port:
+    async with Working() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         words = [python, str(RESUMING), f"http://127.0.0.1:{port}/mcp", "s.t", "{}", str(events)]
-        visit = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
-        assert visit.stdout is not None
+        run = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        assert run.stdout is not None
         try:
             async with asyncio.timeout(60):
                 if events > 1:
                     server.may_work.set()
-                assert await visit.stdout.readline() == b"left\n"
+                assert await run.stdout.readline() == b"left\n"
                 server.may_work.set()
                 server.may_end.set()
-                told: dict[str, Any] = json.loads(await visit.stdout.read())
-                assert await visit.wait() == 0
+                told: dict[str, Any] = json.loads(await run.stdout.read())
+                assert await run.wait() == 0
         finally:
-            if visit.returncode is None:
-                visit.kill()
-                await visit.wait()
+            if run.returncode is None:
+                run.kill()
+                await run.wait()
         assert told["text"] == "done"
         assert len(told["tokens"]) == len(set(told["tokens"]))
         assert server.count("tools/call") == 1

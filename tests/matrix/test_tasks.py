@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("tasks_sdk1.py")
 SECONDS = 90.0
 
 
-async def visit(url: str, tool: str, mode: str = "visit") -> dict[str, Any]:
+async def run(url: str, tool: str, mode: str = "call") -> dict[str, Any]:
     """What the official client finds."""
     process = await asyncio.create_subprocess_exec(mcp1_python(), str(SCRIPT), mode, url, tool, stdout=-1, stderr=-1)
     try:
@@ -41,7 +41,7 @@ async def test_an_official_client_runs_a_tool_of_an_official_server_as_a_task(
 ) -> None:
     servers = {"tasks": stdio([mcp1_python(), str(SCRIPT), kind])}
     async with serving(tmp_path, servers, limits=PATIENT) as hub:
-        found = await visit(hub.url + path, "work" if path else "tasks.work")
+        found = await run(hub.url + path, "work" if path else "tasks.work")
     id = found["id"]
     assert found["tasks"] == {"cancel": {}, "requests": {"tools": {"call": {}}}}
     assert found["text"] == "work: {'ok': True}"
@@ -57,7 +57,7 @@ async def test_an_official_client_hears_how_a_task_of_an_official_server_in_type
     tmp_path: Path, carrier: Literal["stdio", "sse", "streamableHttp"]
 ) -> None:
     async with everything(carrier) as entry, serving(tmp_path, {"every": entry}, limits=PATIENT) as hub:
-        found = await visit(hub.url, "every.simulate-research-query", "hear")
+        found = await run(hub.url, "every.simulate-research-query", "hear")
     assert found["told"][-1] == [True, "completed"]
     assert {status for _, status in found["told"][:-1]} <= {"working"}
     assert all(is_own for is_own, _ in found["told"])

@@ -23,7 +23,7 @@ from tests.peers.launch import listening_peer
 from tests.peers.npm_servers import everything_over_http, npm_command
 from tests.peers.sdk1_steps import Answer, Step
 from tests.peers.survey import Survey, changing, looking
-from tests.peers.typescript import Major, Mode, Visit, run_typescript
+from tests.peers.typescript import Major, Mode, SessionPlan, run_typescript
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -71,10 +71,11 @@ async def tour(agency: Agency, guest: Guest) -> dict[Kind, Tour]:
     """Send a client to servers of every program, era and carrier, each at its own address."""
     tokens = {kind: f"typescript_{guest.major}_{guest.mode}_{kind.name}" for kind in SHARED_KINDS}
     listening: dict[str, Step] = {"listening": {"do": "listen"}}
-    visits = [
-        Visit({**listening, **itinerary(token)}, agency.field.hub.url_of(kind.name)) for kind, token in tokens.items()
+    plans = [
+        SessionPlan({**listening, **itinerary(token)}, agency.field.hub.url_of(kind.name))
+        for kind, token in tokens.items()
     ]
-    answers = await run_typescript(guest.major, guest.mode, visits)
+    answers = await run_typescript(guest.major, guest.mode, plans)
     return {kind: Tour(tokens[kind], "", found) for kind, found in zip(tokens, answers, strict=True)}
 
 
@@ -94,8 +95,8 @@ async def test_resources_prompts_completions_and_announcements_are_the_servers_o
 ) -> None:
     era = "legacy" if guest.speaks == "2025-11-25" else "modern"
     forms = [form for form in LOOKED_AT if form.era == era]
-    visits = [Visit(steps(guest, form), gallery.hub.url_of(form.name)) for form in forms]
-    for form, answers in zip(forms, await run_typescript(guest.major, guest.mode, visits), strict=True):
+    plans = [SessionPlan(steps(guest, form), gallery.hub.url_of(form.name)) for form in forms]
+    for form, answers in zip(forms, await run_typescript(guest.major, guest.mode, plans), strict=True):
         found = Survey(answers)
         assert_looked(found)
         assert_changed(found, form)
@@ -142,8 +143,8 @@ async def askers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubP
 async def test_a_servers_questions_are_answered_whatever_era_it_speaks(askers: HubProcess, guest: Guest) -> None:
     asking = {tool: call(tool, given) for tool, (given, _) in QUESTIONS.items()}
     naming = {"named": call("test_input_required_result_elicitation")}
-    visits = [Visit({**asking, **naming}, askers.url_of(server)) for server in ASKERS]
-    for found in await run_typescript(guest.major, guest.mode, visits):
+    plans = [SessionPlan({**asking, **naming}, askers.url_of(server)) for server in ASKERS]
+    for found in await run_typescript(guest.major, guest.mode, plans):
         assert {tool: found[tool]["asked"] for tool in QUESTIONS} == {
             tool: [method] for tool, (_, method) in QUESTIONS.items()
         }
@@ -168,8 +169,8 @@ async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) 
         "sampled": call("trigger-sampling-request", {"prompt": "Say hello."}),
         "elicited": call("trigger-elicitation-request"),
     }
-    visits = [Visit(plan, askers.url_of(server)) for server in EVERYTHING]
-    for found in await run_typescript(guest.major, guest.mode, visits):
+    plans = [SessionPlan(plan, askers.url_of(server)) for server in EVERYTHING]
+    for found in await run_typescript(guest.major, guest.mode, plans):
         assert {"echo", "get-sum"} <= {tool["name"] for tool in found["tools"]["tools"]}
         assert found["read"]["result"]["contents"][0]["text"].startswith("#")
         assert "Paris" in found["greeted"]["result"]["messages"][0]["content"]["text"]
@@ -186,8 +187,8 @@ async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) 
 async def test_an_earlier_transport_and_a_command_lead_to_the_same(askers: HubProcess, tmp_path: Path) -> None:
     steps: dict[str, Step] = {"named": call("modern-stdio.test_input_required_result_elicitation")}
     config = write_config(tmp_path, {"modern-stdio": stdio(fixture("stdio", "modern"))}, limits=PATIENT)
-    command = Visit(steps, command=isthmus("stdio", "--config", str(config)))
-    earlier = Visit(steps, askers.url.removesuffix("/mcp") + "/sse", sse=True)
+    command = SessionPlan(steps, command=isthmus("stdio", "--config", str(config)))
+    earlier = SessionPlan(steps, askers.url.removesuffix("/mcp") + "/sse", sse=True)
     old, new = await asyncio.gather(
         run_typescript(1, "legacy", [earlier, command]), run_typescript(2, "2026-07-28", [command])
     )

@@ -19,10 +19,10 @@ from tests.matrix.guests import Connect, Guest
 from tests.peers.client_sdk2 import Listener, Mode, cancel_once_begun
 from tests.peers.sdk1_steps import Answer, Step
 
-Visitor = Literal["sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto", "fastmcp-legacy", "fastmcp-auto"]
-SDK_VISITORS: tuple[Visitor, ...] = ("sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto")
-VISITORS: tuple[Visitor, ...] = (*SDK_VISITORS, "fastmcp-legacy", "fastmcp-auto")
-MODES: dict[Visitor, Mode] = {
+ClientName = Literal["sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto", "fastmcp-legacy", "fastmcp-auto"]
+SDK_CLIENT_NAMES: tuple[ClientName, ...] = ("sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto")
+CLIENT_NAMES: tuple[ClientName, ...] = (*SDK_CLIENT_NAMES, "fastmcp-legacy", "fastmcp-auto")
+MODES: dict[ClientName, Mode] = {
     "sdk2-legacy": "legacy",
     "sdk2-modern": "2026-07-28",
     "sdk2-auto": "auto",
@@ -32,7 +32,7 @@ MODES: dict[Visitor, Mode] = {
 
 LEGACY = "2025-11-25"
 MODERN = "2026-07-28"
-SPOKEN: dict[Visitor, str] = {
+SPOKEN: dict[ClientName, str] = {
     "sdk1": LEGACY,
     "sdk2-legacy": LEGACY,
     "sdk2-modern": MODERN,

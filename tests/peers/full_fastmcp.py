@@ -147,7 +147,7 @@ async def complete(
     return content.completions(target, argument.name, argument.value, known)
 
 
-def fill_shelf() -> None:
+def add_slow_lists() -> None:
     """Put in place what is also added while running, and the resources with fixed addresses."""
     server.tool(add_numbers, name="add")
     server.add_prompt(Prompt.from_function(plain_text, name=content.PLAIN_PROMPT))
@@ -161,7 +161,7 @@ def fill_shelf() -> None:
 
 async def run(options: Options) -> None:
     """Serve until the pipe closes or a signal comes."""
-    fill_shelf()
+    add_slow_lists()
     if options.transport == "sse":
         await serve_http(server.http_app(path="/sse", transport="sse"), options.port)
         return

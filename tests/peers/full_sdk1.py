@@ -22,7 +22,7 @@ from tests.peers.serving import Options, parse_options
 from tests.peers.serving_sdk1 import TRANSPORTS, serve_sdk1
 
 
-class Shelf(FastMCP):
+class PartlyListedServer(FastMCP):
     """A server with one resource that it does not list."""
 
     async def list_resources(self):
@@ -30,7 +30,7 @@ class Shelf(FastMCP):
         return [found for found in await super().list_resources() if str(found.uri) != content.UNLISTED_URI]
 
 
-server = Shelf("full-sdk1", log_level="CRITICAL")
+server = PartlyListedServer("full-sdk1", log_level="CRITICAL")
 levels: WeakKeyDictionary[ServerSession, str] = WeakKeyDictionary()
 watchers: WeakSet[ServerSession] = WeakSet()
 touches = 0
@@ -132,7 +132,7 @@ async def complete(ref, argument, context):
     return Completion(values=content.completions(target, argument.name, argument.value, known))
 
 
-def fill_shelf() -> None:
+def add_slow_lists() -> None:
     """Put the resources with fixed addresses in place."""
     server.add_resource(TextResource(uri=content.TEXT_URI, name="text", text=content.TEXT))
     server.add_resource(TextResource(uri=content.UNLISTED_URI, name="unlisted", text=content.UNLISTED))
@@ -176,7 +176,7 @@ def announce() -> None:
 
 async def run(options: Options) -> None:
     """Serve until the pipe closes or a signal comes."""
-    fill_shelf()
+    add_slow_lists()
     keep_levels_and_watchers()
     announce()
     await serve_sdk1(server, options)

@@ -41,7 +41,7 @@ LEVEL = "level"
 """The key under which a connection keeps the level that it asked for."""
 
 
-class Shelf(MCPServer[Any]):
+class PartlyListedServer(MCPServer[Any]):
     """A server with one resource that it does not list."""
 
     async def list_resources(self) -> list[Resource]:
@@ -49,7 +49,7 @@ class Shelf(MCPServer[Any]):
         return [found for found in await super().list_resources() if str(found.uri) != content.UNLISTED_URI]
 
 
-server = Shelf("full-sdk2", version="2.0", log_level="CRITICAL")
+server = PartlyListedServer("full-sdk2", version="2.0", log_level="CRITICAL")
 watchers: WeakSet[Connection] = WeakSet()
 touches = 0
 
@@ -163,7 +163,7 @@ async def complete(
     return Completion(values=content.completions(target, argument.name, argument.value, known))
 
 
-def fill_shelf() -> None:
+def add_slow_lists() -> None:
     """Put the resources with fixed addresses in place."""
     server.add_resource(TextResource(uri=content.TEXT_URI, name="text", text=content.TEXT))
     server.add_resource(TextResource(uri=content.UNLISTED_URI, name="unlisted", text=content.UNLISTED))
@@ -222,7 +222,7 @@ def keep_only(kinds: Sequence[str]) -> None:
 
 async def run(options: Options) -> None:
     """Serve until the pipe closes or a signal comes."""
-    fill_shelf()
+    add_slow_lists()
     serve_legacy_requests()
     announce_list_changes()
     keep_only(options.only)

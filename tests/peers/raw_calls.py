@@ -13,17 +13,17 @@ import signal
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from tests.peers.raw_desk import (
+from tests.peers.raw_modes import Modes
+from tests.peers.raw_protocol import (
     INVALID_PARAMS,
     META,
-    Desk,
     Json,
+    RawProtocol,
     error,
     finished,
     meta_of,
     params_of,
 )
-from tests.peers.raw_modes import Modes
 
 CANCELLED = -32800
 FLOOD_MESSAGES = 100_000
@@ -65,14 +65,14 @@ class Exchange(Protocol):
 class Caller:
     """Performs calls for one server and remembers who wants to hear of list changes."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, protocol: RawProtocol) -> None:
+        self.protocol = protocol
         self.listeners: dict[Exchange, object] = {}
         """Open streams for list changes, each with its subscription id (modern) or None (legacy)."""
 
     async def perform(self, request: Json, exchange: Exchange) -> None:
         """Run one `tools/call` to whatever end its modes give it."""
-        modes = self.desk.modes.with_more(_arguments(request).get("mode"))
+        modes = self.protocol.modes.with_more(_arguments(request).get("mode"))
         if modes.given.keys() & STREAMED:
             exchange.stream()
         if "die_before_write" in modes:
@@ -100,11 +100,11 @@ class Caller:
 
     async def churn(self) -> None:
         """Change the list and announce it, as often a second as the mode says, for ever."""
-        every, turn = 1 / self.desk.modes.number("churn", 1000), 0
+        every, turn = 1 / self.protocol.modes.number("churn", 1000), 0
         started = asyncio.get_running_loop().time()
         while True:
             turn += 1
-            self.desk.turn = turn
+            self.protocol.turn = turn
             await self.announce_change()
             await asyncio.sleep(started + turn * every - asyncio.get_running_loop().time())
 
@@ -116,7 +116,7 @@ class Caller:
     def _record(self, request: Json, *, executed: bool) -> None:
         nonce = _arguments(request).get("nonce")
         if params_of(request).get("name") == "pay":
-            self.desk.ledger.record(**({"nonce": nonce} if executed else {"cancelled": nonce}))
+            self.protocol.ledger.record(**({"nonce": nonce} if executed else {"cancelled": nonce}))
 
     async def _misbehave_before_answer(self, request: Json, exchange: Exchange, modes: Modes) -> None:
         if "garbage" in modes:
@@ -157,7 +157,7 @@ class Caller:
                 text = json.dumps({"_meta": meta_of(request), "headers": exchange.headers})
             case "grow":
                 text = await self._grow(str(given.get("name")))
-            case str(other) if self.desk.is_one_of_many(other):
+            case str(other) if self.protocol.is_one_of_many(other):
                 text = other
             case other:
                 return {"error": error(INVALID_PARAMS, f"Unknown tool: {other}")}
@@ -167,7 +167,7 @@ class Caller:
         return {"result": finished(request, {"content": content, "isError": False})}
 
     async def _grow(self, name: str) -> str:
-        self.desk.tools.append({**self.desk.tools[1], "name": name})
+        self.protocol.tools.append({**self.protocol.tools[1], "name": name})
         await self.announce_change()
         return name
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.peers.raw_desk import METHOD_NOT_FOUND, Json
 from tests.peers.raw_modes import Modes
+from tests.peers.raw_protocol import METHOD_NOT_FOUND, Json
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\ntransfer-encoding: chunked\r\n"

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 
 from tests.peers.raw_calls import Caller, Exchange, acknowledged
-from tests.peers.raw_desk import Json, method_of, params_of, version_of
+from tests.peers.raw_protocol import Json, method_of, params_of, version_of
 
 
 class Duplex:
@@ -19,7 +19,7 @@ class Duplex:
 
     def __init__(self, caller: Caller, new_exchange: Callable[[], Exchange], group: asyncio.TaskGroup) -> None:
         self._caller = caller
-        self._desk = caller.desk
+        self._protocol = caller.protocol
         self._new_exchange = new_exchange
         self._group = group
         self._running: dict[str, Exchange] = {}
@@ -53,22 +53,22 @@ class Duplex:
 
     async def _respond(self, request: Json, exchange: Exchange) -> None:
         envelope = {"jsonrpc": "2.0", "id": request["id"]}
-        if refused := self._desk.refuse(request, None):
+        if refused := self._protocol.refuse(request, None):
             await exchange.write(exchange.frame({**envelope, "error": refused}))
             return
         match method_of(request):
             case "tools/call":
                 await self._caller.perform(request, exchange)
                 return
-            case "initialize" | "server/discover" if "hang_init" in self._desk.modes:
+            case "initialize" | "server/discover" if "hang_init" in self._protocol.modes:
                 await exchange.cancelled.wait()
                 return
             case "subscriptions/listen" if version_of(request) is not None:
                 await self._listen(request, exchange)
                 return
-        if "garbage" in self._desk.modes:
+        if "garbage" in self._protocol.modes:
             await exchange.write(exchange.garbage())
-        await exchange.write(exchange.frame({**envelope, **self._desk.answer(request)}))
+        await exchange.write(exchange.frame({**envelope, **self._protocol.answer(request)}))
 
     async def _listen(self, request: Json, exchange: Exchange) -> None:
         await exchange.write(exchange.frame(acknowledged(request)))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from tests.peers.raw_calls import Caller, acknowledged
 from tests.peers.raw_connection import Connection, HttpExchange, Request, response, status_of
-from tests.peers.raw_desk import MODERN_VERSION, Desk, Json, method_of, params_of, version_of
 from tests.peers.raw_modes import Modes
+from tests.peers.raw_protocol import MODERN_VERSION, Json, RawProtocol, method_of, params_of, version_of
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class Session:
 class HttpServer:
     """Answers HTTP requests at /mcp, and new modes at /control."""
 
-    def __init__(self, desk: Desk, *, is_stateless: bool) -> None:
-        self._desk = desk
-        self.caller = Caller(desk)
+    def __init__(self, protocol: RawProtocol, *, is_stateless: bool) -> None:
+        self._protocol = protocol
+        self.caller = Caller(protocol)
         self._is_stateless = is_stateless
         self._sessions: dict[str, Session] = {}
 
@@ -42,9 +42,9 @@ class HttpServer:
 
     async def respond(self, request: Request, connection: Connection) -> None:
         """Answer one request of a connection."""
-        modes = self._desk.modes
+        modes = self._protocol.modes
         if request.path == "/control":
-            self._desk.modes = Modes.parse(request.body.decode())
+            self._protocol.modes = Modes.parse(request.body.decode())
             await connection.write(response(200, b"{}"))
         elif "redirect" in modes:
             location = f"location: {modes.given['redirect']}\r\n".encode()
@@ -67,7 +67,7 @@ class HttpServer:
         if request.method not in ("POST", "GET", "DELETE"):
             return 405
         if request.method != "POST":
-            return 405 if self._is_stateless or self._desk.era == "modern" else self._session_objection(request)
+            return 405 if self._is_stateless or self._protocol.era == "modern" else self._session_objection(request)
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             return 415
         if "application/json" not in accept or "text/event-stream" not in accept:
@@ -85,7 +85,7 @@ class HttpServer:
     async def _post(self, http: Request, connection: Connection) -> None:
         message: Json = json.loads(http.body)
         is_modern = version_of(message) is not None or http.headers.get("mcp-protocol-version") == MODERN_VERSION
-        if "id" in message and (refused := self._desk.refuse(message, http.headers)):
+        if "id" in message and (refused := self._protocol.refuse(message, http.headers)):
             body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": refused}).encode()
             await connection.write(response(status_of(refused), body))
         elif not is_modern and method_of(message) != "initialize" and (status := self._session_objection(http)):
@@ -94,7 +94,7 @@ class HttpServer:
             self._cancel(message, http)
             await connection.write(response(202, b""))
         else:
-            exchange = HttpExchange(connection, http.headers, modes=self._desk.modes, is_modern=is_modern)
+            exchange = HttpExchange(connection, http.headers, modes=self._protocol.modes, is_modern=is_modern)
             await self._answer(message, exchange, is_modern=is_modern)
 
     def _cancel(self, message: Json, http: Request) -> None:
@@ -108,7 +108,7 @@ class HttpServer:
             case "tools/call":
                 name = "" if is_modern else exchange.headers.get("mcp-session-id", "")
                 await self._call(message, exchange, name)
-            case "initialize" | "server/discover" if "hang_init" in self._desk.modes:
+            case "initialize" | "server/discover" if "hang_init" in self._protocol.modes:
                 await exchange.lose()
             case "subscriptions/listen" if is_modern:
                 await self._listen(exchange, acknowledged(message), message["id"])
@@ -123,11 +123,11 @@ class HttpServer:
         return f"mcp-session-id: {name}\r\n".encode()
 
     async def _say(self, message: Json, exchange: HttpExchange) -> None:
-        if "sse" in self._desk.modes or "garbage" in self._desk.modes:
+        if "sse" in self._protocol.modes or "garbage" in self._protocol.modes:
             exchange.stream()
-        if "garbage" in self._desk.modes:
+        if "garbage" in self._protocol.modes:
             await exchange.write(exchange.garbage())
-        await exchange.write(exchange.frame({"jsonrpc": "2.0", "id": message["id"], **self._desk.answer(message)}))
+        await exchange.write(exchange.frame({"jsonrpc": "2.0", "id": message["id"], **self._protocol.answer(message)}))
         await exchange.close(is_answered=True)
 
     async def _call(self, message: Json, exchange: HttpExchange, name: str) -> None:
@@ -146,11 +146,13 @@ class HttpServer:
 
     def _expire(self, session: Session, name: str) -> None:
         session.calls += 1
-        if "session_expire" in self._desk.modes and session.calls >= self._desk.modes.count("session_expire", 1):
+        if "session_expire" in self._protocol.modes and session.calls >= self._protocol.modes.count(
+            "session_expire", 1
+        ):
             del self._sessions[name]
 
     async def _open_stream(self, http: Request, connection: Connection) -> None:
-        exchange = HttpExchange(connection, http.headers, modes=self._desk.modes, is_modern=False)
+        exchange = HttpExchange(connection, http.headers, modes=self._protocol.modes, is_modern=False)
         await self._listen(exchange, None, None)
 
     async def _listen(self, exchange: HttpExchange, first: Json | None, subscription: object) -> None:

@@ -2,7 +2,7 @@
 
 `python tests/peers raw_server --transport http --era both --ledger FILE --mode sleep:0.2,sse`. Before it
 answers the tool `pay(nonce)` it appends `{"nonce", "pid"}` to the ledger and waits for the disk; so the
-ledger says what ran, whatever the caller was told. The modes are described in `raw_modes`; `raw_desk` speaks,
+ledger says what ran, whatever the caller was told. The modes are described in `raw_modes`; `raw_protocol` speaks,
 `raw_calls` performs.
 """
 
@@ -15,9 +15,9 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from tests.peers.raw_desk import Desk, Ledger
 from tests.peers.raw_http import HttpServer
 from tests.peers.raw_modes import Modes
+from tests.peers.raw_protocol import Ledger, RawProtocol
 from tests.peers.raw_sse import SseServer
 from tests.peers.raw_stdio import StdioServer
 
@@ -73,27 +73,29 @@ async def main() -> None:
     options = parse_options()
     ledger = Ledger(options.ledger)
     misbehave_as_process(options.mode, ledger)
-    desk = Desk(options.era, ledger, options.mode)
-    server = server_over(options, desk)
+    protocol = RawProtocol(options.era, ledger, options.mode)
+    server = server_over(options, protocol)
     async with asyncio.TaskGroup() as group:
         if "churn" in options.mode:
             group.create_task(server.caller.churn())
         await (server.serve() if isinstance(server, StdioServer) else server.serve(options.port))
 
 
-def server_over(options: argparse.Namespace, desk: Desk) -> StdioServer | HttpServer | SseServer | WebSocketServer:
+def server_over(
+    options: argparse.Namespace, protocol: RawProtocol
+) -> StdioServer | HttpServer | SseServer | WebSocketServer:
     """The server for the carrier that was asked for."""
     match options.transport:
         case "stdio":
-            return StdioServer(desk)
+            return StdioServer(protocol)
         case "sse":
-            return SseServer(desk)
+            return SseServer(protocol)
         case "websocket":
             from tests.peers.raw_websocket import WebSocketServer  # noqa: PLC0415 (the only one that loads a library)
 
-            return WebSocketServer(desk)
+            return WebSocketServer(protocol)
         case _:
-            return HttpServer(desk, is_stateless=options.stateless)
+            return HttpServer(protocol, is_stateless=options.stateless)
 
 
 if __name__ == "__main__":

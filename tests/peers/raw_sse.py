@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.peers.raw_calls import Caller
 from tests.peers.raw_connection import GARBAGE, STREAM_HEAD, Connection, Request, response
-from tests.peers.raw_desk import Desk, Json
 from tests.peers.raw_duplex import Duplex
 from tests.peers.raw_modes import Modes
+from tests.peers.raw_protocol import Json, RawProtocol
 
 
 class SseExchange:
@@ -56,9 +56,9 @@ class SseExchange:
 class SseServer:
     """Answers streams and messages."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.caller = Caller(desk)
+    def __init__(self, protocol: RawProtocol) -> None:
+        self._protocol = protocol
+        self.caller = Caller(protocol)
         self._sessions: dict[str, Duplex] = {}
 
     async def serve(self, port: int) -> None:
@@ -71,7 +71,7 @@ class SseServer:
         """Answer one request of a connection; a stream lasts until its connection is lost."""
         match (request.method, urlsplit(request.path).path):
             case ("POST", "/control"):
-                self._desk.modes = Modes.parse(request.body.decode())
+                self._protocol.modes = Modes.parse(request.body.decode())
                 await connection.write(response(200, b"{}"))
             case ("GET", "/sse"):
                 await self._open_stream(request, connection)
@@ -88,20 +88,20 @@ class SseServer:
             duplex = Duplex(self.caller, lambda: SseExchange(connection, request.headers), group)
             self._sessions[name] = duplex
             await connection.write(STREAM_HEAD + b"\r\n" + chunk(b": open\n\n"))
-            if "no_endpoint" not in self._desk.modes:
+            if "no_endpoint" not in self._protocol.modes:
                 await connection.write(event("endpoint", self._endpoint(request, name)))
             await connection.lost.wait()
             del self._sessions[name]
             duplex.leave()
 
     def _endpoint(self, request: Request, name: str) -> str:
-        modes, path = self._desk.modes, f"/messages?session={name}"
+        modes, path = self._protocol.modes, f"/messages?session={name}"
         if "foreign_endpoint" in modes:
             return f"{modes.given['foreign_endpoint']}{path}"
         return f"http://{request.headers['host']}{path}" if "absolute_endpoint" in modes else path
 
     async def _take(self, request: Request, connection: Connection) -> None:
-        self._desk.ledger.record(posted=request.path.partition("?")[0])
+        self._protocol.ledger.record(posted=request.path.partition("?")[0])
         (name,) = parse_qs(urlsplit(request.path).query).get("session", [""])
         duplex = self._sessions.get(name)
         if duplex is None:

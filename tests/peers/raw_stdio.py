@@ -9,8 +9,8 @@ import select
 import sys
 
 from tests.peers.raw_calls import Caller
-from tests.peers.raw_desk import Desk, Json
 from tests.peers.raw_duplex import Duplex
+from tests.peers.raw_protocol import Json, RawProtocol
 
 LINE_BYTES = 64 << 20
 GARBAGE = (
@@ -65,9 +65,9 @@ TURNS_LEFT = 10
 class StdioServer:
     """Reads lines and starts what they ask for."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.caller = Caller(desk)
+    def __init__(self, protocol: RawProtocol) -> None:
+        self._protocol = protocol
+        self.caller = Caller(protocol)
 
     async def serve(self) -> None:
         """Serve until stdin ends; then stop at once, unless told to outlive it."""
@@ -78,7 +78,7 @@ class StdioServer:
             duplex = Duplex(self.caller, StdioExchange, group)
             while line := await reader.readline():
                 await duplex.take(json.loads(line))
-            if "ignore_sigterm" in self._desk.modes:
+            if "ignore_sigterm" in self._protocol.modes:
                 await asyncio.Event().wait()
             for _ in range(TURNS_LEFT):
                 await asyncio.sleep(0)

@@ -10,8 +10,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from tests.peers.raw_calls import Caller
-from tests.peers.raw_desk import Desk, Json
 from tests.peers.raw_duplex import Duplex
+from tests.peers.raw_protocol import Json, RawProtocol
 
 MESSAGE_BYTES = 64 << 20
 GARBAGE = "this is not JSON"
@@ -58,8 +58,8 @@ class SocketExchange:
 class WebSocketServer:
     """Answers sockets, at any path."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.caller = Caller(desk)
+    def __init__(self, protocol: RawProtocol) -> None:
+        self.caller = Caller(protocol)
 
     async def serve(self, port: int) -> None:
         """Listen on loopback for ever; the first line on stdout is `PORT n`."""

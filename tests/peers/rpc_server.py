@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.peers.raw_connection import Connection, Request, response, status_of
-from tests.peers.raw_desk import METHOD_NOT_FOUND, Json, Ledger, error, method_of, params_of, tool
+from tests.peers.raw_protocol import METHOD_NOT_FOUND, Json, Ledger, error, method_of, params_of, tool
 
 REFUSED = {"code": -32050, "message": "the shop is closed", "data": {"opens": "tomorrow"}}
 

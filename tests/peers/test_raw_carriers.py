@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 from tests.conftest import Ledger, Spawn
 from tests.peers.client_sdk2 import Listener, client_over_http, client_over_sse, client_over_stdio
 from tests.peers.launch import HttpPeer, command
-from tests.peers.raw_desk import MANY_PAGES, many_name
+from tests.peers.raw_protocol import MANY_PAGES, many_name
 
 WITHIN_SECONDS = 30.0
 

@@ -17,11 +17,11 @@ Major = Literal[1, 2]
 Mode = Literal["legacy", "auto", "2026-07-28"]
 
 RUN_SECONDS = 240.0
-"""For all visits together, which are made at the same time."""
+"""For all sessions together, which run at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class SessionPlan:
     """One session: where, and what is done there."""
 
     steps: Mapping[str, Step]
@@ -32,13 +32,13 @@ class Visit:
     """What to start instead, over stdio."""
 
 
-async def run_typescript(major: Major, mode: Mode, visits: Sequence[Visit]) -> list[dict[str, Answer]]:
-    """Make the visits, all at once; the answers of each by its steps' names.
+async def run_typescript(major: Major, mode: Mode, plans: Sequence[SessionPlan]) -> list[dict[str, Answer]]:
+    """Run the sessions, all at once; the answers of each by its steps' names.
 
     Raises:
         RuntimeError: The client could not connect or broke off; the message holds what it wrote to stderr.
     """
-    told = [{key: value for key, value in asdict(visit).items() if value} for visit in visits]
+    told = [{key: value for key, value in asdict(plan).items() if value} for plan in plans]
     process = await asyncio.create_subprocess_exec(
         node(),
         str(FOLDER / "client.mjs"),
@@ -49,7 +49,7 @@ async def run_typescript(major: Major, mode: Mode, visits: Sequence[Visit]) -> l
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
-            job = json.dumps({"major": major, "mode": mode, "visits": told}).encode()
+            job = json.dumps({"major": major, "mode": mode, "sessions": told}).encode()
             said, complained = await process.communicate(job)
     finally:
         if process.returncode is None:

@@ -24,14 +24,14 @@ steady = settings(deadline=None, derandomize=True, max_examples=100)
 """The same examples every time, however busy the machine is."""
 
 
-def shelf_of(pairs: list[tuple[str, str]]) -> Catalog:
+def catalog_of_pairs(pairs: list[tuple[str, str]]) -> Catalog:
     return Catalog({EVERYTHING: routes_of(*(tool(own, server) for server, own in pairs))})
 
 
-def meant_by(said: str, shelf: Catalog) -> set[str]:
+def meant_by(said: str, tool_catalog: Catalog) -> set[str]:
     """The tool that a name leads to, or those that it could."""
     try:
-        return {shelf.resolve(said).full_name}
+        return {tool_catalog.resolve(said).full_name}
     except ToolNotFoundError:
         return set()
     except AmbiguousToolError as several:
@@ -41,22 +41,22 @@ def meant_by(said: str, shelf: Catalog) -> set[str]:
 @given(PAIRS)
 @steady
 def test_every_tool_is_found_by_the_names_that_are_its_own(pairs: list[tuple[str, str]]) -> None:
-    shelf = shelf_of(pairs)
-    assert len({entry.llm_name for entry in shelf.entries.values()}) == len(shelf.entries) == len(pairs)
-    for entry in shelf.entries.values():
+    tool_catalog = catalog_of_pairs(pairs)
+    assert len({entry.llm_name for entry in tool_catalog.entries.values()}) == len(tool_catalog.entries) == len(pairs)
+    for entry in tool_catalog.entries.values():
         assert LLM_NAME.fullmatch(entry.llm_name)
-        assert shelf.by_llm_name(entry.llm_name) is entry
-        assert shelf.resolve(entry.full_name) is entry
-        assert shelf.resolve(entry.full_name, entry.server) is entry
+        assert tool_catalog.by_llm_name(entry.llm_name) is entry
+        assert tool_catalog.resolve(entry.full_name) is entry
+        assert tool_catalog.resolve(entry.full_name, entry.server) is entry
         assert (entry.tool.name, entry.tool.metadata["llm_name"]) == (entry.full_name, entry.llm_name)
 
 
 @given(PAIRS, st.one_of(TOOLS, SERVERS))
 @steady
 def test_any_other_name_leads_to_all_that_have_it(pairs: list[tuple[str, str]], said: str) -> None:
-    shelf = shelf_of(pairs)
-    entries = shelf.entries.values()
-    if said in shelf.entries:
+    tool_catalog = catalog_of_pairs(pairs)
+    entries = tool_catalog.entries.values()
+    if said in tool_catalog.entries:
         having = {said}
     elif said.startswith("mcp."):
         having = {entry.full_name for entry in entries if f"mcp.{entry.name}" == said and entry.server != "builtin"}
@@ -64,4 +64,4 @@ def test_any_other_name_leads_to_all_that_have_it(pairs: list[tuple[str, str]], 
         short = {entry.full_name for entry in entries if entry.name == said}
         built_in = {f"builtin.{said}"} & short
         having = (built_in or short) | {entry.full_name for entry in entries if entry.llm_name == said}
-    assert meant_by(said, shelf) == having
+    assert meant_by(said, tool_catalog) == having

@@ -1,6 +1,6 @@
 """No body makes the hub authorise one call and send another.
 
-In process and without sockets: bytes through what the face reads, the hub with a caller of few rights, and what
+In process and without sockets: bytes through what the frontend reads, the hub with a caller of few rights, and what
 both dialects would write to a server; then parsers that disagree on duplicates and case read what was written.
 """
 
@@ -142,7 +142,7 @@ class Bench:
             )
 
     def feed(self, body: bytes, claims: modern.RoutingHeaders | None = None) -> tuple[Sent, ...]:
-        """Take a body, with what its headers claim, as the face does; what was sent because of it."""
+        """Take a body, with what its headers claim, as the frontend does; what was sent because of it."""
         self.link.sent.clear()
         message = jsonrpc.decode(body)
         if isinstance(message, Request) and message.method == "tools/call":

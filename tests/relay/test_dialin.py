@@ -1,4 +1,4 @@
-"""A server that dialled in is a server like any other: on every face, with all that servers can do, here and away."""
+"""A server that dialled in works like any other: on every frontend, with all server features, connected or away."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ async def over_a2a(rest: httpx2.AsyncClient, name: str, arguments: Json) -> Json
     return task
 
 
-# -- every face ------------------------------------------------------------------------------------------------------
+# -- every frontend --------------------------------------------------------------------------------------------------
 
 
-async def test_its_tools_are_listed_and_called_on_every_face(
+async def test_its_tools_are_listed_and_called_on_every_frontend(
     hub: HubProcess, rest: httpx2.AsyncClient, agent: str
 ) -> None:
     name = f"{agent}_s1"

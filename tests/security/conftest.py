@@ -1,4 +1,4 @@
-"""A hub for tests that only knock at its doors."""
+"""A hub for tests that only knock at its endpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from tests.conftest import Ledger
 from tests.hubs import HubProcess
-from tests.security.doors import opened
+from tests.security.endpoints import opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf import json_format
 
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 from tests.frontends.test_a2a_grpc import address, call
 from tests.frontends.wire import (
     BASE,
@@ -81,7 +81,7 @@ def cleaned(text: str, *names: str) -> str:
     return _CHANCE.sub("CHANCE", text)
 
 
-class Visit:
+class CallerConnection:
     """One caller at the hub, with a connection for everything but streams."""
 
     def __init__(self, hub: HubProcess, wire: Wire, caller: str, channel: Any) -> None:
@@ -131,9 +131,9 @@ class Sse:
 
 
 @asynccontextmanager
-async def sse_of(visit: Visit) -> AsyncIterator[Sse]:
-    async with connected(visit.hub.port) as wire:
-        headers = [("host", "localhost"), ("accept", "text/event-stream"), *visit.key, ("content-length", "0")]
+async def sse_of(connection: CallerConnection) -> AsyncIterator[Sse]:
+    async with connected(connection.hub.port) as wire:
+        headers = [("host", "localhost"), ("accept", "text/event-stream"), *connection.key, ("content-length", "0")]
         lines = "\r\n".join(["GET /sse HTTP/1.1", *(f"{name}: {value}" for name, value in headers), "", ""])
         await wire.say(lines.encode())
         await wire.head()
@@ -142,9 +142,9 @@ async def sse_of(visit: Visit) -> AsyncIterator[Sse]:
         yield stream
 
 
-Calling: TypeAlias = Callable[[Visit, str, str], Awaitable[Told]]
-"""Calls a tool of a server by a visit."""
-Listing: TypeAlias = Callable[[Visit], Awaitable[set[str]]]
+Calling: TypeAlias = Callable[[CallerConnection, str, str], Awaitable[Told]]
+"""Calls a tool of a server by a connection."""
+Listing: TypeAlias = Callable[[CallerConnection], Awaitable[set[str]]]
 
 
 def names_in(reply: Reply, member: str = "tools", key: str = "name") -> set[str]:
@@ -152,94 +152,94 @@ def names_in(reply: Reply, member: str = "tools", key: str = "name") -> set[str]
     return {each[key] for each in body[member] if not each[key].startswith("builtin.")}
 
 
-async def modern_call(visit: Visit, server: str, tool: str) -> Told:
+async def modern_call(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
     body = modern("tools/call", {"name": name, "arguments": {}})
-    return told(await visit.post(body, headers=modern_headers("tools/call", name)), name)
+    return told(await connection.post(body, headers=modern_headers("tools/call", name)), name)
 
 
-async def modern_list(visit: Visit) -> set[str]:
-    return names_in(await visit.post(modern("tools/list"), headers=modern_headers("tools/list")))
+async def modern_list(connection: CallerConnection) -> set[str]:
+    return names_in(await connection.post(modern("tools/list"), headers=modern_headers("tools/list")))
 
 
-async def legacy_call(visit: Visit, server: str, tool: str) -> Told:
+async def legacy_call(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
-    return told(await visit.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
+    return told(await connection.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
 
 
-async def legacy_list(visit: Visit) -> set[str]:
-    return names_in(await visit.post(legacy("tools/list")))
+async def legacy_list(connection: CallerConnection) -> set[str]:
+    return names_in(await connection.post(legacy("tools/list")))
 
 
-async def own_call(visit: Visit, server: str, tool: str) -> Told:
+async def own_call(connection: CallerConnection, server: str, tool: str) -> Told:
     body = legacy("tools/call", {"name": tool, "arguments": {}})
-    return told(await visit.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
+    return told(await connection.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
 
 
-async def own_list(visit: Visit) -> set[str]:
+async def own_list(connection: CallerConnection) -> set[str]:
     found: set[str] = set()
     for server in SERVERS:
-        reply = await visit.post(legacy("tools/list"), path=f"/mcp/{server}")
+        reply = await connection.post(legacy("tools/list"), path=f"/mcp/{server}")
         found |= {f"{server}.{tool}" for tool in names_in(reply)} if reply.status == 200 else set()
     return found
 
 
-async def session_call(visit: Visit, server: str, tool: str) -> Told:
+async def session_call(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
-    reply = await visit.post(legacy("tools/call", {"name": name, "arguments": {}}), headers=visit.session)
+    reply = await connection.post(legacy("tools/call", {"name": name, "arguments": {}}), headers=connection.session)
     return told(reply, name)
 
 
-async def session_list(visit: Visit) -> set[str]:
-    return names_in(await visit.post(legacy("tools/list"), headers=visit.session))
+async def session_list(connection: CallerConnection) -> set[str]:
+    return names_in(await connection.post(legacy("tools/list"), headers=connection.session))
 
 
-async def task_call(visit: Visit, server: str, tool: str) -> Told:
+async def task_call(connection: CallerConnection, server: str, tool: str) -> Told:
     """The same as a task of the earlier era, and then its result."""
     name = f"{server}.{tool}"
     body = legacy("tools/call", {"name": name, "arguments": {}, "task": {"ttl": 60_000}})
-    reply = await visit.post(body, headers=visit.session)
+    reply = await connection.post(body, headers=connection.session)
     made = reply.json.get("result", {}).get("task")
     if made is None:
         return told(reply, name)
     asked = legacy("tasks/result", {"taskId": made["taskId"]})
-    return told(await visit.post(asked, headers=visit.session), name)
+    return told(await connection.post(asked, headers=connection.session), name)
 
 
-async def sse_call(visit: Visit, server: str, tool: str) -> Told:
-    assert visit.sse is not None
+async def sse_call(connection: CallerConnection, server: str, tool: str) -> Told:
+    assert connection.sse is not None
     name = f"{server}.{tool}"
     body = legacy("tools/call", {"name": name, "arguments": {}})
-    reply = await visit.post(body, path=visit.sse.endpoint)
-    return Told(reply.status, (), cleaned(await visit.sse.event(), name))
+    reply = await connection.post(body, path=connection.sse.endpoint)
+    return Told(reply.status, (), cleaned(await connection.sse.event(), name))
 
 
-async def sse_list(visit: Visit) -> set[str]:
-    assert visit.sse is not None
-    await visit.post(legacy("tools/list"), path=visit.sse.endpoint)
-    listed = json.loads(await visit.sse.event())["result"]["tools"]
+async def sse_list(connection: CallerConnection) -> set[str]:
+    assert connection.sse is not None
+    await connection.post(legacy("tools/list"), path=connection.sse.endpoint)
+    listed = json.loads(await connection.sse.event())["result"]["tools"]
     return {each["name"] for each in listed if not each["name"].startswith("builtin.")}
 
 
-async def rest_call(visit: Visit, server: str, tool: str) -> Told:
+async def rest_call(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
-    return told(await visit.post({}, path=f"/v1/tools/{name}"), name)
+    return told(await connection.post({}, path=f"/v1/tools/{name}"), name)
 
 
-async def rest_list(visit: Visit) -> set[str]:
-    return names_in(await visit.get("/v1/tools"))
+async def rest_list(connection: CallerConnection) -> set[str]:
+    return names_in(await connection.get("/v1/tools"))
 
 
-async def rest_shown(visit: Visit) -> set[str]:
+async def rest_shown(connection: CallerConnection) -> set[str]:
     """What is shown one by one, by every name that there is."""
-    shown = [tool for tool in TOOLS if (await visit.get(f"/v1/tools/{tool.server}.{tool.name}")).status == 200]
+    shown = [tool for tool in TOOLS if (await connection.get(f"/v1/tools/{tool.server}.{tool.name}")).status == 200]
     return {f"{tool.server}.{tool.name}" for tool in shown}
 
 
-async def rest_by_server(visit: Visit) -> set[str]:
+async def rest_by_server(connection: CallerConnection) -> set[str]:
     found: set[str] = set()
     for server in SERVERS:
-        reply = await visit.get(f"/v1/tools?server={server}")
+        reply = await connection.get(f"/v1/tools?server={server}")
         found |= names_in(reply) if reply.status == 200 else set()
     return found
 
@@ -247,9 +247,9 @@ async def rest_by_server(visit: Visit) -> set[str]:
 V1 = [*BASE, ("a2a-version", "1.0")]
 
 
-async def card_list(visit: Visit) -> set[str]:
+async def card_list(connection: CallerConnection) -> set[str]:
     """The skills on the agent's card."""
-    card = (await visit.get("/.well-known/agent-card.json")).json
+    card = (await connection.get("/.well-known/agent-card.json")).json
     found = {skill["id"] for skill in card["skills"]}
     return {name for name in found if name.partition(".")[0] in SERVERS}
 
@@ -257,7 +257,7 @@ async def card_list(visit: Visit) -> set[str]:
 def a2a(form: str) -> Calling:
     """A message with an instruction in one of its forms, as the newest generation writes it."""
 
-    async def run(visit: Visit, server: str, tool: str) -> Told:
+    async def run(connection: CallerConnection, server: str, tool: str) -> Told:
         name = f"{server}.{tool}"
         forms: dict[str, dict[str, Any]] = {
             "tool": {"parts": [{"data": {"tool": name, "arguments": {}}}]},
@@ -270,58 +270,60 @@ def a2a(form: str) -> Calling:
                 ]
             },
         }
-        message = {"messageId": visit.id, "role": "ROLE_USER", **forms[form]}
-        reply = await visit.post(legacy("SendMessage", {"message": message}), path="/a2a", headers=V1)
+        message = {"messageId": connection.id, "role": "ROLE_USER", **forms[form]}
+        reply = await connection.post(legacy("SendMessage", {"message": message}), path="/a2a", headers=V1)
         return told(reply, name, *([server, tool] if form in ("execute", "command") else []))
 
     return run
 
 
-async def a2a_plain(visit: Visit, server: str, tool: str) -> Told:
+async def a2a_plain(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
-    message = {"messageId": visit.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
-    return told(await visit.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
+    message = {"messageId": connection.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
+    return told(await connection.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
 
 
-async def a2a_0_3(visit: Visit, server: str, tool: str) -> Told:
+async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
     part = {"kind": "data", "data": {"tool": name, "arguments": {}}}
-    message = {"kind": "message", "messageId": visit.id, "role": "user", "parts": [part]}
+    message = {"kind": "message", "messageId": connection.id, "role": "user", "parts": [part]}
     body = legacy("message/send", {"message": message, "configuration": {"blocking": True}})
-    return told(await visit.post(body, path="/a2a"), name)
+    return told(await connection.post(body, path="/a2a"), name)
 
 
-async def a2a_0_1(visit: Visit, server: str, tool: str) -> Told:
+async def a2a_0_1(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
     message = {"role": "user", "parts": [{"type": "data", "data": {"tool": name, "arguments": {}}}]}
-    return told(await visit.post(legacy("tasks/send", {"id": visit.id, "message": message}), path="/a2a"), name)
+    return told(
+        await connection.post(legacy("tasks/send", {"id": connection.id, "message": message}), path="/a2a"), name
+    )
 
 
-async def agentvault(visit: Visit, server: str, tool: str) -> Told:
+async def agentvault(connection: CallerConnection, server: str, tool: str) -> Told:
     """Its answer is an id; how the task went is asked for."""
     name = f"{server}.{tool}"
     message = {"role": "user", "parts": [{"type": "data", "content": {"tool": name, "arguments": {}}}]}
-    sent = await visit.post(legacy("tasks/send", {"message": message}), path="/a2a")
+    sent = await connection.post(legacy("tasks/send", {"message": message}), path="/a2a")
     reply = sent
 
     async def is_over() -> bool:
         nonlocal reply
-        reply = await visit.post(legacy("tasks/get", {"id": sent.json["result"]["id"]}), path="/a2a")
+        reply = await connection.post(legacy("tasks/get", {"id": sent.json["result"]["id"]}), path="/a2a")
         return reply.json["result"]["state"] in ("COMPLETED", "FAILED")
 
     await until(is_over)
     return told(reply, name)
 
 
-async def by_grpc(visit: Visit, server: str, tool: str) -> Told:
+async def by_grpc(connection: CallerConnection, server: str, tool: str) -> Told:
     name = f"{server}.{tool}"
-    message = {"messageId": visit.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
-    answer = await call(visit.channel, "SendMessage", {"message": message}, key_of(visit.caller))
+    message = {"messageId": connection.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
+    answer = await call(connection.channel, "SendMessage", {"message": message}, key_of(connection.caller))
     text = json_format.MessageToJson(answer)
     return Told(0, (), cleaned(text, name), suggested(text))
 
 
-ENTRIES: dict[str, tuple[Face, Calling, Listing]] = {
+ENTRIES: dict[str, tuple[FrontendName, Calling, Listing]] = {
     "MCP, modern": ("mcp", modern_call, modern_list),
     "MCP, legacy": ("mcp", legacy_call, legacy_list),
     "MCP, a session": ("mcp", session_call, session_list),
@@ -345,11 +347,11 @@ ENTRIES: dict[str, tuple[Face, Calling, Listing]] = {
 
 
 @asynccontextmanager
-async def visiting(hub: HubProcess, caller: str) -> AsyncIterator[Visit]:
+async def connected_caller(hub: HubProcess, caller: str) -> AsyncIterator[CallerConnection]:
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(connected(hub.port))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(await address(hub)))
-        visit = Visit(hub, wire, caller, channel)
-        await visit.begin_session()
-        visit.sse = await stack.enter_async_context(sse_of(visit))
-        yield visit
+        connection = CallerConnection(hub, wire, caller, channel)
+        await connection.begin_session()
+        connection.sse = await stack.enter_async_context(sse_of(connection))
+        yield connection

@@ -364,9 +364,9 @@ def _head(method: str, name: str = "") -> dict[str, str]:
     return {"mcp_protocol_version": MODERN, "mcp_method": method, **named}
 
 
-# -- doors: each calls a tool with arguments and returns how long the answer is ---------------------------------------
+# -- endpoints: each calls a tool with arguments and returns how long the answer is -----------------------------------
 
-Door = Callable[[Field, str, str], Awaitable[int]]
+Endpoint = Callable[[Field, str, str], Awaitable[int]]
 
 
 async def by_modern(field: Field, tool: str, arguments: str) -> int:
@@ -415,34 +415,34 @@ async def by_device(field: Field, tool: str, arguments: str) -> int:
     return await field.device.ask_text(id, _rpc(id, "tools/call", f'{{"name":"{tool}","arguments":{arguments}}}'))
 
 
-def _errand(tool: str, arguments: str) -> str:
+def _tool_request(tool: str, arguments: str) -> str:
     return f'{{"tool":"{tool}","arguments":{arguments}}}'
 
 
 async def by_a2a_1(field: Field, tool: str, arguments: str) -> int:
     """A2A 1.0."""
-    part = f'{{"data":{_errand(tool, arguments)}}}'
+    part = f'{{"data":{_tool_request(tool, arguments)}}}'
     message = f'{{"messageId":"m{next(field.numbers)}","role":"ROLE_USER","parts":[{part}]}}'
     return len(await field.post("/a2a", _rpc(1, "SendMessage", f'{{"message":{message}}}'), a2a_version="1.0"))
 
 
 async def by_a2a_rest(field: Field, tool: str, arguments: str) -> int:
     """A2A 1.0 over plain HTTP."""
-    part = f'{{"data":{_errand(tool, arguments)}}}'
+    part = f'{{"data":{_tool_request(tool, arguments)}}}'
     message = f'{{"messageId":"m{next(field.numbers)}","role":"ROLE_USER","parts":[{part}]}}'
     return len(await field.post("/a2a/rest/message:send", f'{{"message":{message}}}', a2a_version="1.0"))
 
 
 async def by_a2a_03(field: Field, tool: str, arguments: str) -> int:
     """A2A 0.3."""
-    part = f'{{"kind":"data","data":{_errand(tool, arguments)}}}'
+    part = f'{{"kind":"data","data":{_tool_request(tool, arguments)}}}'
     message = f'{{"kind":"message","messageId":"m{next(field.numbers)}","role":"user","parts":[{part}]}}'
     return len(await field.post("/a2a", _rpc(1, "message/send", f'{{"message":{message}}}')))
 
 
 async def by_a2a_01(field: Field, tool: str, arguments: str) -> int:
     """The first A2A."""
-    part = f'{{"type":"data","data":{_errand(tool, arguments)}}}'
+    part = f'{{"type":"data","data":{_tool_request(tool, arguments)}}}'
     message = f'{{"role":"user","parts":[{part}]}}'
     params = f'{{"id":"t{next(field.numbers)}","message":{message}}}'
     return len(await field.post("/a2a", _rpc(1, "tasks/send", params)))
@@ -467,7 +467,7 @@ async def by_stdio(field: Field, tool: str, arguments: str) -> int:
 
 async def by_a2a_1_stream(field: Field, tool: str, arguments: str) -> int:
     """A2A 1.0, answered as a stream."""
-    part = f'{{"data":{_errand(tool, arguments)}}}'
+    part = f'{{"data":{_tool_request(tool, arguments)}}}'
     message = f'{{"messageId":"m{next(field.numbers)}","role":"ROLE_USER","parts":[{part}]}}'
     body = _rpc(1, "SendStreamingMessage", f'{{"message":{message}}}')
     return len(await field.post("/a2a", body, a2a_version="1.0"))
@@ -475,7 +475,7 @@ async def by_a2a_1_stream(field: Field, tool: str, arguments: str) -> int:
 
 async def by_a2a_03_stream(field: Field, tool: str, arguments: str) -> int:
     """A2A 0.3, answered as a stream."""
-    part = f'{{"kind":"data","data":{_errand(tool, arguments)}}}'
+    part = f'{{"kind":"data","data":{_tool_request(tool, arguments)}}}'
     message = f'{{"kind":"message","messageId":"m{next(field.numbers)}","role":"user","parts":[{part}]}}'
     return len(await field.post("/a2a", _rpc(1, "message/stream", f'{{"message":{message}}}')))
 
@@ -486,7 +486,7 @@ _PLACE = b"m000000000"
 @lru_cache(maxsize=16)
 def _grpc_request(tool: str, arguments: str) -> bytes:
     """A message of gRPC. To write one takes the driver far longer than the hub to read it."""
-    part = {"data": json.loads(_errand(tool, arguments))}
+    part = {"data": json.loads(_tool_request(tool, arguments))}
     message = {"messageId": _PLACE.decode(), "role": "ROLE_USER", "parts": [part]}
     given, _ = (CLASSES[name] for name in METHODS["SendMessage"])
     sent: bytes = json_format.ParseDict({"message": message}, given()).SerializeToString()
@@ -505,7 +505,7 @@ async def by_grpc(field: Field, tool: str, arguments: str) -> int:
         return len(str(error.details()))
 
 
-DOORS: dict[str, Door] = {
+ENDPOINTS: dict[str, Endpoint] = {
     "modern": by_modern,
     "legacy": by_legacy,
     "one server": by_one_server,
@@ -520,13 +520,13 @@ DOORS: dict[str, Door] = {
     "agentvault": by_agentvault,
     "grpc": by_grpc,
 }
-MORE_DOORS: dict[str, Door] = {
+MORE_ENDPOINTS: dict[str, Endpoint] = {
     "stdio frontend": by_stdio,
     "a2a 1.0 stream": by_a2a_1_stream,
     "a2a 0.3 stream": by_a2a_03_stream,
 }
-"""Doors that read like others, each with a few shapes."""
-A2A_DOORS = ("a2a 1.0", "a2a plain", "a2a 0.3", "a2a 0.1", "agentvault", "grpc")
+"""Endpoints that read like others, each with a few shapes."""
+A2A_ENDPOINTS = ("a2a 1.0", "a2a plain", "a2a 0.3", "a2a 0.1", "agentvault", "grpc")
 SERVERS = ("stdio", "json", "stream", "sse", "socket", "rpc", "python")
 
 
@@ -542,14 +542,14 @@ class Kind:
     drive: Callable[[Field], Awaitable[Any]]
 
 
-def _size_at(door: str) -> int:
-    """How long a request may be at a door."""
-    return FRAME if door == "device" else BODY
+def _size_at(endpoint: str) -> int:
+    """How long a request may be at an endpoint."""
+    return FRAME if endpoint == "device" else BODY
 
 
-async def _sends(field: Field, door: str, tool: str, shape: str) -> None:
-    text = heavy_shapes.value(shape, _size_at(door))
-    assert await DOORS[door](field, tool, f'{{"text":"x","v":{text}}}'), "there is an answer"
+async def _sends(field: Field, endpoint: str, tool: str, shape: str) -> None:
+    text = heavy_shapes.value(shape, _size_at(endpoint))
+    assert await ENDPOINTS[endpoint](field, tool, f'{{"text":"x","v":{text}}}'), "there is an answer"
 
 
 def _family_of(shape: str) -> str:
@@ -564,34 +564,36 @@ SENT_EVERYWHERE = (
 
 
 def _requests() -> Iterator[Kind]:
-    """Every shape at one door of each family of protocols, and what differs most at each other."""
-    for door in DOORS:
-        for shape in heavy_shapes.SHAPES if door in {"modern", "a2a 1.0"} else SENT_EVERYWHERE:
-            tool = "take" if door == "device" else "stdio.take"
-            family = "relay frames" if door == "device" else _family_of(shape)
-            family = "A2A parts" if door in A2A_DOORS else family
-            yield Kind(f"request / {door} / {shape}", family, partial(_sends, door=door, tool=tool, shape=shape))
+    """Every shape at one endpoint of each family of protocols, and what differs most at each other."""
+    for endpoint in ENDPOINTS:
+        for shape in heavy_shapes.SHAPES if endpoint in {"modern", "a2a 1.0"} else SENT_EVERYWHERE:
+            tool = "take" if endpoint == "device" else "stdio.take"
+            family = "relay frames" if endpoint == "device" else _family_of(shape)
+            family = "A2A parts" if endpoint in A2A_ENDPOINTS else family
+            yield Kind(
+                f"request / {endpoint} / {shape}", family, partial(_sends, endpoint=endpoint, tool=tool, shape=shape)
+            )
 
 
-async def _more_sends(field: Field, door: str, shape: str) -> None:
+async def _more_sends(field: Field, endpoint: str, shape: str) -> None:
     text = heavy_shapes.value(shape, BODY)
-    answer = await MORE_DOORS[door](field, "stdio.take", f'{{"text":"x","v":{text}}}')
+    answer = await MORE_ENDPOINTS[endpoint](field, "stdio.take", f'{{"text":"x","v":{text}}}')
     assert answer, "there is an answer"
 
 
-async def _more_gives(field: Field, door: str, shape: str) -> None:
-    length = await MORE_DOORS[door](field, "stdio.give", json.dumps({"shape": shape, "size": RESULT // 2}))
-    if field.stdio is not None or door != "stdio frontend":
+async def _more_gives(field: Field, endpoint: str, shape: str) -> None:
+    length = await MORE_ENDPOINTS[endpoint](field, "stdio.give", json.dumps({"shape": shape, "size": RESULT // 2}))
+    if field.stdio is not None or endpoint != "stdio frontend":
         _check_length(length, shape, RESULT // 2)
 
 
-def _more_doors() -> Iterator[Kind]:
-    for door in MORE_DOORS:
-        family = "standard streams" if door == "stdio frontend" else "A2A parts"
+def _more_endpoints() -> Iterator[Kind]:
+    for endpoint in MORE_ENDPOINTS:
+        family = "standard streams" if endpoint == "stdio frontend" else "A2A parts"
         for shape in ("ascii", "backslashes", "objects", "members", "deep objects"):
-            yield Kind(f"request / {door} / {shape}", family, partial(_more_sends, door=door, shape=shape))
+            yield Kind(f"request / {endpoint} / {shape}", family, partial(_more_sends, endpoint=endpoint, shape=shape))
         for shape in ("ascii", "escapes", "rows"):
-            yield Kind(f"result by {door} / {shape}", family, partial(_more_gives, door=door, shape=shape))
+            yield Kind(f"result by {endpoint} / {shape}", family, partial(_more_gives, endpoint=endpoint, shape=shape))
 
 
 async def _says(field: Field, path: str, body: str, version: str) -> None:
@@ -628,17 +630,17 @@ def _v03(part: str) -> str:
     return f'{{"kind":"message","messageId":"w%n","role":"user","parts":[{part}]}}'
 
 
-async def _gives(field: Field, door: str, server: str, shape: str) -> None:
+async def _gives(field: Field, endpoint: str, server: str, shape: str) -> None:
     tool = "tell" if server == "python" and heavy_shapes.is_text(shape) else "give"
     name = tool if server == "dialled" else f"{server}.{tool}"
     size = FRAME if server == "dialled" else RESULT
     if len(heavy_shapes.result(shape, size)) > 16_000_000:  # escapes make it longer than the hub accepts
         size //= 2
-    length = await DOORS[door](field, name, json.dumps({"shape": shape, "size": size}))
+    length = await ENDPOINTS[endpoint](field, name, json.dumps({"shape": shape, "size": size}))
     # The stream of `sse` is read in pieces of any length, and a dial-in server's answer may have a megabyte.
     is_refused = server == "dialled" and len(heavy_shapes.result(shape, size)) > 1_000_000
     # AgentVault answers with the id of a task.
-    if door not in {"sse", "agentvault"} and not is_refused:
+    if endpoint not in {"sse", "agentvault"} and not is_refused:
         _check_length(length, shape, size)
 
 
@@ -656,16 +658,20 @@ GIVEN_EVERYWHERE = (
 
 def _results() -> Iterator[Kind]:
     for server in (*SERVERS, "dialled"):
-        door = "device" if server == "dialled" else "modern"
+        endpoint = "device" if server == "dialled" else "modern"
         family = "relay frames" if server == "dialled" else "results"
         # Each line of it is a line of an event there.
         shapes = [shape for shape in heavy_shapes.SHAPES if shape != "line breaks" or server in {"json", "rpc"}]
         for shape in shapes if server in {"stdio", "json", "dialled"} else GIVEN_EVERYWHERE:
-            yield Kind(f"result / {server} / {shape}", family, partial(_gives, door=door, server=server, shape=shape))
-    for door in DOORS:
-        for shape in () if door in {"modern", "device"} else ("ascii", "non-ascii", "escapes", "rows", "line breaks"):
-            drive = partial(_gives, door=door, server="json", shape=shape)
-            yield Kind(f"result by {door} / {shape}", "results", drive)
+            yield Kind(
+                f"result / {server} / {shape}", family, partial(_gives, endpoint=endpoint, server=server, shape=shape)
+            )
+    for endpoint in ENDPOINTS:
+        for shape in (
+            () if endpoint in {"modern", "device"} else ("ascii", "non-ascii", "escapes", "rows", "line breaks")
+        ):
+            drive = partial(_gives, endpoint=endpoint, server="json", shape=shape)
+            yield Kind(f"result by {endpoint} / {shape}", "results", drive)
 
 
 async def _asks(field: Field, tool: str, arguments: str) -> None:
@@ -693,9 +699,9 @@ def _agents() -> Iterator[Kind]:
             yield Kind(f"agent / {kind} / {shape}", "A2A parts", partial(_agent, kind=kind, shape=shape))
 
 
-async def _reads(field: Field, server: str, shape: str, door: str) -> None:
+async def _reads(field: Field, server: str, shape: str, endpoint: str) -> None:
     uri = f"heavy://{shape}/{RESULT}"
-    if door == "rest":
+    if endpoint == "rest":
         uri = f"isthmus://hub/{server}/{uri}"
         _check_length(len(await field.get(f"/v1/resources/read?uri={uri}")), shape, RESULT)
         return
@@ -707,9 +713,9 @@ async def _reads(field: Field, server: str, shape: str, door: str) -> None:
 def _resources() -> Iterator[Kind]:
     for server in ("stdio", "json", "socket"):
         for shape in ("ascii", "non-ascii", "escapes", "base64"):
-            for door in ("modern", "rest"):
-                drive = partial(_reads, server=server, shape=shape, door=door)
-                yield Kind(f"resource / {server} / {door} / {shape}", "resources", drive)
+            for endpoint in ("modern", "rest"):
+                drive = partial(_reads, server=server, shape=shape, endpoint=endpoint)
+                yield Kind(f"resource / {server} / {endpoint} / {shape}", "resources", drive)
 
 
 async def _floods(field: Field, server: str, kind: str, count: int) -> None:
@@ -790,12 +796,12 @@ def _floods_of_callers() -> Iterator[Kind]:
         yield Kind(f"form / {name}", "strings", partial(_form, body=body))
 
 
-async def _parallel(field: Field, door: str, shape: str, size: int, count: int) -> None:
+async def _parallel(field: Field, endpoint: str, shape: str, size: int, count: int) -> None:
     text = f'{{"text":"x","v":{heavy_shapes.value(shape, size)}}}'
 
     async def call() -> int:
         try:
-            return await DOORS[door](field, "builtin.echo", text)
+            return await ENDPOINTS[endpoint](field, "builtin.echo", text)
         except (httpx2.ReadError, httpx2.WriteError):
             return 1  # refused as too much at once, and reset because this busy process sent on for over two seconds
 
@@ -809,17 +815,17 @@ async def _parallel_results(field: Field, size: int, count: int) -> None:
 
 
 def _crowds() -> Iterator[Kind]:
-    for door in ("modern", "rest", "a2a 1.0"):
+    for endpoint in ("modern", "rest", "a2a 1.0"):
         for shape in ("ascii", "rows"):
-            count = 60 if door == "modern" else 12
-            drive = partial(_parallel, door=door, shape=shape, size=3_500_000, count=count)
-            yield Kind(f"{count} at once / {door} / {shape}", "parallel large calls", drive)
+            count = 60 if endpoint == "modern" else 12
+            drive = partial(_parallel, endpoint=endpoint, shape=shape, size=3_500_000, count=count)
+            yield Kind(f"{count} at once / {endpoint} / {shape}", "parallel large calls", drive)
     drive = partial(_parallel_results, size=RESULT, count=12)
     yield Kind("12 results at once", "parallel large calls", drive)
 
 
 async def _lists(field: Field, server: str, what: str, count: int, size: int) -> None:
-    """Have a server list much, wait until it is listed, and have it listed by every door."""
+    """Have a server list much, wait until it is listed, and have it listed by every endpoint."""
     name = f"n{next(field.numbers)}_"
     given = {"what": what, "count": count, "size": size, "name": name}
     assert await by_modern(field, f"{server}.relist", json.dumps(given))
@@ -869,21 +875,23 @@ SCHEMAS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-async def _checks(field: Field, name: str, door: str, size: int) -> None:
+async def _checks(field: Field, name: str, endpoint: str, size: int) -> None:
     shape = SCHEMAS[name][1]
     tool = "checked." + name.replace(" ", "_")
-    assert await DOORS[door](field, tool, f'{{"x":{heavy_shapes.value(shape, size)}}}')
+    assert await ENDPOINTS[endpoint](field, tool, f'{{"x":{heavy_shapes.value(shape, size)}}}')
 
 
 def _schemas() -> Iterator[Kind]:
     for name in SCHEMAS:
-        for door in ("modern", "rest"):
-            yield Kind(f"schema / {door} / {name}", "schemas", partial(_checks, name=name, door=door, size=1 * MIB))
+        for endpoint in ("modern", "rest"):
+            yield Kind(
+                f"schema / {endpoint} / {name}", "schemas", partial(_checks, name=name, endpoint=endpoint, size=1 * MIB)
+            )
 
 
 KINDS: tuple[Kind, ...] = (
-    *_requests(), *_more_doors(), *_words(), *_results(), *_blocks(), *_agents(), *_resources(), *_floods_of_servers(),
-    *_floods_of_callers(), *_crowds(), *_schemas(), *_listings(),
+    *_requests(), *_more_endpoints(), *_words(), *_results(), *_blocks(), *_agents(), *_resources(),
+    *_floods_of_servers(), *_floods_of_callers(), *_crowds(), *_schemas(), *_listings(),
 )  # fmt: skip
 FAMILIES = tuple(dict.fromkeys(kind.family for kind in KINDS))
 

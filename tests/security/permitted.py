@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 from tests.hubs import CHECKOUT
 from tests.security import labelled_server
 
@@ -33,7 +33,7 @@ CALLERS: dict[str, dict[str, Any]] = {
     "bounded": {"allow": ["*"], "tenant": "acme"},
     "faced": {
         "allow": ["alpha", "gamma.look"],
-        "faces": {
+        "frontends": {
             "rest": {"allow": ["alpha.look", "alpha.greet"]},
             "a2a": {"deny": ["alpha.drop"]},
             "mcp": {"deny": ["alpha.tell"]},
@@ -109,12 +109,12 @@ def is_covered(patterns: list[str], feature: Feature, *, is_denial: bool) -> boo
     return False
 
 
-def may(caller: str, face: Face, feature: Feature) -> bool:
-    """Whether a caller is to reach something by a face."""
+def may(caller: str, frontend: FrontendName, feature: Feature) -> bool:
+    """Whether a caller is to reach something by a frontend."""
     entry = CALLERS[caller]
-    faces = {"sse": ("mcp", "sse")}.get(face, (face,))
+    frontends = {"sse": ("mcp", "sse")}.get(frontend, (frontend,))
     sets = [entry, *([TENANT] if "tenant" in entry else [])]
-    sets += [entry["faces"][name] for name in faces if name in entry.get("faces", {})]
+    sets += [entry["frontends"][name] for name in frontends if name in entry.get("frontends", {})]
     return all(
         is_covered(each.get("allow", ["*"]), feature, is_denial=False)
         and not is_covered(each.get("deny", []), feature, is_denial=True)

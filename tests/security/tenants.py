@@ -1,6 +1,6 @@
-"""A hub in this process with its real faces, visited without sockets by callers of three tenants.
+"""A hub in this process with its real frontends, called without sockets by callers of three tenants.
 
-Every caller has a namesake in each other tenant. `World.visit` is one request; everything that one writes into the
+Every caller has a namesake in each other tenant. `World.request` is one request; everything that one writes into the
 hub is marked with a word of its own, so that a leak is found by looking for others' words in an answer.
 """
 
@@ -109,17 +109,17 @@ class World:
     async def _open(self) -> None:
         self.running = RunningHub(Configuration(None, HubSettings()), {})
         running = self.running
-        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
-        self.mcp = McpHttp(running.mcp_methods(), gate)
-        self.sse = McpSse(running.mcp_methods(), gate, running.background, EVERYTHING, "")
-        self.rest = RestHttp(running.hub, gate)
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
+        self.mcp = McpHttp(running.mcp_methods(), auth)
+        self.sse = McpSse(running.mcp_methods(), auth, running.background, EVERYTHING, "")
+        self.rest = RestHttp(running.hub, auth)
         pushing = PushNotifications(running.tasks, Post(), lambda _: False)
         settings = running.configuration.a2a
-        desk = A2aService(running.hub, running.tasks, running.journal, settings, self.loop.time, pushing)
+        a2a_service = A2aService(running.hub, running.tasks, running.journal, settings, self.loop.time, pushing)
         cards = AgentCards(
             running.hub, settings, "1", lambda: "http://hub/", lambda: True, self.loop.time, lambda: False
         )
-        self.agent = A2aHttp(desk, gate, cards)
+        self.agent = A2aHttp(a2a_service, auth, cards)
         await running.hub.settle(EVERYTHING)
 
     def _identify(self, fields: Fields) -> Caller | None:
@@ -141,7 +141,7 @@ class World:
         self.words[word] = whose
         return word
 
-    def visit(
+    def request(
         self, who: str, path: str, body: Any = None, *, method: str = "POST", headers: Mapping[str, str] | None = None
     ) -> Said:
         """One request of a caller, up to the first of its answer; who is then told more has left.
@@ -149,12 +149,12 @@ class World:
         Raises:
             AssertionError: the answer has a word of somebody else's in it.
         """
-        said = self.run(self._visit(who, path, body, method, headers or {}))
+        said = self.run(self._request(who, path, body, method, headers or {}))
         for word in WORD.findall(said.body.decode()):
             assert self.words[word] == who, f"{who} was told a word of {self.words[word]}: {path} {said.body!r}"
         return said
 
-    async def _visit(self, who: str, path: str, body: Any, method: str, headers: Mapping[str, str]) -> Said:
+    async def _request(self, who: str, path: str, body: Any, method: str, headers: Mapping[str, str]) -> Said:
         peer = Peer(b"" if body is None else json.dumps(body).encode())
         base = {"host": "localhost", "content-type": "application/json", "x-api-key": who}
         base["accept"] = "application/json, text/event-stream"
@@ -199,4 +199,4 @@ async def _nothing() -> Any:
 
 
 async def _nothing_sent(_: Any) -> None:
-    raise AssertionError("faces answer by their peer")
+    raise AssertionError("frontends answer by their peer")

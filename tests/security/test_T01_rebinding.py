@@ -12,7 +12,7 @@ from isthmus.app.routes import is_rest
 from tests.conftest import Ledger
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess
-from tests.security.doors import DOORS, KEY, NO_DOORS, Door, knock, known_paths, spelt_paths
+from tests.security.endpoints import ENDPOINTS, KEY, NO_ENDPOINTS, Endpoint, knock, known_paths, spelt_paths
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,57 +33,57 @@ HOSTS = {
 }
 
 
-def is_published(door: Door) -> bool:
+def is_published(endpoint: Endpoint) -> bool:
     """Whether it is for everybody to read; the relay's health is told to its manager, which is no page."""
-    return door.is_public and door.path != "/mcp_endpoint/health"
+    return endpoint.is_public and endpoint.path != "/mcp_endpoint/health"
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENDPOINTS)
 async def test_a_foreign_page_comes_in_nowhere_key_or_not(guarded: tuple[HubProcess, Ledger], name: str) -> None:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     for label, origins in FOREIGN.items():
         for key in (KEY, None):
             async with connected(guarded[0].port) as wire:
-                reply = await knock(wire, door, [*door.lines(key), *(("origin", each) for each in origins)])
-            assert reply.status == (200 if is_published(door) else 403), label
+                reply = await knock(wire, endpoint, [*endpoint.lines(key), *(("origin", each) for each in origins)])
+            assert reply.status == (200 if is_published(endpoint) else 403), label
             assert b"raw" not in reply.body, label  # as strangers are told it, whatever key the page has got hold of
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENDPOINTS)
 async def test_no_other_name_of_this_machine_is_served(guarded: tuple[HubProcess, Ledger], name: str) -> None:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     for label, (hosts, status) in HOSTS.items():
         async with connected(guarded[0].port) as wire:
-            reply = await knock(wire, door, door.lines(host=hosts))
-        assert reply.status in ((200, 400) if is_published(door) else (status,)), label
+            reply = await knock(wire, endpoint, endpoint.lines(host=hosts))
+        assert reply.status in ((200, 400) if is_published(endpoint) else (status,)), label
         assert b"raw" not in reply.body, label
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENDPOINTS)
 async def test_pages_of_another_port_or_scheme_of_our_own_host_are_foreign(
     guarded: tuple[HubProcess, Ledger], name: str
 ) -> None:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     for origin in ("http://hub.example", "https://hub.example:8443"):
         async with connected(guarded[0].port) as wire:
-            lines = [*door.lines(host=("hub.example",)), ("origin", origin)]
-            reply = await knock(wire, door, lines)
-        assert reply.status == (200 if is_published(door) else 403)
+            lines = [*endpoint.lines(host=("hub.example",)), ("origin", origin)]
+            reply = await knock(wire, endpoint, lines)
+        assert reply.status == (200 if is_published(endpoint) else 403)
         assert b"raw" not in reply.body
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENDPOINTS)
 async def test_who_is_no_page_or_one_of_ours_gets_further(guarded: tuple[HubProcess, Ledger], name: str) -> None:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     for origin in (None, "http://localhost", "https://hub.example"):
         async with connected(guarded[0].port) as wire:
-            reply = await knock(wire, door, [*door.lines(), *([] if origin is None else [("origin", origin)])])
+            reply = await knock(wire, endpoint, [*endpoint.lines(), *([] if origin is None else [("origin", origin)])])
         assert reply.status not in (403, 421), origin
 
 
 async def test_no_way_in_is_missing_here() -> None:
-    rows = {door.path for door in DOORS.values()}
+    rows = {endpoint.path for endpoint in ENDPOINTS.values()}
     assert known_paths() <= rows
     assert {path for path in rows if is_rest(path)}
-    missing = {path for path in spelt_paths() - NO_DOORS.keys() if not any(row.startswith(path) for row in rows)}
-    assert not missing, "add a row to `doors.DOORS`, or say in `NO_DOORS` why it is no way in"
+    missing = {path for path in spelt_paths() - NO_ENDPOINTS.keys() if not any(row.startswith(path) for row in rows)}
+    assert not missing, "add a row to `endpoints.DOORS`, or say in `NO_ENDPOINTS` why it is no way in"

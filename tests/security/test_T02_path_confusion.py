@@ -1,7 +1,7 @@
 """T02: a path, or a Host, that one reader takes for another place than the next.
 
-Which face a request is for is decided once, by the path as it came, and the key is asked for by that face; nothing is
-normalised, and the Host header names no place.
+Which frontend a request is for is decided once, by the path as it came, and the key is asked for by that frontend;
+nothing is normalised, and the Host header names no place.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.conftest import Ledger
 from tests.frontends.test_bad_input import MISMATCHES
 from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers
 from tests.hubs import META, MODERN, HubProcess
-from tests.security.doors import KEY
+from tests.security.endpoints import KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

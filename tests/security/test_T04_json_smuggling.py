@@ -2,7 +2,7 @@
 
 A protocol member that is there twice, or in two spellings of its case, is refused; so is what is not one JSON object in
 UTF-8. What goes to a server is written anew from what was decided on. `tests/property/test_smuggling.py` makes 100,000
-such bodies and has parsers that disagree read what would be sent; here it is every door and a server that notes.
+such bodies and has parsers that disagree read what would be sent; here it is every endpoint and a server that notes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.frontends.wire import BASE, connected, key_header
 from tests.hubs import HubProcess
-from tests.security.doors import KEY, POSTS, knock
+from tests.security.endpoints import KEY, POSTS, knock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ def call(params: str, *, outer: str = "") -> bytes:
 
 FINE = call(f'{{"name":"raw.pay","arguments":{PAY}}}')
 
-TWO_FACED: dict[str, bytes] = {
+AMBIGUOUS: dict[str, bytes] = {
     "a name twice": call(f'{{"name":"builtin.echo","name":"raw.pay","arguments":{PAY}}}'),
     "a name in two cases": call(f'{{"name":"builtin.echo","Name":"raw.pay","arguments":{PAY}}}'),
     "a name and its escape": call(f'{{"name":"builtin.echo","\\u006eame":"raw.pay","arguments":{PAY}}}'),
@@ -52,29 +52,29 @@ TWO_FACED: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("label", TWO_FACED)
+@pytest.mark.parametrize("label", AMBIGUOUS)
 async def test_what_says_two_things_is_refused_and_reaches_no_server(
     guarded: tuple[HubProcess, Ledger], label: str
 ) -> None:
     hub, ledger = guarded
     for path in ("/mcp", "/mcp/raw", "/messages", "/a2a"):
         async with connected(hub.port) as wire:
-            reply = await wire.request(TWO_FACED[label], [*BASE, *key_header(KEY)], path=path)
+            reply = await wire.request(AMBIGUOUS[label], [*BASE, *key_header(KEY)], path=path)
         if path != "/messages":
             assert reply.code in (-32600, -32602, -32700), (path, reply.body)
         assert not ledger.ran(), path
 
 
 @pytest.mark.parametrize("name", [name for name in POSTS if POSTS[name].path.startswith(("/a2a", "/v1", "/mcp"))])
-async def test_a_member_that_is_there_twice_is_refused_on_every_door(
+async def test_a_member_that_is_there_twice_is_refused_on_every_endpoint(
     guarded: tuple[HubProcess, Ledger], name: str
 ) -> None:
-    door = POSTS[name]
-    first = next(iter(json.loads(door.body)))
-    twice = door.body.replace(b"{", b'{"%b":null,' % first.encode(), 1)
+    endpoint = POSTS[name]
+    first = next(iter(json.loads(endpoint.body)))
+    twice = endpoint.body.replace(b"{", b'{"%b":null,' % first.encode(), 1)
     async with connected(guarded[0].port) as wire:
-        reply = await knock(wire, door, door.lines(), twice)
-    if door.path.startswith("/v1"):
+        reply = await knock(wire, endpoint, endpoint.lines(), twice)
+    if endpoint.path.startswith("/v1"):
         assert reply.status == 400, reply.body
     elif reply.status == 200:
         assert reply.code in (-32600, -32602, -32700), reply.body

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess
-from tests.security.doors import CLOSED, KEY, POSTS, knock
+from tests.security.endpoints import CLOSED, KEY, POSTS, knock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,12 +30,12 @@ KINDS = [
 @pytest.mark.parametrize("name", POSTS)
 async def test_what_is_not_called_json_is_not_read(guarded: tuple[HubProcess, Ledger], name: str) -> None:
     hub, ledger = guarded
-    door = POSTS[name]
-    headers = [pair for pair in door.lines() if pair[0] != "content-type"]
+    endpoint = POSTS[name]
+    headers = [pair for pair in endpoint.lines() if pair[0] != "content-type"]
     for kind in (*KINDS, None):
         async with connected(hub.port) as wire:
-            reply = await knock(wire, door, headers if kind is None else [*headers, ("content-type", kind)])
-        if door.path.startswith("/messages"):
+            reply = await knock(wire, endpoint, headers if kind is None else [*headers, ("content-type", kind)])
+        if endpoint.path.startswith("/messages"):
             assert reply.status == 404, kind  # there is no such session, whatever is sent to it
         elif reply.status == 200:
             assert reply.code == -32005, kind  # as A2A says the same
@@ -46,9 +46,9 @@ async def test_what_is_not_called_json_is_not_read(guarded: tuple[HubProcess, Le
 
 @pytest.mark.parametrize("name", CLOSED)
 async def test_a_cookie_is_no_key(guarded: tuple[HubProcess, Ledger], name: str) -> None:
-    door = CLOSED[name]
+    endpoint = CLOSED[name]
     cookie = ("cookie", f"key={KEY}; authorization=Bearer {KEY}; x-api-key={KEY}; token={KEY}")
     async with connected(guarded[0].port) as wire:
-        reply = await knock(wire, door, [*door.lines(None), cookie])
+        reply = await knock(wire, endpoint, [*endpoint.lines(None), cookie])
     assert reply.status == 401
     assert "set-cookie" not in reply.headers

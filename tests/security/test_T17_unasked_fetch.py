@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from isthmus.model.calls import Result
-from tests.faults.scripted import SESSION, Heard, Scripted, door_of, hub_of, reply
+from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, listening, reply
 from tests.hubs import Raw
 from tests.security.sink import Sink, dialled
 from tests.security.vectors import vectors
@@ -69,7 +69,7 @@ async def test_nothing_that_a_server_points_to_is_fetched(tmp_path: Path) -> Non
         async with (
             Linking(urls) as server,
             hub_of(tmp_path, {"s": server.entry}) as hub,
-            door_of(hub) as port,
+            listening(hub) as port,
             Raw(f"http://127.0.0.1:{port}/mcp") as caller,
         ):
             await hub.ready("s")

@@ -1,9 +1,10 @@
 """T18: a tool's schema refers to an address, and whoever checks arguments against it fetches that.
 
 The answer: nothing is ever fetched for a schema, and a tool of which one points outside itself is left out, on every
-face, for a reason that the operator finds in the server's state, in `isthmus access`, in the log and in the audit; its
-neighbours stay. A standard `$schema` is known without being fetched, and no reason. The conformance suite's scenario of
-this is run in `tests/conformance`; what leads out of a schema is in `tests/unit/core/catalog/test_references.py`.
+frontend, for a reason that the operator finds in the server's state, in `isthmus access`, in the log and in the audit;
+its neighbours stay. A standard `$schema` is known without being fetched, and no reason. The conformance suite's
+scenario of this is run in `tests/conformance`; what leads out of a schema is in
+`tests/unit/core/catalog/test_references.py`.
 """
 
 from __future__ import annotations

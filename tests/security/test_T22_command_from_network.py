@@ -1,8 +1,8 @@
 """T22: somebody who can reach the hub gives it a `command`, and the hub runs it.
 
 Answer: what a server is started with comes from the operator's files and command line, or from the program that has the
-hub inside itself, and from nowhere else. No face can reach what starts processes: that is shown by who imports whom,
-so that a new route which could fails here; and every route there is, is asked to start one, by everybody.
+hub inside itself, and from nowhere else. No frontend can reach what starts processes: that is shown by who imports
+whom, so that a new route which could fails here; and every route there is, is asked to start one, by everybody.
 """
 
 from __future__ import annotations
@@ -93,13 +93,15 @@ def _last(func: ast.Name | ast.Attribute) -> str:
     return func.id if isinstance(func, ast.Name) else func.attr
 
 
-def test_no_face_can_reach_what_starts_processes() -> None:
-    faces = modules("frontends", "wire", "identity", "upstream/targets", "upstream/dialin")
-    assert len(faces) > 60
-    assert {face: reached_from(face) & STARTING for face in faces if reached_from(face) & STARTING} == {}
+def test_no_frontend_can_reach_what_starts_processes() -> None:
+    frontends = modules("frontends", "wire", "identity", "upstream/targets", "upstream/dialin")
+    assert len(frontends) > 60
+    assert {
+        frontend: reached_from(frontend) & STARTING for frontend in frontends if reached_from(frontend) & STARTING
+    } == {}
 
 
-def test_the_closure_would_find_a_face_that_can() -> None:
+def test_the_closure_would_find_a_frontend_that_can() -> None:
     assert "isthmus.transport.process" in reached_from("isthmus.app.links")
 
 
@@ -134,8 +136,8 @@ def instructions(pwned: Path) -> Iterator[dict[str, Any]]:
 
 def paths() -> list[str]:
     own = {operation.path.partition("{")[0] + ("evil" if "{" in operation.path else "") for operation in OPERATIONS}
-    faces = {"/", "/mcp", "/a2a", "/a2a/", "/a2a/rest/v1/message:send", "/messages", "/mcp_endpoint/mcp/"}
-    return sorted({*own, *faces, *NOT_THERE})
+    frontends = {"/", "/mcp", "/a2a", "/a2a/", "/a2a/rest/v1/message:send", "/messages", "/mcp_endpoint/mcp/"}
+    return sorted({*own, *frontends, *NOT_THERE})
 
 
 async def test_no_route_starts_a_process(tmp_path: Path) -> None:

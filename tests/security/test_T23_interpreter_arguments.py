@@ -188,4 +188,4 @@ async def test_the_doctor_tells_of_a_folder_into_which_everybody_can_write(tmp_p
     out, _ = await doctor.communicate()
     told = json.loads(out)["findings"]
     assert [(found["code"], found["server"]) for found in told] == [("ISD-202", "open")]
-    assert str(open_folder) in told[0]["mend"]
+    assert str(open_folder) in told[0]["fix"]

@@ -170,7 +170,7 @@ async def test_no_key_is_fetched_from_where_a_token_says(here: Trusting, member:
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/files", "/v1/tools", "/a2a", "/sse"])
-async def test_every_face_refuses_alike(here: Trusting, path: str) -> None:
+async def test_every_frontend_refuses_alike(here: Trusting, path: str) -> None:
     for token in (_unsigned(here, "none"), _by_secret(here, _public(here)), here.token(aud="https://other.example")):
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         method = "GET" if path in ("/v1/tools", "/sse") else "POST"

@@ -5,7 +5,7 @@ can be revoked, and travels by TLS; there is no greeting beside it that could be
 to replay, and no webhooks come in: the hub only sends them, each with an id that stays when it is sent again and the
 time of what it tells, so that who receives them can tell one that is old or was seen. What a caller brings back to
 go on with a call (`requestState`) is used once: T08. A proof that somebody has the key of a token is good once, too:
-`tests/unit/identity/test_proofs.py` and, at every door, `tests/frontends/test_dpop.py`.
+`tests/unit/identity/test_proofs.py` and, at every endpoint, `tests/frontends/test_dpop.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.identity.keys import credential_of
 from isthmus.identity.relay_tokens import EXPIRED, FORGED, REVOKED, RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.relay.tokens import KEY
-from tests.security.doors import DOORS
+from tests.security.endpoints import ENDPOINTS
 from tests.unit.frontends.a2a.test_push_notifications import DONE, RECORD
 
 MINUTE = 60.0
@@ -38,7 +38,7 @@ class Relay:
         self.tokens = RelayTokens(KEY, TokenSettings(), lambda: self.now, self.revoked.__contains__)
 
     def shake(self, request: Request) -> Claim | str:
-        """What a captured request for a socket comes to now, as the face reads it."""
+        """What a captured request for a socket comes to now, as the frontend reads it."""
         query = read_query(request[1])
         assert isinstance(query, dict)
         token = read_token(request[0], query)
@@ -109,7 +109,7 @@ def test_what_is_sent_out_can_be_told_from_what_was_sent_before() -> None:
 
 
 def test_no_webhook_comes_in() -> None:
-    paths = {door.path for door in DOORS.values()}
+    paths = {endpoint.path for endpoint in ENDPOINTS.values()}
     assert not [path for path in paths if "hook" in path or "callback" in path or "notif" in path]
 
 

@@ -18,13 +18,13 @@ import pytest
 import pytest_asyncio
 
 from isthmus.library import ToolRequest, ToolService, UserContext, UserPermissions
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 from tests.frontends.wire import Reply, connected, encoded, key_header, legacy, modern, modern_headers, rendered
 from tests.hubs import HubProcess, serving
 from tests.library.services import with_servers
 from tests.relay.peers import CallFailed, device
 from tests.relay.tokens import KEY as RELAY_KEY
-from tests.security.entries import ENTRIES, Told, Visit, lengthless, names_in, told, visiting
+from tests.security.entries import ENTRIES, CallerConnection, Told, connected_caller, lengthless, names_in, told
 from tests.security.permitted import (
     CALLERS,
     GUEST,
@@ -58,17 +58,17 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_by_every_entry_exactly_what_is_listed_runs_and_all_else_is_unknown(hub: HubProcess, caller: str) -> None:
-    async with visiting(hub, caller) as visit:
-        for entry, (face, calling, listing) in ENTRIES.items():
-            expected = {f"{tool.server}.{tool.name}" for tool in TOOLS if may(caller, face, tool)}
-            assert await listing(visit) == expected, entry
+    async with connected_caller(hub, caller) as connection:
+        for entry, (frontend, calling, listing) in ENTRIES.items():
+            expected = {f"{tool.server}.{tool.name}" for tool in TOOLS if may(caller, frontend, tool)}
+            assert await listing(connection) == expected, entry
             unknown = {
-                await calling(visit, *name) for name in (("alpha", "zork"), ("gamma", "zork"), ("sigma", "look"))
+                await calling(connection, *name) for name in (("alpha", "zork"), ("gamma", "zork"), ("sigma", "look"))
             }
             unknown |= {lengthless(each) for each in unknown}
             ran: set[str] = set()
             for tool in TOOLS:
-                answer = await calling(visit, tool.server, tool.name)
+                answer = await calling(connection, tool.server, tool.name)
                 if answer.has_run:
                     ran.add(f"{tool.server}.{tool.name}")
                 else:
@@ -79,33 +79,33 @@ async def test_by_every_entry_exactly_what_is_listed_runs_and_all_else_is_unknow
 
 # -- what is no tool -------------------------------------------------------------------------------------------------
 
-Asking: TypeAlias = Callable[[Visit, str, dict[str, Any]], Awaitable[Reply]]
+Asking: TypeAlias = Callable[[CallerConnection, str, dict[str, Any]], Awaitable[Reply]]
 """Asks by a method of MCP."""
 
 
-async def ask_modern(visit: Visit, method: str, params: dict[str, Any]) -> Reply:
+async def ask_modern(connection: CallerConnection, method: str, params: dict[str, Any]) -> Reply:
     name = params.get("name", params.get("uri"))
-    return await visit.post(modern(method, params), headers=modern_headers(method, name))
+    return await connection.post(modern(method, params), headers=modern_headers(method, name))
 
 
-async def ask_legacy(visit: Visit, method: str, params: dict[str, Any]) -> Reply:
-    return await visit.post(legacy(method, params))
+async def ask_legacy(connection: CallerConnection, method: str, params: dict[str, Any]) -> Reply:
+    return await connection.post(legacy(method, params))
 
 
-async def ask_rest(visit: Visit, method: str, params: dict[str, Any]) -> Reply:
+async def ask_rest(connection: CallerConnection, method: str, params: dict[str, Any]) -> Reply:
     match method:
         case "prompts/get":
-            return await visit.post({}, path=f"/v1/prompts/{params['name']}")
+            return await connection.post({}, path=f"/v1/prompts/{params['name']}")
         case "resources/read":
-            return await visit.get(f"/v1/resources/read?uri={params['uri']}")
+            return await connection.get(f"/v1/resources/read?uri={params['uri']}")
         case "completion/complete":
-            return await visit.post(params, path="/v1/completions")
+            return await connection.post(params, path="/v1/completions")
         case _:
             paths = {"resources/templates/list": "resources/templates"}
-            return await visit.get(f"/v1/{paths.get(method, method.removesuffix('/list'))}")
+            return await connection.get(f"/v1/{paths.get(method, method.removesuffix('/list'))}")
 
 
-WAYS: dict[str, tuple[Face, Asking]] = {
+WAYS: dict[str, tuple[FrontendName, Asking]] = {
     "MCP, modern": ("mcp", ask_modern),
     "MCP, legacy": ("mcp", ask_legacy),
     "REST": ("rest", ask_rest),
@@ -140,20 +140,22 @@ def uses(feature: Feature) -> list[tuple[str, dict[str, Any]]]:
 async def test_the_same_holds_for_prompts_resources_templates_and_completions(
     hub: HubProcess, caller: str, way: str
 ) -> None:
-    face, ask = WAYS[way]
+    frontend, ask = WAYS[way]
     async with connected(hub.port) as wire:
-        visit = Visit(hub, wire, caller, None)
+        connection = CallerConnection(hub, wire, caller, None)
         for method, member, key, offered in LISTS:
-            expected = {shown_name(each) for each in offered if may(caller, face, each)}
-            assert names_in(await ask(visit, method, {}), member, key) == expected
+            expected = {shown_name(each) for each in offered if may(caller, frontend, each)}
+            assert names_in(await ask(connection, method, {}), member, key) == expected
             for feature, (using, params) in ((each, use) for each in offered for use in uses(each)):
-                await _used_as_listed(visit, ask, feature, using, params, is_listed=shown_name(feature) in expected)
+                await _used_as_listed(
+                    connection, ask, feature, using, params, is_listed=shown_name(feature) in expected
+                )
 
 
 async def _used_as_listed(
-    visit: Visit, ask: Asking, feature: Feature, using: str, params: dict[str, Any], *, is_listed: bool
+    connection: CallerConnection, ask: Asking, feature: Feature, using: str, params: dict[str, Any], *, is_listed: bool
 ) -> None:
-    reply = await ask(visit, using, params)
+    reply = await ask(connection, using, params)
     did = (f"wrote {feature.server}.", f"{feature.server} read ", f"{feature.server} completed ")
     is_answered = any(words in reply.body.decode() for words in did)
     assert is_answered == is_listed, (using, params, reply.body)
@@ -161,7 +163,7 @@ async def _used_as_listed(
         text = json.dumps(params)
         for word in ("open", "shut", "greet", "scold"):
             text = text.replace(word, "z" * len(word))
-        unknown = await ask(visit, using, json.loads(text))
+        unknown = await ask(connection, using, json.loads(text))
         assert _nameless(reply) == _nameless(unknown), (using, params)
 
 
@@ -175,11 +177,11 @@ def _nameless(reply: Reply) -> Told:
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_who_cannot_read_a_resource_cannot_have_it_watched(hub: HubProcess, caller: str) -> None:
     async with connected(hub.port) as wire:
-        visit = Visit(hub, wire, caller, None)
-        await visit.begin_session()
+        connection = CallerConnection(hub, wire, caller, None)
+        await connection.begin_session()
 
         async def watch(uri: str) -> Reply:
-            return await visit.post(legacy("resources/subscribe", {"uri": uri}), headers=visit.session)
+            return await connection.post(legacy("resources/subscribe", {"uri": uri}), headers=connection.session)
 
         seen = {each.server for each in (*TOOLS, *PROMPTS, *RESOURCES, *TEMPLATES) if may(caller, "mcp", each)}
         for feature in RESOURCES:
@@ -213,16 +215,18 @@ async def test_a_modern_caller_is_told_that_exactly_those_are_watched_that_it_ma
 async def test_a_server_is_there_for_who_may_use_something_of_it(hub: HubProcess, caller: str) -> None:
     offered = (*TOOLS, *PROMPTS, *RESOURCES, *TEMPLATES)
     async with connected(hub.port) as wire:
-        visit = Visit(hub, wire, caller, None)
+        connection = CallerConnection(hub, wire, caller, None)
         by_rest = {each.server for each in offered if may(caller, "rest", each)}
-        assert {name for name in names_in(await visit.get("/v1/servers"), "servers") if name in SERVERS} == by_rest
+        assert {name for name in names_in(await connection.get("/v1/servers"), "servers") if name in SERVERS} == by_rest
         by_mcp = {each.server for each in offered if may(caller, "mcp", each)}
         for server in SERVERS:
             for path, is_seen in ((f"/v1/servers/{server}", server in by_rest), (f"/mcp/{server}", server in by_mcp)):
-                reply = await (visit.get(path) if path.startswith("/v1") else visit.post(legacy("ping"), path=path))
+                reply = await (
+                    connection.get(path) if path.startswith("/v1") else connection.post(legacy("ping"), path=path)
+                )
                 unknown = path.replace(server, "sigma")
                 other = await (
-                    visit.get(unknown) if path.startswith("/v1") else visit.post(legacy("ping"), path=unknown)
+                    connection.get(unknown) if path.startswith("/v1") else connection.post(legacy("ping"), path=unknown)
                 )
                 assert (reply.status == 200) == is_seen, path
                 if not is_seen:

@@ -3,8 +3,8 @@
 Answer: whatever a caller leaves in the hub is filed under its tenant and its name, and looked up by these first; an id
 of somebody else's is one that does not exist, byte for byte; lists, their totals and their cursors are of one owner.
 Shown by a machine that makes up programs of callers of three tenants, with namesakes in each, against a model that says
-who may see what: 300 programs here, 10,000 with ISTHMUS_SOAK=1. It runs the hub in this process, with its real faces;
-what happens over sockets is shown beside it (`tests/frontends/test_a2a_owners.py`, T07).
+who may see what: 300 programs here, 10,000 with ISTHMUS_SOAK=1. It runs the hub in this process, with its real
+frontends; what happens over sockets is shown beside it (`tests/frontends/test_a2a_owners.py`, T07).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Callers(RuleBasedStateMachine):
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def agent(self, who: str, method: str, params: dict[str, Any]) -> Said:
-        return self.world.visit(who, "/a2a", rpc(method, params), headers=V1)
+        return self.world.request(who, "/a2a", rpc(method, params), headers=V1)
 
     def mcp(self, who: str, method: str, params: dict[str, Any], session: str | None = None) -> Said:
         headers = {} if session is None else {"mcp-session-id": session}
-        return self.world.visit(who, "/mcp", rpc(method, params), headers=headers)
+        return self.world.request(who, "/mcp", rpc(method, params), headers=headers)
 
     def as_unknown(self, said: Said, id: str, ask: Callable[[str], Said]) -> None:
         """Somebody else's thing is answered as nobody's is."""
@@ -95,7 +95,7 @@ class Callers(RuleBasedStateMachine):
         who = self.people[at]
         id = self.tasks[pick % len(self.tasks)][1] if self.tasks and pick % 2 else f"task-{pick}"
         said = {"role": "user", "parts": [{"type": "text", "text": self.world.word(who)}]}
-        answer = self.world.visit(who, "/a2a", rpc("tasks/send", {"id": id, "message": said}))
+        answer = self.world.request(who, "/a2a", rpc("tasks/send", {"id": id, "message": said}))
         if answer.result is not None and (who, id) not in self.tasks:
             self.tasks.append((who, id))
 
@@ -181,8 +181,8 @@ class Callers(RuleBasedStateMachine):
         said = self.mcp(who, "tools/list", {}, session)
         assert said == self.mcp(who, "tools/list", {}, NOBODYS)
         assert said.status == 404
-        ended = self.world.visit(who, "/mcp", method="DELETE", headers={"mcp-session-id": session})
-        assert ended == self.world.visit(who, "/mcp", method="DELETE", headers={"mcp-session-id": NOBODYS})
+        ended = self.world.request(who, "/mcp", method="DELETE", headers={"mcp-session-id": session})
+        assert ended == self.world.request(who, "/mcp", method="DELETE", headers={"mcp-session-id": NOBODYS})
         assert "result" in self.mcp(owner, "tools/list", {}, session).json, "it is its owner's still"
         return None
 
@@ -221,7 +221,7 @@ class Callers(RuleBasedStateMachine):
             arguments["message"] = self.world.word(who)
             lines.append(arguments["message"])
         if by_rest:
-            told = self.world.visit(who, "/v1/tools/builtin.chat_log", arguments).json
+            told = self.world.request(who, "/v1/tools/builtin.chat_log", arguments).json
         else:
             told = self.mcp(who, "tools/call", {"name": "builtin.chat_log", "arguments": arguments}).result
         assert [line["message"] for line in told["structuredContent"]["lines"]] == lines[-20:]
@@ -253,6 +253,6 @@ def test_the_machine_finds_a_leak() -> None:
     try:
         word = world.word("red/ann")
         with pytest.raises(AssertionError, match="was told a word of red/ann"):
-            world.visit("blue/ann", "/v1/tools/builtin.echo", {"text": word})
+            world.request("blue/ann", "/v1/tools/builtin.echo", {"text": word})
     finally:
         world.close()

@@ -3,7 +3,7 @@
 Answer: a kept result belongs to one tenant, caller, set of headers and arguments. What a server calls public is
 shared only if the operator trusts that server; what it asks, what is an error or names a task is never kept; lists
 are made for each permission set and marked private. By whose grants a view is made is its key, and so are the bounds
-of a tenant and of a face. More of what is kept, and for how long: `tests/unit/core/calls/test_recall.py`.
+of a tenant and of a frontend. More of what is kept, and for how long: `tests/unit/core/calls/test_recall.py`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def test_a_list_is_kept_for_who_has_the_same_grants_and_the_same_bounds_on
     hub = Stage.of(ready(feature("read"), feature("write"))).hub
     own, bounds = Grants(("*",)), Grants(("*",), ("files.write",))
     free, bound = Caller("a", "x", own), Caller("a", "y", own.bounded_by(bounds))
-    held = Caller("a", "x", own, faces=(("rest", Grants(("files.write",))),))
+    held = Caller("a", "x", own, frontends=(("rest", Grants(("files.write",))),))
     views = {name: hub.snapshot.view(who.grants, EVERYTHING) for name, who in {
         "free": free, "bound": bound, "on mcp": held.on("mcp"), "on rest": held.on("rest")
     }.items()}  # fmt: skip

@@ -22,7 +22,7 @@ from isthmus.wire.mcp.modern import OWN_KEYS
 from tests.conftest import Ledger
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess
-from tests.security.doors import CLOSED, knock
+from tests.security.endpoints import CLOSED, knock
 
 SOURCE = Path(isthmus.__file__).parent
 HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -99,13 +99,13 @@ async def test_no_header_lets_anybody_in(guarded: tuple[HubProcess, Ledger], nam
     """From this machine, where callers are known: each header alone, with everything that it might be believed for."""
     hub, ledger = guarded
     before = len(ledger.lines())
-    door = CLOSED[name]
+    endpoint = CLOSED[name]
     async with connected(hub.port) as wire:
-        refused = await knock(wire, door, door.lines(None))
+        refused = await knock(wire, endpoint, endpoint.lines(None))
         assert refused.status == 401
         for header in dict.fromkeys([*other_names(), *BY_HABIT.split()]):
             for value in VALUES:
-                reply = await knock(wire, door, [*door.lines(None), (header, value)])
+                reply = await knock(wire, endpoint, [*endpoint.lines(None), (header, value)])
                 assert reply.status == 401, (header, value)
     assert len(ledger.lines()) == before
 

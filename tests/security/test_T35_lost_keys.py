@@ -48,11 +48,11 @@ class Hub:
         self.identities = Identities(configuration, now=lambda: self.now, clock=lambda: self.now)
         self.identities.decide()
         self.running = RunningHub(configuration, {})
-        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self.identities.identify)
-        self.mcp = McpHttp(self.running.mcp_methods(), gate)
-        routes = Routes(self.running.surface, self.mcp, RestHttp(self.running.hub, gate), {})
-        self.door = HttpListener(routes, HttpListenerSettings(port=0))
-        self.door.offer(routes.take)
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), self.identities.identify)
+        self.mcp = McpHttp(self.running.mcp_methods(), auth)
+        routes = Routes(self.running.surface, self.mcp, RestHttp(self.running.hub, auth), {})
+        self.endpoint = HttpListener(routes, HttpListenerSettings(port=0))
+        self.endpoint.offer(routes.take)
         self.port = 0
 
     def damage(self, content: bytes | None) -> None:
@@ -77,9 +77,9 @@ class Hub:
 @pytest.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     made = Hub(tmp_path)
-    made.port = await made.door.open()
+    made.port = await made.endpoint.open()
     yield made
-    await made.door.close()
+    await made.endpoint.close()
     await made.running.aclose()
 
 

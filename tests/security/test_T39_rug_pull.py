@@ -36,7 +36,7 @@ from tests.conftest import children
 from tests.faults.scripted import Heard, InProcess, Scripted, reply
 from tests.faults.watching import eventually
 from tests.hubs import META, MODERN, Raw, environment, isthmus, serving, write_config
-from tests.security.entries import ENTRIES, lengthless, visiting
+from tests.security.entries import ENTRIES, connected_caller, lengthless
 from tests.security.fickle import Fickle, announced, command, said, until
 from tests.security.fickle_server import tool
 from tests.security.permitted import key_of
@@ -218,7 +218,7 @@ async def over_stdio(config: Path) -> set[str]:
     return {name for name in names if not name.startswith("builtin.")}
 
 
-async def test_what_is_withheld_is_on_no_face(tmp_path: Path, fickle: Fickle) -> None:
+async def test_what_is_withheld_is_on_no_frontend(tmp_path: Path, fickle: Fickle) -> None:
     """By every way in of T31: nobody is listed it, and a call is answered as that of what there is not."""
     answers = {name: f"ran alpha.{name}" for name in ("drop", "look")}
     fickle.lists(tool("drop"), tool("look"), answers=answers)
@@ -230,14 +230,17 @@ async def test_what_is_withheld_is_on_no_face(tmp_path: Path, fickle: Fickle) ->
             fickle.lists(tool("drop", "Another one."), tool("look"), answers=answers)
             await announced(raw, "alpha")
             await until(lambda: is_gone(raw, "alpha.drop"), "it is withheld")
-        async with visiting(hub, "all") as visit:
+        async with connected_caller(hub, "all") as connection:
             for entry, (_, calling, listing) in ENTRIES.items():
-                listed = await listing(visit)
+                listed = await listing(connection)
                 assert "alpha.look" in listed, entry
                 assert "alpha.drop" not in listed, entry
-                refused, unknown = await calling(visit, "alpha", "drop"), await calling(visit, "alpha", "zork")
+                refused, unknown = (
+                    await calling(connection, "alpha", "drop"),
+                    await calling(connection, "alpha", "zork"),
+                )
                 assert lengthless(refused) == lengthless(unknown), entry
-                assert (await calling(visit, "alpha", "look")).has_run, entry
+                assert (await calling(connection, "alpha", "look")).has_run, entry
 
 
 async def test_what_is_told_only_to_some_is_a_change_too(tmp_path: Path, fickle: Fickle) -> None:

@@ -22,7 +22,7 @@ from isthmus.model.names import ServerName
 from tests.frontends.wire import BASE, connected, encoded, key_header, legacy, until
 from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
-from tests.unit.frontends.mcp.test_input_required import Desk, is_refused
+from tests.unit.frontends.mcp.test_input_required import AskingHub, is_refused
 
 READER = "isthmus/core/catalog/rules.py"
 """The one module that reads what servers say of their tools."""
@@ -60,13 +60,15 @@ async def test_a_call_that_may_have_run_is_not_repeated_whatever_its_tool_is_sai
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 async def test_only_a_trusted_server_may_have_an_answer_given_twice(*, is_trusted: bool) -> None:
-    desk = Desk()
-    server_status = desk.stage.hub.snapshot.server_statuses[ServerName("files")]
+    asking_hub = AskingHub()
+    server_status = asking_hub.stage.hub.snapshot.server_statuses[ServerName("files")]
     rules = ToolRules(is_trusted=True) if is_trusted else NO_TOOL_RULES
-    desk.stage.hub.publish(msgspec.structs.replace(server_status, rules=rules))
-    state = desk.required(name="files.look").state
-    visits = [desk.visit("files.look", state=state) for _ in range(3)]
-    assert [is_refused(visit) for visit in visits if visit.ends] == ([] if is_trusted else [True, True])
+    asking_hub.stage.hub.publish(msgspec.structs.replace(server_status, rules=rules))
+    state = asking_hub.required(name="files.look").state
+    caller_requests = [asking_hub.caller_request("files.look", state=state) for _ in range(3)]
+    assert [is_refused(caller_request) for caller_request in caller_requests if caller_request.ends] == (
+        [] if is_trusted else [True, True]
+    )
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])

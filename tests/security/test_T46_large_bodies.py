@@ -1,7 +1,7 @@
 """T46: a body that is too large to keep.
 
-What says that it is too large is refused before it comes; what does not say is cut where it becomes so. On every door
-that takes a body, and on sockets, by the same limit.
+What says that it is too large is refused before it comes; what does not say is cut where it becomes so. On every
+endpoint that takes a body, and on sockets, by the same limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess
-from tests.security.doors import POSTS, Door, opened
+from tests.security.endpoints import POSTS, Endpoint, opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -22,10 +22,10 @@ SLACK = 64 * 1024
 """What may have been on its way when the refusal was written."""
 
 
-def head(door: Door, *lines: str) -> bytes:
-    """The head of a door's request, whose body is yet to come."""
-    usual = [f"{name}: {value}" for name, value in door.lines()]
-    return "\r\n".join([f"{door.method} {door.path} HTTP/1.1", *usual, *lines, "", ""]).encode()
+def head(endpoint: Endpoint, *lines: str) -> bytes:
+    """The head of an endpoint's request, whose body is yet to come."""
+    usual = [f"{name}: {value}" for name, value in endpoint.lines()]
+    return "\r\n".join([f"{endpoint.method} {endpoint.path} HTTP/1.1", *usual, *lines, "", ""]).encode()
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 5 * 1024**3, 10**30])
@@ -47,7 +47,9 @@ async def test_who_asks_first_is_told_not_to_send_it(guarded: tuple[HubProcess, 
         assert (await wire.reader.readline()).startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.parametrize("name", [name for name, door in POSTS.items() if not door.path.startswith("/messages")])
+@pytest.mark.parametrize(
+    "name", [name for name, endpoint in POSTS.items() if not endpoint.path.startswith("/messages")]
+)
 async def test_a_body_of_unknown_length_is_cut_where_it_becomes_too_large(
     guarded: tuple[HubProcess, Ledger], name: str
 ) -> None:
@@ -77,8 +79,8 @@ def resident(pid: int) -> int:
 
 async def test_a_multipart_body_is_a_body(guarded: tuple[HubProcess, Ledger]) -> None:
     async with connected(guarded[0].port) as wire:
-        door = next(iter(POSTS.values()))
-        lines = [pair for pair in door.lines() if pair[0] != "content-type"]
+        endpoint = next(iter(POSTS.values()))
+        lines = [pair for pair in endpoint.lines() if pair[0] != "content-type"]
         reply = await wire.request(b"--x--", [*lines, ("content-type", "multipart/form-data; boundary=x")])
     assert reply.status == 415
 

@@ -21,7 +21,7 @@ from tests.frontends.wire import BASE, PING, PONG, connected, key_header
 from tests.hubs import HubProcess, Raw, serving, stdio
 from tests.relay.peers import RawServer, raw_server
 from tests.relay.tokens import KEY as RELAY_KEY
-from tests.security.doors import KEY, POSTS, knock
+from tests.security.endpoints import KEY, POSTS, knock
 from tests.security.fickle import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -51,13 +51,13 @@ FINE: dict[str, str] = {
 
 @pytest.mark.parametrize("label", ODD)
 @pytest.mark.parametrize("name", POSTS)
-async def test_no_door_takes_it(guarded: tuple[HubProcess, Ledger], name: str, label: str) -> None:
+async def test_no_endpoint_takes_it(guarded: tuple[HubProcess, Ledger], name: str, label: str) -> None:
     hub, _ = guarded
-    door = POSTS[name]
-    body = door.body[:-1] + b',"params_":' + ODD[label].encode() + b"}"
+    endpoint = POSTS[name]
+    body = endpoint.body[:-1] + b',"params_":' + ODD[label].encode() + b"}"
     async with connected(hub.port) as wire:
-        reply = await knock(wire, door, door.lines(), body)
-        if not door.path.startswith("/messages"):
+        reply = await knock(wire, endpoint, endpoint.lines(), body)
+        if not endpoint.path.startswith("/messages"):
             assert reply.status == 400 or reply.code in (-32600, -32602, -32700), reply.body[:200]
     async with connected(hub.port) as wire:
         assert (await wire.request(PING, [*BASE, *key_header(KEY)])).body == PONG

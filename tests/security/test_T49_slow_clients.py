@@ -1,8 +1,8 @@
 """T49: clients that send slowly, read slowly or say nothing, and take the room of others.
 
 Heads, bodies, silence and unread answers have their time, and connections their number, in all and from one address.
-Each time is shown by itself in `tests/unit/frontends/http/test_connection.py`; here it is a whole attack, on a door of
-little patience, and the room that a hub has.
+Each time is shown by itself in `tests/unit/frontends/http/test_connection.py`; here it is a whole attack, on an
+endpoint of little patience, and the room that a hub has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 
 from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
 from tests.frontends.wire import BASE, PING, PONG, Wire, connected, encoded, key_header, legacy, until
-from tests.security.doors import DOORS, KEY, opened
-from tests.unit.frontends.http.visiting import Echo
-from tests.unit.frontends.http.visiting import opened as a_door
+from tests.security.endpoints import ENDPOINTS, KEY, opened
+from tests.unit.frontends.http.raw_client import Echo
+from tests.unit.frontends.http.raw_client import opened as open_listener
 
 SOCKETS = 200
 
@@ -62,7 +62,7 @@ async def test_who_is_turned_away_on_a_websocket_has_no_more_room_than_others(tm
 
 
 def encoded_upgrade(path: str) -> bytes:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in DOORS["relay, server"].lines(None))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in ENDPOINTS["relay, server"].lines(None))
     return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
@@ -93,7 +93,7 @@ ATTACKS = {
 
 async def test_slow_clients_are_cut_and_others_are_served_meanwhile() -> None:
     patience = {"header_seconds": 1.0, "body_seconds": 1.0, "keep_alive_seconds": 30.0}
-    async with a_door(Echo(), **patience) as (_, port):
+    async with open_listener(Echo(), **patience) as (_, port):
         attacks = [attacking(port, first) for first in ATTACKS.values()]
         async with attacks[0] as heads, attacks[1] as bodies, attacks[2] as silent, connected(port) as honest:
             slow = [*heads, *bodies, *silent]

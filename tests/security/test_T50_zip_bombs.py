@@ -20,7 +20,7 @@ from tests.conftest import Ledger
 from tests.faults.watching import eventually
 from tests.frontends.wire import BASE, connected, encoded, key_header, legacy
 from tests.hubs import HubProcess, Raw, serving
-from tests.security.doors import DOORS, KEY, POSTS, knock
+from tests.security.endpoints import ENDPOINTS, KEY, POSTS, knock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,20 +35,20 @@ def bomb(compress: Callable[[bytes, int], bytes]) -> bytes:
 async def test_a_compressed_request_is_refused(guarded: tuple[HubProcess, Ledger], name: str) -> None:
     hub, _ = guarded
     before = resident(hub.pid)
-    door = POSTS[name]
+    endpoint = POSTS[name]
     for coding in ("gzip", "deflate", "br", "zstd", "gzip, gzip", "x-gzip"):
         async with connected(hub.port) as wire:
-            reply = await knock(wire, door, [*door.lines(), ("content-encoding", coding)], bomb(gzip.compress))
+            reply = await knock(wire, endpoint, [*endpoint.lines(), ("content-encoding", coding)], bomb(gzip.compress))
         assert reply.status == 415, coding
         assert resident(hub.pid) - before < 32 * 1024 * 1024, coding
 
 
-@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.is_socket])
+@pytest.mark.parametrize("name", [name for name, endpoint in ENDPOINTS.items() if endpoint.is_socket])
 async def test_no_socket_agrees_to_compression(guarded: tuple[HubProcess, Ledger], name: str) -> None:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     wish = ("sec-websocket-extensions", "permessage-deflate; client_max_window_bits")
     async with connected(guarded[0].port) as wire:
-        reply = await knock(wire, door, [*door.lines(), wish])
+        reply = await knock(wire, endpoint, [*endpoint.lines(), wish])
     assert "sec-websocket-extensions" not in reply.headers
 
 

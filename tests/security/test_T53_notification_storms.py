@@ -21,7 +21,7 @@ from tests.hubs import CHECKOUT, serving, stdio
 STORM = [sys.executable, str(CHECKOUT / "tests" / "faults" / "storm_server.py")]
 CHANGES = 50_000
 
-SHELF = """
+BOOK_SERVER = """
 import json, sys
 for line in sys.stdin:
     asked = json.loads(line)
@@ -55,7 +55,7 @@ async def test_fifty_thousand_changes_are_a_few_listings(tmp_path: Path) -> None
 
 async def test_a_session_follows_a_thousand_resources_and_no_more(tmp_path: Path) -> None:
     script = tmp_path / "shelf.py"
-    script.write_text(SHELF)
+    script.write_text(BOOK_SERVER)
     async with (
         serving(tmp_path, {"a": stdio([sys.executable, str(script)])}) as hub,
         Caller(hub.port, era="legacy") as caller,

@@ -3,7 +3,7 @@
 Answer: where several tenants share the hub, one has at most three quarters of a server's slots and of its queue, and in
 the whole hub as many calls as `[tenants.NAME] max_calls` says, or `[limits] tenant_calls`. What is more is refused at
 once: -32010 with `retryAfter`, or 429 with `Retry-After`. What was refused did not run. Others are answered as if
-alone. The lane's own rules are in `tests/unit/core/calls/test_lane.py`.
+alone. The server queue's own rules are in `tests/unit/core/calls/test_lane.py`.
 """
 
 from __future__ import annotations

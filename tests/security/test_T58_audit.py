@@ -201,7 +201,7 @@ def test_what_somebody_else_wrote_at_the_end_is_not_said_to_be_signed(
     """The chain goes on without the hub's key; how far the hub vouches for it does not."""
     _, before = verify(tampered, capsys)
     head = Point(before["last"], bytes.fromhex(before["digest"]))
-    forged = {"at": 1.0, "event": "call", "tenant": "t", "caller": "eve", "face": "mcp", "name": "bank.pay"}
+    forged = {"at": 1.0, "event": "call", "tenant": "t", "caller": "eve", "frontend": "mcp", "name": "bank.pay"}
     content = msgspec.json.encode(forged if is_whole else {"at": 1.0, "event": "call", "name": "bank.pay"})
     point = follow(head, content)
     connection = sqlite3.connect(tampered / "state" / FILE, isolation_level=None)
@@ -279,7 +279,7 @@ async def test_calls_events_and_strangers_are_in_the_log_within_a_moment(tmp_pat
         ("bank.echo", "unknown_tool", "no"),
         ("bank.pay", "bad_arguments", "no"),
     ]
-    assert all((each["caller"], each["face"]) == ("planner", "rest") for each in told if each["event"] == "call")
+    assert all((each["caller"], each["frontend"]) == ("planner", "rest") for each in told if each["event"] == "call")
     assert [(each["status"], each["count"]) for each in told if each["event"] == "caller.refused"] == [(401, 1)]
 
 
@@ -295,7 +295,7 @@ async def test_every_way_in_is_named(tmp_path: Path, ledger: Ledger) -> None:
             answer = await http.post("/a2a", json=body, headers={"a2a-version": "1.0"})
             assert "COMPLETED" in answer.text, answer.text
     told = [each for each in records(await rows_of(tmp_path / "state")) if each["event"] == "call"]
-    assert {each["face"] for each in told if each["outcome"] == "result"} == {"rest", "mcp", "a2a"}
+    assert {each["frontend"] for each in told if each["outcome"] == "result"} == {"rest", "mcp", "a2a"}
 
 
 async def test_the_log_is_in_a_database_too(tmp_path: Path, ledger: Ledger) -> None:
@@ -502,6 +502,6 @@ async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when
     assert (told["good"], told["records"]) == (True, 0)
     assert [(each["open"], each["lost"]) for each in told["seats"]] == [(0, 1), (0, 0)]
     found = records(await rows_of(tmp_path / "state", 1))
-    assert [(each["face"], each["outcome"]) for each in found if each["event"] == "call"] == [("stdio", "result")]
+    assert [(each["frontend"], each["outcome"]) for each in found if each["event"] == "call"] == [("stdio", "result")]
     (lost,) = [each for each in found if each["event"] == "call.lost"]
-    assert (lost["name"], lost["face"], lost["executed"]) == ("bank.pay", "stdio", "unknown")
+    assert (lost["name"], lost["frontend"], lost["executed"]) == ("bank.pay", "stdio", "unknown")

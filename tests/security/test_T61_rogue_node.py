@@ -41,5 +41,5 @@ async def test_what_was_decided_before_another_took_over_is_not_written(tmp_path
     await journal.aclose()
 
 
-def test_there_is_no_door_for_nodes() -> None:
+def test_there_is_no_endpoint_for_nodes() -> None:
     assert not [name for name in texts() if name.startswith(("cluster/", "wire/peer/", "frontends/peer/"))]

@@ -37,7 +37,7 @@ DENSE = {
     "long numbers": filled("9" * 4000 + ","),
 }
 
-DOORS: dict[str, tuple[str, dict[str, str], str]] = {
+ENDPOINTS: dict[str, tuple[str, dict[str, str], str]] = {
     "mcp": (
         "/mcp",
         {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "builtin.echo"},
@@ -78,18 +78,18 @@ async def busiest(http: httpx2.AsyncClient, hub: HubProcess) -> float:
     return figure
 
 
-async def posted(http: httpx2.AsyncClient, hub: HubProcess, door: str, value: str) -> httpx2.Response:
-    path, headers, body = DOORS[door]
+async def posted(http: httpx2.AsyncClient, hub: HubProcess, endpoint: str, value: str) -> httpx2.Response:
+    path, headers, body = ENDPOINTS[endpoint]
     both = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
     return await http.post(f"http://127.0.0.1:{hub.port}{path}", content=body.replace("%s", value), headers=both)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_dense_body_is_refused_and_holds_nobody_up(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_a_dense_body_is_refused_and_holds_nobody_up(endpoint: str, tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, httpx2.AsyncClient(timeout=60) as http:
         for label, value in DENSE.items():
-            refused = await posted(http, hub, door, value)
+            refused = await posted(http, hub, endpoint, value)
             answer: Any = refused.json()
             assert refused.status_code >= 400 or "error" in answer, (label, refused.text[:300])
             assert await busiest(http, hub) < HELD_SECONDS, label

@@ -14,11 +14,11 @@ import pytest_asyncio
 
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess, serving
-from tests.security.doors import DOORS, knock
+from tests.security.endpoints import ENDPOINTS, knock
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-GETS = {name: door for name, door in DOORS.items() if door.method == "GET"}
+GETS = {name: endpoint for name, endpoint in ENDPOINTS.items() if endpoint.method == "GET"}
 FROM_A_PAGE = {
     "picture": (("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")),
     "frame": (("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe"), ("sec-fetch-user", "?1")),
@@ -36,17 +36,17 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 
 
 async def status_of(hub: HubProcess, name: str, site: str, more: tuple[tuple[str, str], ...]) -> int:
-    door = DOORS[name]
+    endpoint = ENDPOINTS[name]
     async with connected(hub.port) as wire:
-        return (await knock(wire, door, [*door.lines(None), ("sec-fetch-site", site), *more])).status
+        return (await knock(wire, endpoint, [*endpoint.lines(None), ("sec-fetch-site", site), *more])).status
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENDPOINTS)
 async def test_another_sites_requests_are_refused_as_a_foreign_origin_is(hub: HubProcess, name: str) -> None:
     foreign = await status_of(hub, name, "cross-site", (("origin", "https://evil.test"),))
     for more in FROM_A_PAGE.values():
         assert await status_of(hub, name, "cross-site", more) == foreign
-    assert foreign == 403 or DOORS[name].is_public or DOORS[name].is_form
+    assert foreign == 403 or ENDPOINTS[name].is_public or ENDPOINTS[name].is_form
 
 
 @pytest.mark.parametrize("name", GETS)

@@ -1,9 +1,9 @@
 """T71: something that anybody may send or answer holds the event loop, and with it every other call.
 
-Hundreds of kinds of legal input go through every door and come from every kind of server (`heavy_inputs`). Beside each
-kind, an innocent caller calls a tool on a connection of its own and a probe asks for `/healthz`. The hub itself counts
-for how long its event loop was busy without a pause, in processor time: never for over 50 ms (75 ms in `make test`,
-where other tests run beside it).
+Hundreds of kinds of legal input go through every endpoint and come from every kind of server (`heavy_inputs`). Beside
+each kind, an innocent caller calls a tool on a connection of its own and a probe asks for `/healthz`. The hub itself
+counts for how long its event loop was busy without a pause, in processor time: never for over 50 ms (75 ms in `make
+test`, where other tests run beside it).
 
 `make soak` drives each class of kinds for two minutes and prints how long the innocent caller waits
 (`tests.security.soak_held_loop`).
@@ -79,19 +79,19 @@ CALLERS = {
 ARGUMENTS = {"text": "hi", "more": "x" * 700_000}
 
 
-def request(door: str, caller: str) -> bytes:
+def request(endpoint: str, caller: str) -> bytes:
     """A long request."""
     body, headers = encoded(ARGUMENTS), list(BASE)
-    if door == "/mcp":
+    if endpoint == "/mcp":
         body = encoded(modern("tools/call", {"name": "builtin.echo", "arguments": ARGUMENTS}))
         headers = modern_headers("tools/call", "builtin.echo")
-    elif door == "/a2a":
+    elif endpoint == "/a2a":
         parts = [{"data": {"tool": "builtin.echo", "arguments": ARGUMENTS}}]
         message = {"messageId": caller, "role": "ROLE_USER", "parts": parts}
         body = encoded({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}})
         headers += [("a2a-version", "1.0")]
     headers += [*key_header(str(CALLERS[caller]["key"])), ("content-length", str(len(body)))]
-    return rendered("POST", door, headers, body)
+    return rendered("POST", endpoint, headers, body)
 
 
 async def asked(hub: HubProcess, sent: bytes) -> Reply:
@@ -142,15 +142,15 @@ async def test_bytes_over_grpc_count_together_with_those_over_http(tmp_path: Pat
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("door", ["/mcp", "/v1/tools/builtin.echo", "/a2a"])
-async def test_bytes_under_way_are_bounded_for_each_caller_and_tenant(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("endpoint", ["/mcp", "/v1/tools/builtin.echo", "/a2a"])
+async def test_bytes_under_way_are_bounded_for_each_caller_and_tenant(endpoint: str, tmp_path: Path) -> None:
     limits = {"caller_bytes": 1_000_000, "tenant_bytes": 1_500_000}
     async with serving(tmp_path, callers=CALLERS, limits=limits) as hub, connected(hub.port) as holding:
-        held = request(door, "ann")
+        held = request(endpoint, "ann")
         await holding.say(held[:-1])  # all but its last byte: it is under way until that comes
 
         async def is_refused() -> bool:
-            answer = await asked(hub, request(door, "ann"))
+            answer = await asked(hub, request(endpoint, "ann"))
             if answer.status == 429:
                 said = json.loads(answer.body)
                 facts = said if "error" not in said else said["error"]["data"]
@@ -160,10 +160,10 @@ async def test_bytes_under_way_are_bounded_for_each_caller_and_tenant(door: str,
 
         await until(is_refused)
         for other in ("abe", "ben"):
-            assert (await asked(hub, request(door, other))).status == 200, other
+            assert (await asked(hub, request(endpoint, other))).status == 200, other
         await holding.say(held[-1:])
         assert (await holding.reply()).status == 200
-        assert (await asked(hub, request(door, "ann"))).status == 200
+        assert (await asked(hub, request(endpoint, "ann"))).status == 200
 
 
 def call_of(caller: str, tool: str, arguments: object) -> bytes:

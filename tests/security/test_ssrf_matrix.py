@@ -1,4 +1,4 @@
-"""Every odd address in every place that takes one: on a face, in what a server says, or behind a name that changes.
+"""Every odd address in every place that takes one: on a frontend, in what a server says, or behind a name that changes.
 
 What counts is not what is answered but who is dialled. Everything that a process connects to is noted before a packet
 leaves it (`sink.dialled`), and a sink listens on this machine's own addresses. Which places take an address is found by
@@ -65,7 +65,7 @@ def command(url: str) -> dict[str, Any]:
 
 
 def rpc(method: str, params: Any) -> Request:
-    """A request of the agent's face."""
+    """A request of the agent's frontend."""
     return "/a2a", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 

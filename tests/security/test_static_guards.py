@@ -156,18 +156,18 @@ def test_nothing_that_is_said_is_run() -> None:
 
 
 ASKED = {"admit", "know"}
-"""How a face asks its gate who is calling."""
+"""How a frontend asks its authenticator who is calling."""
 
 OTHERWISE = {
     "frontends/oauth/http.py": "issues tokens for keys; checks the keys, Host and Origin itself",
     "frontends/relay/http.py": "asks for the key of a relay in the handshake, behind the same check of Host and Origin",
 }
-"""Faces that ask nobody's gate who is calling, and why; each is a row of `doors` too."""
+"""Frontends without an authenticator, and why; each is a row of `endpoints` too."""
 
 
-def test_every_face_asks_who_is_calling() -> None:
-    """Whatever takes requests of the door has a gate, and asks it who it is."""
-    found = {name: _asked_of_gates(tree) for name, tree in using({"serve", "take"}) if any(map(_takes_request, tree))}
+def test_every_frontend_asks_who_is_calling() -> None:
+    """Every class that takes requests from the listener asks an authenticator who is calling."""
+    found = {name: _calls_to_authenticators(tree) for name, tree in using({"serve", "take"}) if any(map(_takes_request, tree))}
     assert found.keys() >= {
         "frontends/mcp/http.py",
         "frontends/mcp/sse.py",
@@ -178,7 +178,7 @@ def test_every_face_asks_who_is_calling() -> None:
     assert {name for name in found if name.startswith("frontends/")} - asking == OTHERWISE.keys()
 
 
-def _asked_of_gates(tree: tuple[ast.AST, ...]) -> set[str]:
+def _calls_to_authenticators(tree: tuple[ast.AST, ...]) -> set[str]:
     calls = {dotted(node.func) for node in tree if isinstance(node, ast.Call)}
     return {call.rpartition(".")[2] for call in calls if "_auth." in call}
 

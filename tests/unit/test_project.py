@@ -128,8 +128,8 @@ def test_the_scanner_sees_calls_attributes_and_imports() -> None:
     assert {"os", "http.client", "asyncio", "asyncio.create_task"} <= imports_of(tree)
 
 
-def test_only_the_crew_starts_tasks() -> None:
-    # The door starts one task for a request that must wait, as every ASGI server does, and owns it to its end. The
+def test_only_the_background_starts_tasks() -> None:
+    # The listener starts one task for a request that must wait, as every ASGI server does, and owns it to its end. The
     # library carries coroutines to another thread's loop, whose caller waits for them: to begin and end a service, and
     # to put a question to a program. A call of a tool is none of these.
     crossing = {"library/loop_thread.py", "library/questions.py"}

@@ -15,7 +15,7 @@ from tests.hubs import environment, isthmus, serving, stdio
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import Listener, client_over_http
 from tests.peers.launch import command
-from tests.peers.raw_desk import MANY_TOOLS, many_name
+from tests.peers.raw_protocol import MANY_TOOLS, many_name
 
 OWN = {"pay", "echo", "meta", "grow"}
 """The tools that a raw server has in any mode."""

@@ -45,12 +45,12 @@ def open_a2a(
 ) -> A2aHttp:
     """The A2A frontend over HTTP; `address` returns the hub's address."""
     settings = running.configuration.a2a
-    desk = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
+    service = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
     cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
-    return A2aHttp(desk, auth, cards)
+    return A2aHttp(service, auth, cards)
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------

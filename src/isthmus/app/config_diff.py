@@ -89,7 +89,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("tasks", configuration.tasks),
         ("targets", configuration.targets),
         ("storage", configuration.storage),
-        ("relay", relay.face),
+        ("relay", relay.frontend),
         ("relay", relay.dialin),
         ("relay", relay.tokens),
     )
@@ -98,7 +98,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
     for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):
         del found[path]  # not keys of a file, or compared one by one
     place = Place(None, "relay.agents")
-    return found | {place.at(agent).path: rules for agent, rules in relay.face.agents.items()}
+    return found | {place.at(agent).path: rules for agent, rules in relay.frontend.agents.items()}
 
 
 def keep_fixed_settings(running: Configuration, read: Configuration) -> Configuration:
@@ -127,7 +127,7 @@ def keep_fixed_settings(running: Configuration, read: Configuration) -> Configur
         read,
         hub=replace(_with_fixed("hub", running.hub, read.hub), limits=limits),
         storage=running.storage,
-        relay=replace(read.relay, face=_with_fixed("relay", running.relay.face, read.relay.face)),
+        relay=replace(read.relay, frontend=_with_fixed("relay", running.relay.frontend, read.relay.frontend)),
         a2a=_with_fixed("a2a", running.a2a, read.a2a),
         servers=(*(server for server in read.servers if server.name not in names), *kept),
         warnings=(*read.warnings, *findings),

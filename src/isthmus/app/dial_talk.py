@@ -32,7 +32,7 @@ from isthmus.wire.relay import mux
 HUB = "hub"
 """The caller of the local hub: the remote hub, for its own callers."""
 
-FACE = "dial"
+FRONTEND = "dial"
 """The frontend's name in the audit log."""
 
 SMALL_BYTES = 16 * 1024
@@ -175,7 +175,7 @@ class Talk:
         self._is_over = self._is_leaving = False
         self._caller = _caller(offer)
         mcp_methods = running.mcp_methods(Implementation(offer.server_id, ME.version), has_hub_tasks=False)
-        mcp_methods.face = FACE
+        mcp_methods.frontend = FRONTEND
         self._conversation = DuplexSession(
             mcp_methods,
             self._caller,

@@ -72,12 +72,12 @@ class Contained:
             # A string instead of a tuple of patterns would be read letter by letter, and one letter may be a star.
             is_typed = msgspec.convert(msgspec.to_builtins(caller), Caller) == caller
             Policy(caller.grants)
-            for _, held in caller.faces:
+            for _, held in caller.frontends:
                 Policy(held)
             is_named = bool(caller.name and caller.tenant) and (caller.name + caller.tenant).isprintable()
         except Exception:  # noqa: BLE001 - the extension returned something that is not grants
             is_typed = is_named = False
-        if not is_typed or not is_named or caller.is_anyone or caller.face is not None:
+        if not is_typed or not is_named or caller.is_anyone or caller.frontend is not None:
             self._complain("a caller that cannot be used")
             return False
         if len(self._sound) >= SOUND_MAX:

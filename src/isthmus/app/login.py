@@ -186,19 +186,19 @@ class _BrowserVisit:
     async def _by_browser(
         self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]
     ) -> tuple[OAuthClient, StoredToken]:
-        visit = Authorization()
-        callback = Callback(visit.state)
+        attempt = Authorization()
+        callback = Callback(attempt.state)
         try:
             client = await client_for(
                 self._fetcher, place.server, self._settings, await self._listen(callback), callback.address
             )
             thumbprint = "" if self._prover is None else self._prover.key.thumbprint
-            address = visit.address(place.server, client, place.resource, scope, thumbprint)
+            address = attempt.address(place.server, client, place.resource, scope, thumbprint)
             show(LoginPrompt(address))
-            code = visit.code_in(await callback.answer(self._wanted.within), place.server)
+            code = attempt.code_in(await callback.answer(self._wanted.within), place.server)
         finally:
             callback.close()
-        return client, await self._endpoint(place, client).by_code(code, visit.verifier)
+        return client, await self._endpoint(place, client).by_code(code, attempt.verifier)
 
     async def _listen(self, callback: Callback) -> OAuthClient | None:
         """Listen at the registered redirect address; None without such an address, or if its port is taken."""

@@ -38,8 +38,8 @@ class Relay:
         self._keys = Keys(state)
         self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)
-        settings = _face_of(running.configuration)
-        self.face = RelayHttp(running.hub, running.background, auth, self._tokens, running.dialins, settings, ME)
+        settings = _relay_settings(running.configuration)
+        self.frontend = RelayHttp(running.hub, running.background, auth, self._tokens, running.dialins, settings, ME)
         self._collector = CrowdCollector(lambda: len(running.hub.server_queues))
 
     def _read_with(self, configuration: Configuration) -> RelayTokenReader:
@@ -47,7 +47,7 @@ class Relay:
         key = self._keys.key(settings.key)
         if key is None:
             return NoTokens()
-        known = KnownAgents(self._state, configuration.relay.face.agents)
+        known = KnownAgents(self._state, configuration.relay.frontend.agents)
         tokens = RelayTokens(key, settings, time.time, self._revocations.has, known)
         if settings.compatible and (settings.compatible_agents != "known" or known()):
             log.warning(
@@ -76,7 +76,7 @@ class Relay:
     def recheck(self) -> None:
         """Close sockets whose token is no longer valid."""
         self._running.dialins.recheck(self._tokens.is_valid)
-        self.face.recheck()
+        self.frontend.recheck()
 
     def prepare(self, configuration: Configuration) -> Callable[[], None]:
         """Check a new configuration. The returned function applies it and cannot fail.
@@ -89,24 +89,24 @@ class Relay:
         def apply() -> None:
             self._revocations.change(configuration.relay.tokens.revoked)
             self._tokens = tokens
-            self.face.change(_face_of(configuration), tokens)
+            self.frontend.change(_relay_settings(configuration), tokens)
             self.recheck()
 
         return apply
 
     async def wait_idle(self) -> None:
         """Return once every device is disconnected."""
-        await self.face.wait_idle()
+        await self.frontend.wait_idle()
 
     def status(self) -> RelayStatus:
         """See `core.ports.RelayAdmin`."""
-        return RelayStatus(self._running.dialins.servers(), self.face.devices())
+        return RelayStatus(self._running.dialins.servers(), self.frontend.devices())
 
     def forget(self, server: ServerName) -> Forgetting:
         """See `core.ports.RelayAdmin`."""
         return self._running.dialins.forget(server)
 
 
-def _face_of(configuration: Configuration) -> RelaySettings:
+def _relay_settings(configuration: Configuration) -> RelaySettings:
     """The device settings of `[relay]`, narrowed by tenants."""
-    return replace(configuration.relay.face, tenants=configuration.tenants)
+    return replace(configuration.relay.frontend, tenants=configuration.tenants)

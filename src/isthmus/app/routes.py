@@ -33,14 +33,14 @@ from isthmus.model.names import ServerName
 from isthmus.wire import jsonrpc
 
 
-class Face(Protocol):
+class Frontend(Protocol):
     """A frontend that is an ASGI application."""
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
 
-class StreamingFace(Protocol):
+class StreamingFrontend(Protocol):
     """A frontend with open streams."""
 
     def end_streams(self) -> None:
@@ -55,17 +55,17 @@ class Routes:
         surface: Surface,
         mcp: McpHttp,
         rest: RestHttp,
-        faces: Mapping[str, Face],
+        frontends: Mapping[str, Frontend],
         agent: A2aHttp | None = None,
         well_known: WellKnown | None = None,
         relay: RelayHttp | None = None,
         oauth: OauthHttp | None = None,
     ) -> None:
-        """`surface` is that of `/mcp`; `faces` maps exact paths to frontends."""
+        """`surface` is that of `/mcp`; `frontends` maps exact paths to frontends."""
         self._everything = surface
         self._mcp = mcp
         self._rest = rest
-        self._faces = faces
+        self._frontends = frontends
         self._agent = agent
         self._well_known = well_known
         self._relay = relay
@@ -96,8 +96,8 @@ class Routes:
             await self._mcp.serve(surface, scope, receive, send)
         elif is_rest(path):
             await self._rest.serve(scope, receive, send)
-        elif (face := self._faces.get(path)) is not None:
-            await face.serve(scope, receive, send)
+        elif (frontend := self._frontends.get(path)) is not None:
+            await frontend.serve(scope, receive, send)
         elif self._agent is not None and self._agent.is_at(path):
             await self._agent.serve(scope, receive, send)
         elif self._oauth is not None and self._oauth.is_at(path):

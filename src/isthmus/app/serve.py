@@ -28,7 +28,7 @@ from isthmus.app.links import ME
 from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
-from isthmus.app.routes import CountedRequests, Face, Routes, StreamingFace
+from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.tokens import TokenService
 from isthmus.config.findings import ConfigError, Place
@@ -69,7 +69,7 @@ GUESSED = "keys.guessed"
 MAKE_A_KEY = "isthmus token create NAME --allow '*'"
 
 
-class SessionFace(Protocol):
+class SessionFrontend(Protocol):
     """A frontend that keeps sessions of callers."""
 
     def retain(self, callers: Container[Caller]) -> None:
@@ -87,7 +87,7 @@ class Access:
         self._is_insecure = is_insecure
         self._auth: Authenticator | None = None
         self._running: RunningHub | None = None
-        self._faces: Sequence[SessionFace] = ()
+        self._frontends: Sequence[SessionFrontend] = ()
         self._known: frozenset[Caller] = frozenset()
 
     def open(self, verifiers: Sequence[Verifier] = ()) -> Authenticator:
@@ -108,9 +108,9 @@ class Access:
         self._auth.failed_auth_limit.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
         return self._auth
 
-    def follow(self, running: RunningHub, faces: Sequence[SessionFace]) -> None:
+    def follow(self, running: RunningHub, frontends: Sequence[SessionFrontend]) -> None:
         """Watch the callers from now on, and end sessions of removed callers in these frontends."""
-        self._running, self._faces = running, faces
+        self._running, self._frontends = running, frontends
         self._known = self.identities.callers()
         running.callers = self.identities
         running.know_tenants(self._known)
@@ -144,8 +144,8 @@ class Access:
 
     def let_go(self) -> None:
         """End the sessions of callers that are no longer known."""
-        for face in self._faces:
-            face.retain(self.identities)
+        for frontend in self._frontends:
+            frontend.retain(self.identities)
         if self._running is not None:
             self._running.targets.change(self._running.configuration.targets, self.identities)
             before, self._known = self._known, self.identities.callers()
@@ -324,13 +324,13 @@ async def _serve(
         # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
         rest = RestHttp(running.hub, auth, relay, monitor.figures, admin=running)
-        shown = None if relay is None else relay.face
+        shown = None if relay is None else relay.frontend
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
         oauth = tokens.open(auth, running.background, Egress())
         health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
-        faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
-        routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
+        frontends: dict[str, Frontend] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
+        routes = Routes(running.surface, mcp, rest, frontends, agent, well_known, shown, oauth)
         http_listener = _http_listener(running, auth, routes, (mcp, sse, agent), shown)
         grpc = await open_grpc(running, agent, auth)
         port = await http_listener.open(sockets)
@@ -389,7 +389,7 @@ async def _recover(running: RunningHub, identities: Identities, books: AuditLog 
 async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
     """The relay, if enabled. Every connection needs a file descriptor."""
     settings = running.configuration.relay
-    if not settings.face.enabled:
+    if not settings.frontend.enabled:
         return None
     relay = Relay(running, auth)
     await relay.start()
@@ -403,7 +403,7 @@ def _http_listener(
     running: RunningHub,
     auth: Authenticator,
     routes: Routes,
-    streaming: Sequence[StreamingFace],
+    streaming: Sequence[StreamingFrontend],
     relay: RelayHttp | None,
 ) -> HttpListener:
     """The HTTP listener; streams of frontends must end before it can close."""
@@ -428,8 +428,8 @@ def _http_listener(
     if relay is not None:
         http_listener.offer_sockets(relay.upgrade)
         streaming = (*streaming, relay)
-    for face in streaming:
-        http_listener.on_drain(face.end_streams)
+    for frontend in streaming:
+        http_listener.on_drain(frontend.end_streams)
     return http_listener
 
 

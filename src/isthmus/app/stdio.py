@@ -100,11 +100,11 @@ class _Conversation:
         self._stopped: asyncio.Future[str] = self._loop.create_future()
         self._outlet = Outlet(stdout, self._limits, self._stop)
         mcp_methods = running.mcp_methods()
-        mcp_methods.face = NAME
-        self._face = McpStdio(
+        mcp_methods.frontend = NAME
+        self._frontend = McpStdio(
             mcp_methods, PARENT, surface, running.background, self._outlet.write, lambda: self._outlet.is_full
         )
-        self._inlet = Inlet(stdin, self._face.feed, self._outlet)
+        self._inlet = Inlet(stdin, self._frontend.feed, self._outlet)
 
     async def run(self) -> None:
         """Serve to the end."""
@@ -126,7 +126,7 @@ class _Conversation:
         """Accept requests until the caller closes its end, then let running calls finish."""
         await self._inlet.ended.wait()
         try:
-            await asyncio.wait_for(self._face.finish(), self._limits.drain_seconds)
+            await asyncio.wait_for(self._frontend.finish(), self._limits.drain_seconds)
         except TimeoutError:
             log.warning("calls are still running after the caller has left", seconds=self._limits.drain_seconds)
 
@@ -136,11 +136,11 @@ class _Conversation:
         self._inlet.stop()
         self._running.hub.refuse_new_calls()
         if self._running.hub.running():
-            self._face.cancel_all(why)
+            self._frontend.cancel_all(why)
             await asyncio.sleep(WITHDRAWAL_SECONDS)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._face.finish()
+                await self._frontend.finish()
                 await self._outlet.flushed()
         except TimeoutError:
             log.warning("the caller did not read its last responses", unsent=self._outlet.unsent_bytes)

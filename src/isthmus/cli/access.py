@@ -42,7 +42,7 @@ from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
 from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerStatus, Snapshot, explain_access
-from isthmus.model.callers import FACES, Caller, Face, Grants, narrowed_on
+from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
@@ -50,7 +50,7 @@ from isthmus.upstream.python.builtin import OPERATORS
 from isthmus.upstream.server_settings import ServerSettings, keys_of, starts_the_same
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS
 
-Who: TypeAlias = tuple[str, str, Face | None]
+Who: TypeAlias = tuple[str, str, FrontendName | None]
 """A caller's name, the id of its key if the state folder has one, and the frontend that it uses."""
 
 What: TypeAlias = tuple[ListName, str]
@@ -75,7 +75,7 @@ OPERATOR = "the state and logs of every server (operator)"
 
 @click.command("access")
 @click.argument("caller", required=False)
-@click.option("--face", type=click.Choice(FACES), help="On this frontend, which may allow the caller less.")
+@click.option("--frontend", type=click.Choice(FRONTENDS), help="On this frontend, which may allow the caller less.")
 @click.option(
     "--diff",
     "new",
@@ -88,7 +88,7 @@ OPERATOR = "the state and logs of every server (operator)"
 @with_json
 def access_command(
     caller: str | None,
-    face: Any,
+    frontend: Any,
     new: Path | None,
     hub: str | None,
     config: Path | None,
@@ -105,13 +105,13 @@ def access_command(
         raise click.UsageError("Name a caller, or compare with --diff NEW_CONFIG.")
     quiet_logs()
     if new is not None:
-        if hub is not None or face is not None:
+        if hub is not None or frontend is not None:
             raise click.UsageError(
-                "--diff compares two files for all callers and frontends; it excludes --hub and --face."
+                "--diff compares two files for all callers and frontends; it excludes --hub and --frontend."
             )
         return run_command(show_difference(config, new, wait=wait, is_json=is_json))
     source = source_of(hub, config if hub is None else None)
-    return run_command(show_access(source, config, AccessQuery(str(caller), face, is_json), wait=wait))
+    return run_command(show_access(source, config, AccessQuery(str(caller), frontend, is_json), wait=wait))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class AccessQuery:
     """The caller to explain, and how."""
 
     name: str
-    face: Face | None
+    frontend: FrontendName | None
     is_json: bool
 
 
@@ -134,8 +134,8 @@ async def show_access(
     configuration = configuration_of(config)
     callers = _find_callers(query.name, configuration)
     snapshot = await snapshot_of(source, configuration, wait=wait)
-    if query.face is not None:
-        callers = [caller.on(query.face) for caller in callers]
+    if query.frontend is not None:
+        callers = [caller.on(query.frontend) for caller in callers]
     explained = [(caller, explain_access(snapshot, caller.grants)) for caller in callers]
     if query.is_json:
         print_json(msgspec.json.encode([_document(caller, found) for caller, found in explained]))
@@ -195,7 +195,7 @@ def places_of(caller: Caller) -> tuple[str, ...]:
     """Where each set of a caller's permissions is configured, the innermost first."""
     issuer, slash, _ = caller.name.partition("/*")
     own = Place(None, "issuers").at(issuer) if slash else Place(None, "callers").at(caller.name)
-    narrowed = [own.at("faces", face).path for face in reversed(narrowed_on(caller))]
+    narrowed = [own.at("frontends", frontend).path for frontend in reversed(narrowed_on(caller))]
     permissions = f"key {caller.key}" if caller.key else own.path
     return (*narrowed, permissions, Place(None, "tenants").at(caller.tenant).path, POLICIES)
 
@@ -308,7 +308,7 @@ def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Config
 
 
 def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
-    yield _heading(caller.name, caller.tenant, caller.key, caller.face)
+    yield _heading(caller.name, caller.tenant, caller.key, caller.frontend)
     reached = [reason for reason in found if reason.is_reached]
     for listed, group in groupby(reached, key=lambda reason: reason.listed):
         yield from ("", f"{listed} that it can reach:", *_explained(list(group), caller))
@@ -328,9 +328,9 @@ def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
                 yield from ("", f"{pattern} in {place}.deny: {server} has nothing of that name.")
 
 
-def _heading(name: str, tenant: str, key: str, face: Face | None) -> str:
+def _heading(name: str, tenant: str, key: str, frontend: FrontendName | None) -> str:
     by = f", by key {key}" if key else ""
-    on = "" if face is None else f", on {face}"
+    on = "" if frontend is None else f", on {frontend}"
     return f"{name} (tenant {tenant}{by}{on})"
 
 
@@ -372,9 +372,9 @@ def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
         yield from ("", "It may also name servers by address, as far as [targets] allows them.")
     if caller.is_operator:
         yield from ("", "It is an operator: it sees state and logs of every server, and may restart it.")
-    others = [face for face, _ in caller.faces] if caller.face is None else []
+    others = [frontend for frontend, _ in caller.frontends] if caller.frontend is None else []
     if others:
-        yield from ("", f"Some frontends allow it less: see --face {' or --face '.join(others)}.")
+        yield from ("", f"Some frontends allow it less: see --frontend {' or --frontend '.join(others)}.")
 
 
 def _chain(grants: Grants | None) -> Iterable[Grants]:
@@ -409,8 +409,8 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
         "caller": caller.name,
         "tenant": caller.tenant,
         "key": caller.key or None,
-        "face": caller.face,
-        "faces": [face for face, _ in caller.faces],
+        "frontend": caller.frontend,
+        "frontends": [frontend for frontend, _ in caller.frontends],
         "features": [
             {
                 "list": reason.listed,
@@ -474,10 +474,10 @@ def differences(old: tuple[Configuration, Snapshot], new: tuple[Configuration, S
     known = callers_of(old[0]), callers_of(new[0])
     # Frontends that allow a caller less, in either configuration, are compared by themselves.
     narrowed: set[Who] = {
-        (caller.name, caller.key, face)
+        (caller.name, caller.key, frontend)
         for caller in (*known[0], *known[1])
-        for face in FACES
-        if caller.on(face).grants != caller.grants
+        for frontend in FRONTENDS
+        if caller.on(frontend).grants != caller.grants
     }
     before, after = (_by_frontend(callers, narrowed) for callers in known)
     settings = _changed_settings(old[0], new[0])
@@ -512,10 +512,10 @@ def _by_frontend(callers: Iterable[Caller], narrowed: Container[Who]) -> dict[Wh
     found: dict[Who, Caller] = {}
     for caller in callers:
         found[caller.name, caller.key, None] = caller
-        for face in FACES:
-            who: Who = (caller.name, caller.key, face)
+        for frontend in FRONTENDS:
+            who: Who = (caller.name, caller.key, frontend)
             if who in narrowed:
-                found[who] = caller.on(face)
+                found[who] = caller.on(frontend)
     return found
 
 
@@ -551,8 +551,8 @@ def _value(value: object) -> str:
 
 
 def _change_lines(change: AccessChange) -> Iterator[str]:
-    name, key, face = change.who
-    yield _heading(name, change.tenant, key, face)
+    name, key, frontend = change.who
+    yield _heading(name, change.tenant, key, frontend)
     yield from (f"  + {_feature_name(what)}" for what in change.appearing)
     yield from (f"  - {_feature_name(what)}" for what in change.vanishing)
     for right_change, right in ((change.targets, TARGETS), (change.operator, OPERATOR)):
@@ -569,12 +569,12 @@ def _feature_name(what: What) -> str:
 
 
 def _change_document(change: AccessChange) -> Mapping[str, object]:
-    name, key, face = change.who
+    name, key, frontend = change.who
     return {
         "caller": name,
         "tenant": change.tenant,
         "key": key or None,
-        "face": face,
+        "frontend": frontend,
         "appear": [{"list": listed, "name": exposed} for listed, exposed in change.appearing],
         "vanish": [{"list": listed, "name": exposed} for listed, exposed in change.vanishing],
         "change": [

@@ -39,6 +39,7 @@ from isthmus.core.audit import (
     Seal,
     UnfinishedCalls,
     Verification,
+    record_members,
 )
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_signatures import (
@@ -64,12 +65,12 @@ FOLLOW_SECONDS = 0.5
 """Interval at which `tail --follow` looks for new records."""
 
 COLUMNS = (
-    *("number", "at", "event", "caller", "tenant", "face", "kind", "name", "server", "outcome", "executed"),
+    *("number", "at", "event", "caller", "tenant", "frontend", "kind", "name", "server", "outcome", "executed"),
     *("seconds", "arguments", "session", "id", "key", "other", "digest", "seat"),
 )
 """Columns of an export as CSV; all other members of a record are in `other`."""
 
-NAMED = {"tenant", "caller", "face", "name"}
+NAMED = {"tenant", "caller", "frontend", "name"}
 """Members that the record of a call needs to be shown as one."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -445,13 +446,13 @@ def _exported(slot: int, row: AuditRow) -> str:
 
 def _line(slot: int, row: AuditRow) -> str:
     """A record for a person to read."""
-    record: dict[str, object] = msgspec.json.decode(row.content)
+    record = record_members(row.content)
     number = f"{slot}/{row.number}" if slot else str(row.number)
     head = f"{number:>7}  {_iso_time(row.at)}  "
     if record.get("event") not in (CALL_STARTED, CALL_ENDED, CALL_LOST) or not record.keys() >= NAMED:
         about = " ".join(f"{key}={value}" for key, value in record.items() if key not in ("at", "event"))
         return head + harmless(f"{record.get('event')}  {about}", keep="")
-    named = f"{record['tenant']}/{record['caller']} by {record['face'] or 'the hub'}  {record['name']}"
+    named = f"{record['tenant']}/{record['caller']} by {record['frontend'] or 'the hub'}  {record['name']}"
     outcome = f"{record.get('outcome', 'begins')}"
     if "executed" in record:
         outcome += f", executed: {record['executed']}"
@@ -465,7 +466,7 @@ def _iso_time(at: float) -> str:
 
 
 def _columns(slot: int, row: AuditRow) -> list[str]:
-    record: dict[str, object] = msgspec.json.decode(row.content)
+    record = record_members(row.content)
     other = {key: value for key, value in record.items() if key not in COLUMNS}
     record |= {"number": row.number, "at": _iso_time(row.at), "digest": row.digest.hex(), "seat": slot or None}
     record["other"] = msgspec.json.encode(other).decode() if other else ""

@@ -177,7 +177,7 @@ def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
         "advice": finding.advice,
         "code": finding.code.number,
         "kind": finding.code.name,
-        "mend": finding.fix,
+        "fix": finding.fix,
     }
 
 
@@ -316,10 +316,10 @@ def _names(settings: object) -> list[str]:
 def _relay_values(relay: RelayParts) -> Iterator[Pair]:
     # Without a key here, the state folder has one, where `isthmus token` finds it too.
     yield "relay.key", None if relay.tokens.key is None else HIDDEN
-    for part in (relay.tokens, relay.face, relay.dialin):
+    for part in (relay.tokens, relay.frontend, relay.dialin):
         names = (name for name in _names(part) if name not in ("key", "agents", "tenants"))
         yield from ((f"relay.{name}", getattr(part, name)) for name in names)
-    for agent, rules in relay.face.agents.items():
+    for agent, rules in relay.frontend.agents.items():
         yield from _below("relay.agents", agent, msgspec.structs.asdict(rules).items())
 
 
@@ -331,7 +331,10 @@ def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Itera
     yield "deny", caller.grants.deny
     yield "targets", caller.may_name_targets
     yield "operator", caller.is_operator
-    yield "faces", {face: {"allow": list(held.allow), "deny": list(held.deny)} for face, held in caller.faces}
+    yield (
+        "frontends",
+        {frontend: {"allow": list(held.allow), "deny": list(held.deny)} for frontend, held in caller.frontends},
+    )
 
 
 def _server_values(server: ServerSettings) -> Iterator[Pair]:

@@ -218,7 +218,7 @@ def show_codes(*, is_json: bool) -> Exit:
     """Print every kind of finding: the doctor's, then those of configurations."""
     known = [*CODES, *codes.CODES]
     if is_json:
-        listed = [{"code": code.number, "kind": code.name, "mend": code.fix} for code in known]
+        listed = [{"code": code.number, "kind": code.name, "fix": code.fix} for code in known]
         print_json(msgspec.json.encode({"codes": listed}))
     else:
         print_output("\n".join(aligned([(code.number, code.name, code.fix) for code in known])))
@@ -493,7 +493,7 @@ def _as_json(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> dic
                 "kind": diagnosis.code.name,
                 "server": diagnosis.server,
                 "message": diagnosis.message,
-                "mend": diagnosis.fix,
+                "fix": diagnosis.fix,
             }
             for diagnosis in found
         ],

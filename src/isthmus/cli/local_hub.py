@@ -162,7 +162,7 @@ class LocalHub:
         self._audit_log = audit_log
         # The person who may read the configuration may use all of it, as on a hub without callers.
         auth = Authenticator(OriginGuard(bind_host="localhost"), lambda _: LOCAL)
-        self._rest = RestHttp(running.hub, auth, face=COMMAND, admin=running)
+        self._rest = RestHttp(running.hub, auth, name=COMMAND, admin=running)
         self._requests: list[InMemoryRequest] = []
         self.settled_at: dict[ServerName, float] = {}
         """When each server's first connection attempt ended, by the loop's clock."""

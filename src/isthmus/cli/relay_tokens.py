@@ -167,7 +167,7 @@ def _compatible(options: RelayTokenOptions, tokens: RelayTokens, configuration: 
         token = tokens.mint_compatible(options.agent)
     except ValueError as error:
         raise _unnameable(error) from None
-    if options.agent not in configuration.relay.face.agents:
+    if options.agent not in configuration.relay.frontend.agents:
         try:
             note_issued(options.agent, _state(configuration))
         except OSError as error:
@@ -181,7 +181,7 @@ def _unnameable(error: ValueError) -> CommandFailed:
 
 def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Configuration) -> Iterator[str]:
     """What else the person should know."""
-    if not configuration.relay.face.enabled:
+    if not configuration.relay.frontend.enabled:
         yield "The relay is switched off: [relay] enabled is false."
     if options.is_compatible:
         yield "It opens both ends for ever; only a new relay key revokes it."
@@ -279,7 +279,7 @@ def tokens_of(configuration: Configuration) -> RelayTokens:
     """
     settings = configuration.relay.tokens
     revocations = Revocations(_state(configuration), settings.revoked)
-    known = KnownAgents(_state(configuration), configuration.relay.face.agents)
+    known = KnownAgents(_state(configuration), configuration.relay.frontend.agents)
     return RelayTokens(_key_of(configuration), settings, time.time, revocations.has, known)
 
 

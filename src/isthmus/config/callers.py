@@ -21,7 +21,7 @@ from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import KeyTooShort, parse_key
 from isthmus.identity.settings import ALGORITHMS, Algorithm, Binding, IssuerSettings
-from isthmus.model.callers import FACES, Caller, Face, Grants
+from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants
 
 CALLERS = "callers"
 TENANTS = "tenants"
@@ -41,9 +41,12 @@ CALLER_KEYS: Mapping[str, str] = {
     " server it may call everything.",
     "operator": "Whether it sees the state, the logs and the figures of every server over REST, and may restart servers"
     " and forget those of the relay.",
-    "faces": "Restrictions on single frontends. See [Permissions](permissions.md).",
+    "frontends": "Restrictions on single frontends. See [Permissions](permissions.md).",
 }
 """The keys of `[callers.NAME]`, with their sentence in the reference."""
+
+_RENAMED_KEYS = {"faces": "frontends"}
+"""Keys of `[callers.NAME]` in earlier versions, with their present names."""
 
 _FRONTEND_KEYS = ("allow", "deny")
 _TENANT_KEYS = ("allow", "deny", "max_calls")
@@ -89,6 +92,8 @@ def _checked_table(fields: object, known: Collection[str]) -> dict[str, object]:
         raise ValueError("must be a table, not another value")
     for key in fields:
         if key not in known:
+            if (renamed := _RENAMED_KEYS.get(key)) in known:
+                raise ValueError(f"{key} must be renamed to {renamed}")
             raise ValueError(f"must have only {', '.join(known)}, not {values.quoted(key)}")
     return fields
 
@@ -166,10 +171,11 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
     tenant = _tenant(fields, tenants)
     is_operator = values.flag("operator", fields.get("operator", False))
     grants = Grants(allow=patterns("allow", fields), deny=patterns("deny", fields))
-    faces = tuple(
-        _frontend_grants(frontend, given) for frontend, given in values.table("faces", fields.get("faces", {})).items()
+    frontends = tuple(
+        _frontend_grants(frontend, given)
+        for frontend, given in values.table("frontends", fields.get("frontends", {})).items()
     )
-    caller = Caller(parse_caller_name(name), tenant, grants, may_name, faces=faces, is_operator=is_operator)
+    caller = Caller(parse_caller_name(name), tenant, grants, may_name, frontends=frontends, is_operator=is_operator)
     return _CallerEntry(digests, tenants.bound(caller), _expiry(fields.get("expires")))
 
 
@@ -229,11 +235,11 @@ def _expiry(given: object) -> float | None:
     return moment.timestamp()
 
 
-def _frontend_grants(name: str, value: object) -> tuple[Face, Grants]:
+def _frontend_grants(name: str, value: object) -> tuple[FrontendName, Grants]:
     """Return the restrictions of a caller on one frontend; without `allow` there, everything it may do elsewhere."""
-    if name not in FACES:
-        raise ValueError(f"faces must be of {', '.join(FACES)}, not {values.quoted(name)}")
-    key = f"faces.{name}"
+    if name not in FRONTENDS:
+        raise ValueError(f"frontends must be of {', '.join(FRONTENDS)}, not {values.quoted(name)}")
+    key = f"frontends.{name}"
     fields = values.table(key, value)
     for part in fields:
         if part not in _FRONTEND_KEYS:
@@ -388,9 +394,9 @@ def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
             place = Place(document.file, root).at(name)
             yield from _patterns_in(place, fields, _FRONTEND_KEYS)
             yield from _patterns_in(place.at("scopes"), fields.get("scopes"), None)
-            frontends = fields.get("faces")
+            frontends = fields.get("frontends")
             for frontend, narrowed in frontends.items() if isinstance(frontends, dict) else ():
-                yield from _patterns_in(place.at("faces", frontend), narrowed, _FRONTEND_KEYS)
+                yield from _patterns_in(place.at("frontends", frontend), narrowed, _FRONTEND_KEYS)
 
 
 def _patterns_in(place: Place, table: object, keys: Collection[str] | None) -> Iterator[tuple[Place, str]]:

@@ -112,7 +112,7 @@ class RelayParts:
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     dialin: DialInSettings = field(default_factory=DialInSettings)
-    face: RelaySettings = field(default_factory=RelaySettings)
+    frontend: RelaySettings = field(default_factory=RelaySettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class CallRecord(msgspec.Struct, omit_defaults=True):
     event: str
     caller: str
     tenant: str
-    face: str
+    frontend: str
     kind: str
     name: str
     arguments: str
@@ -133,7 +133,7 @@ class RecordEncoder:
             CALL_ENDED if outcome is not None else CALL_STARTED,
             caller.name[:TEXT_LENGTH_MAX],
             caller.tenant[:TEXT_LENGTH_MAX],
-            call.face,
+            call.frontend,
             call.kind,
             _audited_name(call),
             self.digest(call.arguments),
@@ -319,7 +319,6 @@ class _CallMembers(msgspec.Struct):
 
 
 _CALL_MEMBERS = msgspec.json.Decoder(_CallMembers)
-_CALL_RECORD = msgspec.json.Decoder(CallRecord)
 _CALL_MARK = b'"event":"call'
 """In every record of a call and in hardly any other: most records are skipped without decoding them."""
 
@@ -351,10 +350,20 @@ class UnfinishedCalls:
             self.lost += members.event == CALL_LOST
 
 
+def record_members(content: bytes) -> dict[str, object]:
+    """The members of a stored record. Earlier versions wrote `frontend` as `face`.
+
+    Raises:
+        msgspec.MsgspecError: it is not a record.
+    """
+    members = msgspec.json.decode(content, type=dict[str, object])
+    return {"frontend" if name == "face" else name: value for name, value in members.items()}
+
+
 def lost_call_record(begun: AuditRow, at: float) -> EncodedRecord | None:
     """The record that closes a lost call; None if its start record cannot be decoded."""
     try:
-        record = _CALL_RECORD.decode(begun.content)
+        record = msgspec.convert(record_members(begun.content), CallRecord)
     except msgspec.MsgspecError:
         return None
     lost = msgspec.structs.replace(record, at=at, event=CALL_LOST, outcome=LOST_OUTCOME, executed="unknown")

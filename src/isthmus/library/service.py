@@ -413,7 +413,7 @@ class ToolService:
             session=session or "",
             timeout=request.timeout,
             headers=(request.metadata or {}).get("headers") or {},
-            face=FRONTEND,
+            frontend=FRONTEND,
         )
 
     def noted(
@@ -443,7 +443,7 @@ class ToolService:
                 valid_utf8(refusal.tool_name),
                 msgspec.Raw(argument_bytes(arguments)),
                 session=session,
-                face=FRONTEND,
+                frontend=FRONTEND,
             )
             with suppress(ServiceClosedError):
                 loop_thread.post(engine.record_refusal, call, refusal, user_context)
@@ -493,7 +493,7 @@ class ToolService:
     async def _get(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         loop_thread, engine = self._open_engine()
         encoded = encode_arguments(kind, name, arguments)
-        call = Call(PROGRAM, engine.surface, name, encoded, kind=kind, client_caps=self._client_caps, face=FRONTEND)
+        call = Call(PROGRAM, engine.surface, name, encoded, kind=kind, client_caps=self._client_caps, frontend=FRONTEND)
         outcome = await self._execute(loop_thread, engine, call)
         return decode_contents(name, outcome, is_attached=engine.is_attached)
 

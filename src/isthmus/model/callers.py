@@ -13,13 +13,18 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-Face: TypeAlias = Literal["mcp", "sse", "a2a", "rest"]
+FrontendName: TypeAlias = Literal["mcp", "sse", "a2a", "rest"]
 """A frontend that may have narrower grants; gRPC is `a2a`, and the published hub is `mcp`."""
 
-_WITHIN: dict[Face, tuple[Face, ...]] = {"mcp": ("mcp",), "sse": ("mcp", "sse"), "a2a": ("a2a",), "rest": ("rest",)}
+_WITHIN: dict[FrontendName, tuple[FrontendName, ...]] = {
+    "mcp": ("mcp",),
+    "sse": ("mcp", "sse"),
+    "a2a": ("a2a",),
+    "rest": ("rest",),
+}
 """Whose rules apply on a frontend. SSE is MCP over an older transport: a denial on `mcp` applies there too."""
 
-FACES: tuple[Face, ...] = tuple(_WITHIN)
+FRONTENDS: tuple[FrontendName, ...] = tuple(_WITHIN)
 
 FORMS_MAX = 4096
 """How many callers are cached per frontend."""
@@ -65,10 +70,10 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     key: str = ""
     """The id of the key that it used, which reveals nothing of the key: what a key opened, such as a session or a
     stream, ends with it, even if its caller has other keys."""
-    faces: tuple[tuple[Face, Grants], ...] = ()
-    """Narrower grants on single frontends."""
-    face: Face | None = None
-    """The frontend that it came by, if that makes a difference."""
+    frontends: tuple[tuple[FrontendName, Grants], ...] = msgspec.field(default=(), name="faces")
+    """Narrower grants on single frontends. Stored as `faces`: task records hold calls with their callers."""
+    frontend: FrontendName | None = msgspec.field(default=None, name="face")
+    """The frontend that it came by, if that makes a difference. Stored as `face`."""
     is_operator: bool = False
     """Whether it may see what is not for callers (state, log and figures of every server), restart and forget servers.
     Permissions to call tools do not include that: they are not meant to reveal what is logged about others."""
@@ -76,9 +81,9 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     """A digest of what its token may do elsewhere, where tokens are exchanged: a token with fewer rights must not be
     served with what another token of the same caller was exchanged for."""
 
-    def on(self, face: Face) -> Caller:
+    def on(self, frontend: FrontendName) -> Caller:
         """The caller as it comes by a frontend: with the same identity, and with what that frontend allows."""
-        return _on(self, face) if self.faces else self
+        return _on(self, frontend) if self.frontends else self
 
     @property
     def can_name_targets(self) -> bool:
@@ -103,33 +108,37 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     def at_large(self) -> Caller:
         """The caller without the rules of the frontend that it came by."""
-        if self.face is None:
+        if self.frontend is None:
             return self
         grants = self.grants
         for _ in narrowed_on(self):
             assert grants.within is not None, "a frontend only narrows"
             grants = grants.within
-        return replace(self, grants=grants, face=None)
+        return replace(self, grants=grants, frontend=None)
 
 
 @lru_cache(maxsize=FORMS_MAX)
-def _on(caller: Caller, face: Face) -> Caller:
+def _on(caller: Caller, frontend: FrontendName) -> Caller:
     """Cached, because frontends need it for each request."""
     narrowed = caller.grants
-    for name, grants in caller.faces:
-        if name in _WITHIN[face]:
+    for name, grants in caller.frontends:
+        if name in _WITHIN[frontend]:
             narrowed = grants.bounded_by(narrowed)
-    return replace(caller, grants=narrowed, face=face)
+    return replace(caller, grants=narrowed, frontend=frontend)
 
 
-def narrowed_on(caller: Caller) -> tuple[Face, ...]:
+def narrowed_on(caller: Caller) -> tuple[FrontendName, ...]:
     """The frontends whose rules narrow a caller, the outermost first; empty for a caller at large."""
-    return () if caller.face is None else tuple(name for name, _ in caller.faces if name in _WITHIN[caller.face])
+    return (
+        ()
+        if caller.frontend is None
+        else tuple(name for name, _ in caller.frontends if name in _WITHIN[caller.frontend])
+    )
 
 
 def everywhere(callers: Iterable[Caller]) -> frozenset[Caller]:
     """These callers, and each as the frontends have it."""
-    return frozenset(form for caller in callers for form in (caller, *map(caller.on, FACES)))
+    return frozenset(form for caller in callers for form in (caller, *map(caller.on, FRONTENDS)))
 
 
 class Unprovable(msgspec.Struct, frozen=True):

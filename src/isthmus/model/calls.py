@@ -155,8 +155,8 @@ class Call(msgspec.Struct, frozen=True):
     """The caller's session, if it has one: a question about one session must not reach another of the same caller."""
     comes_back: bool = False
     """The caller accepts a question as the result and answers it with another call."""
-    face: str = ""
-    """The frontend, for the audit log only; it decides nothing."""
+    frontend: str = msgspec.field(default="", name="face")
+    """The frontend, for the audit log only; it decides nothing. Stored as `face`."""
     timeout: float | None = None
     lasts: bool = False
     """It belongs to a task: no caller waits on a connection, so it may take as long as `hard_seconds`."""

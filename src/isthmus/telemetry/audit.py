@@ -112,17 +112,17 @@ class Audit:
         """Record an event other than a call; it must not hold secrets."""
         self.add(AuditEvent(self._now(), event, about))
 
-    def count_rejected(self, face: str, status: int) -> None:
+    def count_rejected(self, frontend: str, status: int) -> None:
         """Count a rejected request; one record covers all within a second."""
         if not self._rejected:
             self._loop.call_later(REJECTED_SECONDS, self.record_rejected)
-        self._rejected[face, status] = self._rejected.get((face, status), 0) + 1
+        self._rejected[frontend, status] = self._rejected.get((frontend, status), 0) + 1
 
     def record_rejected(self) -> None:
         """Record the rejected requests since the last time."""
         counts, self._rejected = self._rejected, {}
-        for (face, status), count in counts.items():
-            self.note(REFUSED, face=face, status=status, count=count)
+        for (frontend, status), count in counts.items():
+            self.note(REFUSED, frontend=frontend, status=status, count=count)
 
     def add(self, fact: Fact) -> None:
         """Add a fact."""

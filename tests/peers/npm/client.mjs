@@ -1,4 +1,4 @@
-// The official TypeScript SDK as a client, 1.x or 2.x: told on standard input whom to visit and what to do there, it
+// The official TypeScript SDK as a client, 1.x or 2.x: it reads on standard input which servers to call, and
 // answers on standard output. `tests/peers/typescript.py` runs it; the steps and answers are those of the other clients.
 const HEARD = {
   "notifications/tools/list_changed": "tools",
@@ -41,7 +41,7 @@ async function load(major) {
 }
 
 /** One session at one server. */
-class Visit {
+class ClientSession {
   asked = [];
   announced = [];
   #wake = () => {};
@@ -175,7 +175,7 @@ function filled({ properties }) {
 
 const chunks = [];
 for await (const chunk of process.stdin) chunks.push(chunk);
-const { major, mode, visits } = JSON.parse(Buffer.concat(chunks).toString());
+const { major, mode, sessions } = JSON.parse(Buffer.concat(chunks).toString());
 const sdk = await load(major);
-const answers = await Promise.all(visits.map((visit) => new Visit(sdk, mode).run(visit)));
+const answers = await Promise.all(sessions.map((session) => new ClientSession(sdk, mode).run(session)));
 process.stdout.write(JSON.stringify(answers), () => process.exit(0));

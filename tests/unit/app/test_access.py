@@ -1,4 +1,4 @@
-"""What a new configuration means at the door, and what is said of who may come in."""
+"""What a new configuration means at the listener, and what is said of who may come in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANNER = Caller("planner", "default", Grants(("*",)))
 HOST = {b"host": b"127.0.0.1"}
 
 
-class Face:
+class RecordingFrontend:
     """Remembers whom it was told to keep."""
 
     def __init__(self) -> None:
@@ -53,26 +53,26 @@ async def running(opened: Configuration) -> AsyncIterator[RunningHub]:
     await made.aclose()
 
 
-def admitted(gate: Authenticator, key: str | None = None, host: bytes = b"127.0.0.1") -> Caller | Denied:
-    return gate.admit({b"host": host, **({} if key is None else {b"x-api-key": key.encode()})}, "mcp")
+def admitted(auth: Authenticator, key: str | None = None, host: bytes = b"127.0.0.1") -> Caller | Denied:
+    return auth.admit({b"host": host, **({} if key is None else {b"x-api-key": key.encode()})}, "mcp")
 
 
 async def test_a_new_configuration_holds_for_the_next_request(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
-    access, face = Access(opened), Face()
-    gate = access.open()
-    access.follow(running, [face])
-    assert admitted(gate) == LOCAL
+    access, frontend = Access(opened), RecordingFrontend()
+    auth = access.open()
+    access.follow(running, [frontend])
+    assert admitted(auth) == LOCAL
     limits = Limits(wrong_keys_per_minute=7)
     access.change(replace(closed, hub=replace(closed.hub, hosts=("hub.example",), limits=limits)))
-    assert gate.failed_auth_limit.per_minute == 7
-    assert isinstance(admitted(gate), Denied)
-    found = admitted(gate, KEY, b"hub.example")
+    assert auth.failed_auth_limit.per_minute == 7
+    assert isinstance(admitted(auth), Denied)
+    found = admitted(auth, KEY, b"hub.example")
     assert isinstance(found, Caller)
     assert (found.name, found.grants) == (PLANNER.name, PLANNER.grants)
-    assert found in face.kept
-    assert LOCAL not in face.kept
+    assert found in frontend.kept
+    assert LOCAL not in frontend.kept
     assert running.callers is access.identities
 
 
@@ -82,25 +82,25 @@ async def test_a_new_configuration_holds_for_the_next_request(
 async def test_one_that_cannot_be_taken_changes_nothing(
     running: RunningHub, opened: Configuration, hub: dict[str, Any]
 ) -> None:
-    access, face = Access(opened), Face()
-    gate = access.open()
-    access.follow(running, [face])
+    access, frontend = Access(opened), RecordingFrontend()
+    auth = access.open()
+    access.follow(running, [frontend])
     with pytest.raises((ConfigError, ValueError)):
         access.change(replace(opened, hub=replace(opened.hub, **hub)))
-    assert admitted(gate) == LOCAL
-    assert face.kept == ()
+    assert admitted(auth) == LOCAL
+    assert frontend.kept == ()
 
 
 async def test_a_hub_that_wants_keys_is_not_opened_by_a_file(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
-    access, face = Access(closed), Face()
-    gate = access.open()
-    access.follow(running, [face])
+    access, frontend = Access(closed), RecordingFrontend()
+    auth = access.open()
+    access.follow(running, [frontend])
     with pytest.raises(ConfigError, match="restart the hub if it is to be open"):
         access.change(opened)
-    assert isinstance(admitted(gate), Denied)
-    assert face.kept == ()
+    assert isinstance(admitted(auth), Denied)
+    assert frontend.kept == ()
 
 
 async def test_logging_is_set_up_anew_only_if_it_changed(
@@ -135,8 +135,8 @@ def test_a_hub_that_is_open_to_a_network_was_told_to_be_and_says_so(opened: Conf
         Access(everywhere).open()
     (said,) = told(everywhere, is_insecure=True)
     assert said.startswith("INSECURE: everybody who can reach this address may call everything")
-    gate = Access(everywhere, is_insecure=True).open()
-    assert admitted(gate) is ANYONE
+    auth = Access(everywhere, is_insecure=True).open()
+    assert admitted(auth) is ANYONE
 
 
 def test_an_open_hub_that_is_published_takes_nobody_for_the_person_at_this_machine(opened: Configuration) -> None:

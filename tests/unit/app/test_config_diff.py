@@ -71,8 +71,8 @@ def test_the_port_of_grpc_stays_until_the_next_start() -> None:
 
 
 def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) -> RelayParts:
-    face = RelaySettings(enabled=enabled, wait=wait, agents=agents)
-    return RelayParts(TokenSettings(key=key), DialInSettings(agents=agents), face)
+    frontend = RelaySettings(enabled=enabled, wait=wait, agents=agents)
+    return RelayParts(TokenSettings(key=key), DialInSettings(agents=agents), frontend)
 
 
 def test_what_is_said_of_the_relay_is_taken_and_named_without_its_key() -> None:
@@ -120,7 +120,7 @@ def test_what_needs_a_restart_stays_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIXED["limits"])
-def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) -> None:
+def test_what_the_listener_was_made_with_stays_and_other_limits_change(name: str) -> None:
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
     taken = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
     assert taken.hub.limits == Limits(call_seconds=5.0)

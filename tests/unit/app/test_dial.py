@@ -314,7 +314,12 @@ async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) 
     async with audit_sqlite.open_reader(slot_file(tmp_path, 1)) as log:
         told = [json.loads(row.content) async for row in log.rows()]
     assert [each["event"] for each in told] == ["hub.started", "call", "hub.stopped"]
-    assert (told[1]["face"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == ("dial", "hub", "pid", "yes")
+    assert (told[1]["frontend"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == (
+        "dial",
+        "hub",
+        "pid",
+        "yes",
+    )
 
 
 async def test_one_that_cannot_start_is_not_offered_and_keeps_nobody_back() -> None:

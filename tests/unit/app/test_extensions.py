@@ -102,14 +102,14 @@ def test_who_an_extension_knows_comes_in_and_others_do_not(tmp_path: Path) -> No
         Caller("guest", "default", Grants(("*",)), is_anyone=True),
         Caller("guest", "default", Grants(("a.*.b",))),
         Caller("guest", "default", Grants((7,))),  # type: ignore[arg-type]
-        Caller("guest", "default", Grants(("*",)), faces=(("rest", Grants((".",))),)),
-        Caller("guest", "default", Grants(("*",)), face="rest"),
+        Caller("guest", "default", Grants(("*",)), frontends=(("rest", Grants((".",))),)),
+        Caller("guest", "default", Grants(("*",)), frontend="rest"),
         Caller("guest", "default", Grants(["*"])),  # type: ignore[arg-type]
         Caller("guest", "default", Grants("notes.*")),  # type: ignore[arg-type]
         Caller("guest", "default", Grants(("*",), deny="pay")),  # type: ignore[arg-type]
         Caller("guest", "default", None),  # type: ignore[arg-type]
         Caller("guest", "default", Grants(("*",)), key=7),  # type: ignore[arg-type]
-        Caller("guest", "default", Grants(("*",)), faces=[("rest", Grants(("*",)))]),  # type: ignore[arg-type]
+        Caller("guest", "default", Grants(("*",)), frontends=[("rest", Grants(("*",)))]),  # type: ignore[arg-type]
         Unprovable(7),  # type: ignore[arg-type]
         Caller("", "default", Grants(("*",))),
         Caller("a\nb", "default", Grants(("*",))),

@@ -349,8 +349,8 @@ def test_who_showed_a_verifier_something_is_found_by_name_while_that_is_good(tmp
     assert known.find(GUEST.tenant, GUEST.name) is None
 
 
-def test_who_a_verifier_knows_is_known_on_each_face(tmp_path: Path) -> None:
-    guest = msgspec.structs.replace(GUEST, faces=(("rest", Grants(("files.read",))),))
+def test_who_a_verifier_knows_is_known_on_each_frontend(tmp_path: Path) -> None:
+    guest = msgspec.structs.replace(GUEST, frontends=(("rest", Grants(("files.read",))),))
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
     known.verifiers.append(Guests(guest))

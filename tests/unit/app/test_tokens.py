@@ -136,25 +136,25 @@ def test_a_token_cannot_be_of_a_tenant_that_nobody_configured(tmp_path: Path, ru
     assert isinstance(world.comes(running.token(aud=HUB, org="other")), Caller)
 
 
-async def test_the_gate_says_where_tokens_are_to_be_had(tmp_path: Path, running: Running) -> None:
+async def test_the_authenticator_says_where_to_get_tokens(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running, scopes={"a": ("b",)}),), callers=KNOWN)
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), world.known.identify)
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), world.known.identify)
     background = BackgroundTasks()
     try:
-        face = world.tokens.open(gate, background, Egress())
+        frontend = world.tokens.open(auth, background, Egress())
         world.tokens.listen_at(4321)
-        assert face.is_at("/oauth/token")
-        denied = gate.admit({b"host": b"127.0.0.1:4321"}, "mcp")
+        assert frontend.is_at("/oauth/token")
+        denied = auth.admit({b"host": b"127.0.0.1:4321"}, "mcp")
         assert isinstance(denied, Denied)
         place = b"http://127.0.0.1:4321/.well-known/oauth-protected-resource/mcp"
         bearer, bound = denied.headers
         assert bearer == (b"www-authenticate", b'Bearer realm="isthmus", resource_metadata="%b"' % place)
         assert bound[1].startswith(b'DPoP algs="ES256 ')
-        away = gate.admit({b"host": b"localhost", b"authorization": f"Bearer {running.token()}".encode()}, "mcp")
+        away = auth.admit({b"host": b"localhost", b"authorization": f"Bearer {running.token()}".encode()}, "mcp")
         assert isinstance(away, Denied)
         assert away.status == 503
         for credential, told in ((b"nobodys", b'error="invalid_token"'), (b"ey.e30.e30", b"error_description=")):
-            other = gate.admit({b"host": b"localhost", b"authorization": b"Bearer " + credential}, "mcp")
+            other = auth.admit({b"host": b"localhost", b"authorization": b"Bearer " + credential}, "mcp")
             assert isinstance(other, Denied)
             assert told in other.headers[0][1]
         assert [issuer.issuer for issuer in world.tokens._trusted()] == [running.url]

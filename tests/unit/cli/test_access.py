@@ -14,7 +14,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.cli.main import main
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 from tests.hubs import PATIENT, serving, write_config
 from tests.security.permitted import key_of, server
@@ -25,7 +25,7 @@ CALLERS: dict[str, Any] = {
         "key": key_of("planner"),
         "tenant": "acme",
         "allow": ["alpha", "tag:safe", "tag:ours"],
-        "faces": {"rest": {"allow": ["alpha.look"]}},
+        "frontends": {"rest": {"allow": ["alpha.look"]}},
     },
     "root": {"key": key_of("root"), "allow": ["*"]},
 }
@@ -41,9 +41,14 @@ def config(folder: Path, servers: dict[str, Any] | None = None, **tables: Any) -
 
 
 async def told(
-    file: Path, name: str, capsys: pytest.CaptureFixture[str], face: Face | None = None, *, is_json: bool = False
+    file: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    frontend: FrontendName | None = None,
+    *,
+    is_json: bool = False,
 ) -> str:
-    assert await show_access(LocalSource(file), file, AccessQuery(name, face, is_json), wait=20) == Exit.SUCCESS
+    assert await show_access(LocalSource(file), file, AccessQuery(name, frontend, is_json), wait=20) == Exit.SUCCESS
     said = capsys.readouterr()
     assert said.err == ""
     return said.out
@@ -90,7 +95,7 @@ async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_writ
         "gamma labels its tools tag:safe;",
         "that counts only with servers.gamma.trusted = true.",
         "",
-        "Some frontends allow it less: see --face rest.",
+        "Some frontends allow it less: see --frontend rest.",
     ]
     assert max(map(len, out.splitlines())) <= 80
 
@@ -109,22 +114,22 @@ async def test_a_denial_that_fits_nothing_is_told(tmp_path: Path, capsys: pytest
     ]
 
 
-async def test_on_a_face_both_that_allow_it_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_on_a_frontend_both_that_allow_it_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (await told(config(tmp_path), "planner", capsys, "rest")).splitlines()
     assert lines[:5] == [
         "planner (tenant acme, on rest)",
         "",
         "tools that it can reach:",
-        "  alpha.look  alpha.look in callers.planner.faces.rest.allow",
+        "  alpha.look  alpha.look in callers.planner.frontends.rest.allow",
         "              alpha.* in callers.planner.allow",
     ]
-    assert "  alpha.tell         not in callers.planner.faces.rest.allow" in lines
+    assert "  alpha.tell         not in callers.planner.frontends.rest.allow" in lines
     assert not [line for line in lines if "allow it less" in line]
 
 
 async def test_programs_are_told_everything_with_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (caller,) = json.loads(await told(config(tmp_path), "planner", capsys, is_json=True))
-    assert (caller["caller"], caller["tenant"], caller["faces"]) == ("planner", "acme", ["rest"])
+    assert (caller["caller"], caller["tenant"], caller["frontends"]) == ("planner", "acme", ["rest"])
     by_name = {(each["list"], each["name"]): each for each in caller["features"]}
     look = by_name["tools", "gamma.look"]
     assert (look["reached"], look["labels"]) == (False, [])
@@ -243,12 +248,12 @@ async def test_what_appears_vanishes_and_changes_is_told_for_each_caller(
     assert parts["root (tenant default)"][0] == "  - alpha.drop"
 
 
-async def test_what_a_face_takes_or_gives_back_is_told_for_that_face(
+async def test_what_a_frontend_takes_or_gives_back_is_told_for_that_frontend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only one of the two configurations holds the caller to less there; the other is what it is compared with."""
     free = {"one": {"key": key_of("one"), "allow": ["alpha.look", "alpha.drop"]}}
-    held = {"one": {**free["one"], "faces": {"rest": {"deny": ["alpha.drop"]}}}}
+    held = {"one": {**free["one"], "frontends": {"rest": {"deny": ["alpha.drop"]}}}}
     old = config(tmp_path / "old", {"alpha": ALPHA}, callers=free)
     new = config(tmp_path / "new", {"alpha": ALPHA}, callers=held)
     assert await differences(old, new, capsys) == (
@@ -360,8 +365,8 @@ async def test_what_waits_to_be_approved_is_reached_by_nobody_and_nothing_is_not
         ["access"],
         ["access", "planner", "--diff", "new.toml"],
         ["access", "--diff", "new.toml", "--hub", "http://127.0.0.1:1"],
-        ["access", "--diff", "new.toml", "--face", "rest"],
-        ["access", "planner", "--face", "http"],
+        ["access", "--diff", "new.toml", "--frontend", "rest"],
+        ["access", "planner", "--frontend", "http"],
     ],
 )
 def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:

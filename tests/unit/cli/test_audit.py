@@ -16,7 +16,7 @@ from isthmus.app.serve import open_journal
 from isthmus.cli.audit import logs_of, show_tail
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.audit import START, Point, follow
+from isthmus.core.audit import START, Fact, Point, RecordEncoder, follow
 from isthmus.storage.audit_slots import slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.settings import StorageSettings
@@ -94,6 +94,32 @@ def test_the_end_of_it_is_shown_for_people(config: Path, capsys: pytest.CaptureF
     assert ended.rstrip().endswith("hub.stopped")
     assert run(config, "tail", "-n", "0") == 0
     assert capsys.readouterr().out == ""
+
+
+def test_records_of_earlier_versions_verify_and_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have `face` in place of `frontend`; the chain is over the bytes as they were stored."""
+    encode = RecordEncoder.record
+
+    def record_as_before(self: RecordEncoder, fact: Fact) -> tuple[float, bytes]:
+        at, content = encode(self, fact)
+        return at, content.replace(b'"frontend":""', b'"face":"rest"')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordEncoder, "record", record_as_before)
+        asyncio.run(write(tmp_path / "state"))
+    config = tmp_path / "isthmus.toml"
+    config.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'state'))}")
+    assert run(config, "verify") == 0
+    assert "The audit log is intact: 4 records, 1 to 4." in capsys.readouterr().out
+    assert run(config, "tail", "-n", "3") == 0
+    assert "default/anyone by rest  =cmd|'/c calc'  result, executed: yes, 0.5 s" in capsys.readouterr().out
+    assert run(config, "export", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert (rows[1]["frontend"], rows[1]["other"]) == ("rest", "")
+    assert run(config, "export") == 0
+    assert '"face":"rest"' in capsys.readouterr().out, "an export has the stored bytes"
 
 
 def test_an_export_can_be_followed_without_the_hub(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

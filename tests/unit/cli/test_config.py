@@ -80,7 +80,7 @@ def test_findings_for_programs_name_file_path_and_value(tmp_path: Path, capsys: 
                 "advice": "",
                 "code": "ISC-201",
                 "kind": "bad-value",
-                "mend": "write what the finding asks for, then: isthmus config check",
+                "fix": "write what the finding asks for, then: isthmus config check",
             }
         ],
     }

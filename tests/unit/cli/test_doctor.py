@@ -122,7 +122,7 @@ async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureF
         "kind": "command-not-started",
         "server": "dead",
         "message": dead["reason"],
-        "mend": f"in servers.dead of {tmp_path / 'isthmus.json'}, correct command, or install /no/such/program",
+        "fix": f"in servers.dead of {tmp_path / 'isthmus.json'}, correct command, or install /no/such/program",
     }
     assert (told_secret["code"], told_secret["server"]) == ("ISD-203", "dead")
     assert (builtin["state"], builtin["seconds"]) == ("ready", None)
@@ -165,7 +165,7 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
         told = json.loads(capsys.readouterr().out)
         assert told["hub"]["url"] == served.url
         assert [server["server"] for server in told["servers"]] == ["builtin", "dead", "raw"]
-        assert [(found["code"], found["mend"]) for found in told["findings"]] == [("ISD-102", NOT_STARTED.fix)]
+        assert [(found["code"], found["fix"]) for found in told["findings"]] == [("ISD-102", NOT_STARTED.fix)]
 
 
 @pytest.mark.parametrize("is_json", [True, False])

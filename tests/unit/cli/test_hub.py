@@ -300,10 +300,10 @@ async def reached(url: str, key: str | None = None) -> AsyncIterator[HubClient]:
 async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
     """Something that gives this answer to whatever it is asked, and then closes or says no more."""
     heard: list[bytes] = []
-    visits: set[asyncio.Task[None] | None] = set()
+    connections: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visits.add(asyncio.current_task())
+        connections.add(asyncio.current_task())
         heard.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(answer)
         if stays:
@@ -318,7 +318,7 @@ async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tup
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", heard
         async with asyncio.timeout(30):
-            await asyncio.gather(*(visit for visit in visits if visit is not None))
+            await asyncio.gather(*(connection for connection in connections if connection is not None))
 
 
 def seen(events: Sequence[Event | HubQuestion]) -> list[bytes]:

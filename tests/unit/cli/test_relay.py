@@ -51,10 +51,10 @@ class Hub:
         self.deleted: list[str] = []
         self.asked = 0
         self.port = 0
-        self.visits: list[tuple[asyncio.StreamWriter, Any]] = []
+        self.connections: list[tuple[asyncio.StreamWriter, Any]] = []
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.visits.append((writer, asyncio.current_task()))
+        self.connections.append((writer, asyncio.current_task()))
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -85,7 +85,7 @@ async def hub() -> AsyncIterator[Hub]:
         yield told
     finally:
         server.close()
-        for writer, task in told.visits:
+        for writer, task in told.connections:
             writer.close()
             await task
 

@@ -112,7 +112,7 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ),
         (
             {**GOOD, "denny": ["*"]},
-            " must have only key, expires, allow, deny, tenant, targets, operator, faces, not 'denny'",
+            " must have only key, expires, allow, deny, tenant, targets, operator, frontends, not 'denny'",
         ),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
@@ -239,7 +239,7 @@ def test_no_entry_raises_or_touches_another_caller(name: str, entry: object) -> 
     assert "good caller" in [caller.name for _, caller in callers]
 
 
-# -- tenants and faces ---------------------------------------------------------------------------------------------
+# -- tenants and frontends -----------------------------------------------------------------------------------------
 
 BOUNDS = Grants(("*",), ("files.delete",))
 TENANTS = Tenants({"acme": TenantSettings(BOUNDS)})
@@ -269,26 +269,37 @@ def test_who_names_no_tenant_is_of_the_usual_one_whatever_others_there_are() -> 
     assert read_held({})[0] == [Caller("planner", "default", Grants(("files",)))]
 
 
-def test_a_caller_may_be_held_to_less_on_a_face() -> None:
-    faces = {"rest": {"allow": ["files.read"]}, "mcp": {"deny": ["tag:loud"]}}
-    callers, findings = read_held({"faces": faces})
+def test_a_caller_may_be_held_to_less_on_a_frontend() -> None:
+    frontends = {"rest": {"allow": ["files.read"]}, "mcp": {"deny": ["tag:loud"]}}
+    callers, findings = read_held({"frontends": frontends})
     held = (("rest", Grants(("files.read",))), ("mcp", Grants(("*",), ("tag:loud",))))
-    assert callers == [Caller("planner", "default", Grants(("files",)), faces=held)]  # type: ignore[arg-type]
+    assert callers == [Caller("planner", "default", Grants(("files",)), frontends=held)]  # type: ignore[arg-type]
     assert findings == []
 
 
+def test_the_key_of_earlier_versions_leaves_the_caller_out_and_the_finding_names_the_new_one() -> None:
+    callers, findings = read_held({"faces": {"rest": {"allow": ["files.read"]}}})
+    assert callers == [], "without its restriction it would be allowed more"
+    assert findings == [
+        "isthmus.toml: callers.planner.faces must be renamed to frontends (this caller is left out)",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("faces", "said"),
+    ("frontends", "said"),
     [
-        ({"http": {}}, ".faces must be of mcp, sse, a2a, rest, not 'http'"),
-        ({"rest": {"alow": []}}, ".faces.rest must have only allow, deny, not 'alow'"),
-        ({"rest": []}, ".faces.rest must be a table, not a list"),
-        ({"rest": {"deny": ["hint:loud"]}}, ".faces.rest.deny.0 must be *, server.*, server.tool, agent:KEY, tag:NAME"),
-        ([], ".faces must be a table, not a list"),
+        ({"http": {}}, ".frontends must be of mcp, sse, a2a, rest, not 'http'"),
+        ({"rest": {"alow": []}}, ".frontends.rest must have only allow, deny, not 'alow'"),
+        ({"rest": []}, ".frontends.rest must be a table, not a list"),
+        (
+            {"rest": {"deny": ["hint:loud"]}},
+            ".frontends.rest.deny.0 must be *, server.*, server.tool, agent:KEY, tag:NAME",
+        ),
+        ([], ".frontends must be a table, not a list"),
     ],
 )
-def test_a_mistake_about_a_face_leaves_the_caller_out(faces: object, said: str) -> None:
-    callers, findings = read_held({"faces": faces})
+def test_a_mistake_about_a_frontend_leaves_the_caller_out(frontends: object, said: str) -> None:
+    callers, findings = read_held({"frontends": frontends})
     assert callers == []
     assert len(findings) == 1
     assert said in findings[0]
@@ -482,7 +493,7 @@ deny = ["fils.delete"]
 key = "a-key-of-ann-0123456789"
 allow = ["*", "files.*", "files", "builtin.echo", "tag:fils", "agent:fils", "gadget.look"]
 deny = ["FILES", "hint:destructive"]
-[callers.ann.faces.rest]
+[callers.ann.frontends.rest]
 allow = ["filez.read"]
 [issuers.corp]
 issuer = "https://login.example"
@@ -492,7 +503,7 @@ scopes = { "w" = ["flies.write"] }
 """
 WRONG = {
     "callers.ann.deny.0": "files",
-    "callers.ann.faces.rest.allow.0": "files.read",
+    "callers.ann.frontends.rest.allow.0": "files.read",
     "tenants.acme.deny.0": "files.delete",
     "issuers.corp.allow.0": "files",
     "issuers.corp.scopes.w.0": "files.write",
@@ -527,7 +538,9 @@ def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_
     assert findings(tmp_path, LIKE_LABELS) == {"callers.ann.allow.3": "did you mean builtin.echo?"}
 
 
-@pytest.mark.parametrize("said", ["deny = 5", "deny = [5, {}]", "faces = []", 'scopes = "x"', "faces = { rest = 1 }"])
+@pytest.mark.parametrize(
+    "said", ["deny = 5", "deny = [5, {}]", "frontends = []", 'scopes = "x"', "frontends = { rest = 1 }"]
+)
 def test_what_is_no_list_of_texts_is_for_others_to_tell(tmp_path: Path, said: str) -> None:
     callers = '[callers.ann]\nkey = "a-key-of-ann-0123456789"\nallow = ["*"]\n'
     assert findings(tmp_path, f"{callers}[callers.bob]\nkey = 'a-key-of-bob-0123456789'\n{said}\n") == {}

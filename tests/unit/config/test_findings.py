@@ -1,4 +1,4 @@
-"""Findings say where, what and how to mend it."""
+"""Findings say where, what and how to fix it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_finding_reads_as_a_sentence_with_file_path_and_value() -> None:
 
 
 def test_a_finding_without_file_path_or_value_leaves_them_out() -> None:
-    assert str(Place(None).finding("must not be", advice="mend it")) == "must not be (mend it)"
+    assert str(Place(None).finding("must not be", advice="fix it")) == "must not be (fix it)"
 
 
 def test_an_error_holds_all_its_findings() -> None:

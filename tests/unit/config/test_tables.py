@@ -475,9 +475,9 @@ def read_of_relay(table: object, folder: Path = Path("/etc/hub")) -> tuple[Relay
 
 def agents(**entries: object) -> tuple[dict[str, AgentRules], list[str]]:
     parts, findings = read_of_relay({"agents": entries})
-    assert parts.face.agents == parts.dialin.agents
+    assert parts.frontend.agents == parts.dialin.agents
     assert {finding.code for finding in findings} <= {BAD_AGENT}
-    return dict(parts.face.agents), [str(finding) for finding in findings]
+    return dict(parts.frontend.agents), [str(finding) for finding in findings]
 
 
 def test_without_a_file_or_a_table_there_are_the_defaults() -> None:
@@ -501,8 +501,14 @@ def test_each_value_reaches_the_part_that_goes_by_it() -> None:
         False,
         ("0a1b0a1b0a1b0a1b",),
     )
-    face, dialin = parts.face, parts.dialin
-    assert (face.enabled, face.aggregate, face.wait, face.timeout, face.frame_bytes) == (False, "first", 1, 2, 5000)
+    frontend, dialin = parts.frontend, parts.dialin
+    assert (frontend.enabled, frontend.aggregate, frontend.wait, frontend.timeout, frontend.frame_bytes) == (
+        False,
+        "first",
+        1,
+        2,
+        5000,
+    )
     assert (dialin.grace, dialin.forget, dialin.max_servers, dialin.max_tools) == (3, 4, 5, 6)
     assert (dialin.max_agent_connections, dialin.max_connections) == (7, 8)
 
@@ -612,7 +618,7 @@ def test_it_is_part_of_a_configuration(tmp_path: Path) -> None:
     text = '[relay]\nkey = "env:RELAY_KEY"\nwait = 2\n[relay.agents."acme/kitchen"]\nallow = ["builtin"]\nnme = 5\n'
     (tmp_path / "isthmus.toml").write_text(text)
     configuration = load(None, {"RELAY_KEY": RELAY_SECRET}, tmp_path, tmp_path)
-    assert (configuration.relay.face.wait, configuration.relay.tokens.key) == (2, RELAY_SECRET)
+    assert (configuration.relay.frontend.wait, configuration.relay.tokens.key) == (2, RELAY_SECRET)
     assert [finding.code for finding in configuration.warnings] == [BAD_AGENT]
     assert configuration.origins["relay.key"].borrowed == ("env:RELAY_KEY",)
     assert configuration.origins['relay.agents."acme/kitchen".allow'].path == 'relay.agents."acme/kitchen".allow'

@@ -56,13 +56,13 @@ def ended(
 
 
 def test_a_call_is_told_without_its_arguments() -> None:
-    asked = msgspec.structs.replace(call(), arguments=msgspec.Raw(b'{"path":"/secret"}'), face="rest")
+    asked = msgspec.structs.replace(call(), arguments=msgspec.Raw(b'{"path":"/secret"}'), frontend="rest")
     assert ended(asked) == {
         "at": 12.3456789,
         "event": "call",
         "caller": ANYONE.name,
         "tenant": ANYONE.tenant,
-        "face": "rest",
+        "frontend": "rest",
         "kind": "tool",
         "name": asked.name,
         "arguments": blake2b(b'{"path":"/secret"}', key=KEY, digest_size=16).hexdigest(),
@@ -303,3 +303,14 @@ def test_what_closes_a_call_names_it_and_is_its_end() -> None:
     ends.take(AuditRow(2, 7.0, closed.content, b""))
     assert (ends.open, ends.lost) == ({}, 1)
     assert lost_call_record(AuditRow(1, 1.0, b"{}", b""), 7.0) is None
+
+
+def test_a_call_that_an_earlier_version_began_is_closed() -> None:
+    """Earlier versions wrote `face` for `frontend`."""
+    begun = row(1, "b", is_begun=True)
+    old = begun.content.replace(b'"frontend":""', b'"face":"rest"')
+    assert old != begun.content
+    closed = lost_call_record(AuditRow(1, 1.0, old, b""), 7.0)
+    assert closed is not None
+    told = record(closed.content)
+    assert (told["event"], told["frontend"], "face" in told) == (CALL_LOST, "rest", False)

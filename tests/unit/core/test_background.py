@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core import background as crews
+from isthmus.core import background as backgrounds
 from isthmus.core.background import BackgroundTasks
 
 
@@ -23,7 +23,7 @@ async def test_a_child_runs_under_its_name_and_leaves_when_done() -> None:
         assert task is not None
         return task.get_name()
 
-    assert await background.spawn("keeper", work()) == "hub/keeper"
+    assert await background.spawn("reconnector", work()) == "hub/reconnector"
     assert len(background) == 0
 
 
@@ -69,7 +69,7 @@ async def test_closing_cancels_every_child_and_waits_for_its_clean_up() -> None:
     assert len(background) == 0
 
 
-async def test_a_closed_crew_starts_nothing() -> None:
+async def test_a_closed_background_starts_nothing() -> None:
     background = BackgroundTasks()
     await background.aclose()
     with pytest.raises(RuntimeError, match="'late' cannot start"):
@@ -79,7 +79,7 @@ async def test_a_closed_crew_starts_nothing() -> None:
 async def test_a_child_that_ignores_its_cancellation_is_reported_and_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crews, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(backgrounds, "CLOSE_SECONDS", 0.01)
     background = BackgroundTasks()
     release = asyncio.Event()
     started = asyncio.Event()
@@ -101,7 +101,7 @@ async def test_a_child_that_ignores_its_cancellation_is_reported_and_left(
     await task
 
 
-async def test_a_child_may_close_its_own_crew() -> None:
+async def test_a_child_may_close_its_own_background() -> None:
     background = BackgroundTasks()
     async with asyncio.timeout(30):
         await background.spawn("closer", background.aclose())

@@ -21,29 +21,29 @@ CLIENT = OAuthClient("me", redirect="http://127.0.0.1:5/callback")
 
 
 def test_the_address_asks_for_a_code_that_only_who_asked_can_use() -> None:
-    visit = Authorization()
-    parts = urlsplit(visit.address(SERVER, CLIENT, "https://s.example/mcp", "read"))
+    attempt = Authorization()
+    parts = urlsplit(attempt.address(SERVER, CLIENT, "https://s.example/mcp", "read"))
     asked = {name: value[0] for name, value in parse_qs(parts.query).items()}
     assert asked == {
         "a": "b",
         "response_type": "code",
         "client_id": "me",
         "redirect_uri": "http://127.0.0.1:5/callback",
-        "state": visit.state,
-        "code_challenge": visit.challenge,
+        "state": attempt.state,
+        "code_challenge": attempt.challenge,
         "code_challenge_method": "S256",
         "resource": "https://s.example/mcp",
         "scope": "read",
     }
-    assert visit.verifier not in parts.query
-    assert visit.verifier not in repr(visit)
-    assert Authorization().state != visit.state
-    assert "scope=" not in visit.address(SERVER, CLIENT, "r", "")
+    assert attempt.verifier not in parts.query
+    assert attempt.verifier not in repr(attempt)
+    assert Authorization().state != attempt.state
+    assert "scope=" not in attempt.address(SERVER, CLIENT, "r", "")
 
 
 def test_the_challenge_is_that_of_the_specification() -> None:
-    visit = Authorization("s", "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk")
-    assert visit.challenge == "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"
+    attempt = Authorization("s", "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk")
+    assert attempt.challenge == "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_what_is_no_answer_to_this_login_is_refused(answer: dict[str, str], told
 
 def test_an_issuer_that_was_promised_must_be_named() -> None:
     promising = ServerMetadata(issuer="https://login.example", authorization_response_iss_parameter_supported=True)
-    visit = Authorization("mine", "v")
+    attempt = Authorization("mine", "v")
     with pytest.raises(LoginRefused, match="does not name its"):
-        visit.code_in({"code": "c", "state": "mine"}, promising)
+        attempt.code_in({"code": "c", "state": "mine"}, promising)
     named = {"code": "c", "state": "mine", "iss": "https://login.example"}
-    assert visit.code_in(named, promising) == visit.code_in({"code": "c", "state": "mine"}, SERVER) == "c"
+    assert attempt.code_in(named, promising) == attempt.code_in({"code": "c", "state": "mine"}, SERVER) == "c"
 
 
 async def sent(port: int, request: bytes) -> bytes:

@@ -43,7 +43,7 @@ def user(*permissions: str, denied: object = ()) -> UserContext:
     return UserContext("ada", permissions=UserPermissions(list(permissions), restrictions={"tools": denied}))
 
 
-class Shelf:
+class CatalogService:
     """A service that has a catalog."""
 
     def __init__(self, *names: str, missing: Mapping[str, str] | None = None) -> None:

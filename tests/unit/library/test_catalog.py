@@ -21,7 +21,9 @@ from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import raw, ready, tool
 from tests.unit.library.catalogs import HUB, attached_to, catalog_of, routes_of, user
 
-SHELF = catalog_of("builtin.echo", "files.a.b", "files.read", "files.search", "my-web.search", "web.echo", "web.fetch")
+CATALOG = catalog_of(
+    "builtin.echo", "files.a.b", "files.read", "files.search", "my-web.search", "web.echo", "web.fetch"
+)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -52,8 +54,8 @@ SHELF = catalog_of("builtin.echo", "files.a.b", "files.read", "files.search", "m
     ],
 )
 def test_every_form_of_a_name_leads_to_its_tool(name: str, namespace: str | None, meant: str) -> None:
-    assert SHELF.resolve(name, namespace).full_name == meant
-    assert SHELF.resolve(name, namespace).full_name == meant
+    assert CATALOG.resolve(name, namespace).full_name == meant
+    assert CATALOG.resolve(name, namespace).full_name == meant
 
 
 @pytest.mark.parametrize(
@@ -63,132 +65,132 @@ def test_every_form_of_a_name_leads_to_its_tool(name: str, namespace: str | None
 )  # fmt: skip
 def test_a_part_of_a_name_or_another_servers_is_no_name(name: str, namespace: str | None) -> None:
     with pytest.raises(ToolNotFoundError):
-        SHELF.resolve(name, namespace)
+        CATALOG.resolve(name, namespace)
 
 
 @pytest.mark.parametrize("name", ["search", "mcp.search"])
 def test_a_name_of_several_tools_is_an_error_that_names_them(name: str) -> None:
     with pytest.raises(AmbiguousToolError, match="use one of these full names") as several:
-        SHELF.resolve(name)
+        CATALOG.resolve(name)
     assert several.value.candidates == ("files.search", "my-web.search")
 
 
 def test_a_tool_called_as_language_models_call_another_takes_nobodys_name() -> None:
-    shelf = catalog_of("files.read", "rogue.mcp_files_read")
+    tool_catalog = catalog_of("files.read", "rogue.mcp_files_read")
     with pytest.raises(AmbiguousToolError) as several:
-        shelf.resolve("mcp_files_read")
+        tool_catalog.resolve("mcp_files_read")
     assert several.value.candidates == ("files.read", "rogue.mcp_files_read")
     with pytest.raises(AmbiguousToolError) as more:
         catalog_of("files.read", "rogue.mcp_files_read", "rascal.mcp_files_read").resolve("mcp_files_read")
     assert more.value.candidates == ("files.read", "rascal.mcp_files_read", "rogue.mcp_files_read")
-    assert shelf.resolve("mcp_files_read", "files").full_name == "files.read"
-    found = shelf.by_llm_name("mcp_files_read")
+    assert tool_catalog.resolve("mcp_files_read", "files").full_name == "files.read"
+    found = tool_catalog.by_llm_name("mcp_files_read")
     assert found is not None
     assert found.full_name == "files.read"
 
 
 def test_a_tool_called_as_another_of_its_server_in_full_does_not_stand_in_for_it() -> None:
-    shelf = catalog_of("files.read", "files.files.read")
-    assert shelf.resolve("files.read", "files").full_name == "files.read"
-    assert shelf.resolve("files.files.read", "files").full_name == "files.files.read"
+    tool_catalog = catalog_of("files.read", "files.files.read")
+    assert tool_catalog.resolve("files.read", "files").full_name == "files.read"
+    assert tool_catalog.resolve("files.files.read", "files").full_name == "files.files.read"
 
 
 def test_a_near_miss_is_a_suggestion() -> None:
     with pytest.raises(ToolNotFoundError, match=r"Did you mean files.read") as unknown:
-        SHELF.resolve("files.raed")
+        CATALOG.resolve("files.raed")
     assert unknown.value.suggestions[0] == "files.read"
     with pytest.raises(ToolNotFoundError, match=r"Did you mean web.fetch"):
-        SHELF.resolve("fetsh")
+        CATALOG.resolve("fetsh")
 
 
 def test_a_tool_of_a_server_that_did_not_come_is_missed_with_the_reason() -> None:
-    shelf = catalog_of("files.read", missing={"web": "connection refused"})
+    tool_catalog = catalog_of("files.read", missing={"web": "connection refused"})
     for name, namespace in (("web.read", None), ("read", "web")):
         with pytest.raises(ToolNotFoundError, match="Server web is not connected: connection refused") as unknown:
-            shelf.resolve(name, namespace)
+            tool_catalog.resolve(name, namespace)
         assert unknown.value.suggestions == ()
     with pytest.raises(ToolNotFoundError, match="are not connected, so their tools are unknown: web"):
-        shelf.resolve("fetch")
+        tool_catalog.resolve("fetch")
 
 
 def test_so_is_one_by_its_name_for_language_models() -> None:
     missing = {"web": "connection refused", "web-find": "it is starting"}
-    shelf = catalog_of("web_search.query", "files.read", missing=missing)
+    tool_catalog = catalog_of("web_search.query", "files.read", missing=missing)
     for name, server in (("mcp_web_read", "web"), ("mcp_web_find_it", "web-find")):
         with pytest.raises(ToolUnreachableError) as unreachable:
-            shelf.resolve(name)
+            tool_catalog.resolve(name)
         assert (unreachable.value.server, str(unreachable.value)) == (
             server,
             f"There is no tool {name!r}. Server {server} is not connected: {missing[server]}",
         )
     for name in ("mcp_web_search_qery", "mcp_files_raed", "mcp_webs_read"):
-        assert shelf.unreachable(name) is None, "its server is there, or is none"
+        assert tool_catalog.unreachable(name) is None, "its server is there, or is none"
 
 
 @pytest.mark.parametrize("name", ["web.fetch", "mcp_web_fetch"])
 def test_who_may_not_use_a_server_is_not_told_that_it_did_not_come(name: str) -> None:
-    shelf = catalog_of("files.read", missing={"web": "connection refused"})
+    tool_catalog = catalog_of("files.read", missing={"web": "connection refused"})
     for denied in (user("files.*"), user("*", denied=["web.*"]), user("*", denied=[name])):
         with pytest.raises(ToolDeniedError):
-            shelf.resolve_for(denied, name)
+            tool_catalog.resolve_for(denied, name)
     for allowed in (None, user("*"), user("web"), user("web.fetch")):
         with pytest.raises(ToolUnreachableError):
-            shelf.resolve_for(allowed, name)
+            tool_catalog.resolve_for(allowed, name)
 
 
 def test_a_user_is_told_only_of_what_is_that_users_to_use() -> None:
-    shelf = catalog_of("files.read", "files.raze", missing={"web": "connection refused", "vault": "sealed"})
+    tool_catalog = catalog_of("files.read", "files.raze", missing={"web": "connection refused", "vault": "sealed"})
     with pytest.raises(ToolNotFoundError) as unknown:
-        shelf.resolve_for(user("files.read", "vault.open"), "files.raed")
+        tool_catalog.resolve_for(user("files.read", "vault.open"), "files.raed")
     assert unknown.value.suggestions == ("files.read",)
     assert str(unknown.value).endswith("are not connected, so their tools are unknown: vault.")
     with pytest.raises(TypeError, match="must be a UserContext"):
-        shelf.resolve_for("ann", "web.fetch")  # type: ignore[arg-type]
+        tool_catalog.resolve_for("ann", "web.fetch")  # type: ignore[arg-type]
 
 
 def test_of_a_server_that_went_away_it_is_known_what_it_has() -> None:
-    shelf = catalog_of("files.read", missing={"files": "exited with code 1"})
+    tool_catalog = catalog_of("files.read", missing={"files": "exited with code 1"})
     with pytest.raises(ToolNotFoundError, match=r"Did you mean files\.read") as unknown:
-        shelf.resolve("files.raed")
+        tool_catalog.resolve("files.raed")
     assert not isinstance(unknown.value, ToolUnreachableError)
 
 
 def test_every_tool_has_its_own_name_for_language_models() -> None:
-    shelf = catalog_of("web.search_query", "web_search.query", "web.读", "s." + "x" * 128)
-    names = [entry.llm_name for entry in shelf.entries.values()]
+    tool_catalog = catalog_of("web.search_query", "web_search.query", "web.读", "s." + "x" * 128)
+    names = [entry.llm_name for entry in tool_catalog.entries.values()]
     assert len(set(names)) == len(names)
-    for entry in shelf.entries.values():
-        assert shelf.resolve(entry.llm_name) is shelf.by_llm_name(entry.llm_name) is entry
-    assert shelf.by_llm_name("web.读") is None
+    for entry in tool_catalog.entries.values():
+        assert tool_catalog.resolve(entry.llm_name) is tool_catalog.by_llm_name(entry.llm_name) is entry
+    assert tool_catalog.by_llm_name("web.读") is None
 
 
 # -- a hub elsewhere -----------------------------------------------------------------------------------------------
 
 
 def test_the_tools_of_a_hub_elsewhere_are_called_as_it_calls_them() -> None:
-    shelf = attached_to("files.read", "files.a.b", "builtin.echo", "web.read")
-    entry = shelf.resolve("a.b")
+    tool_catalog = attached_to("files.read", "files.a.b", "builtin.echo", "web.read")
+    entry = tool_catalog.resolve("a.b")
     assert (entry.server, entry.name, entry.exposed, entry.surface) == ("files", "a.b", "files.a.b", HUB)
-    assert shelf.resolve("echo").full_name == "builtin.echo"
+    assert tool_catalog.resolve("echo").full_name == "builtin.echo"
     with pytest.raises(AmbiguousToolError):
-        shelf.resolve("read")
+        tool_catalog.resolve("read")
 
 
 def test_a_hub_that_names_tools_for_language_models_is_taken_at_its_word() -> None:
-    shelf = attached_to("mcp_files_read", "读")
-    entry = shelf.resolve("mcp_files_read")
+    tool_catalog = attached_to("mcp_files_read", "读")
+    entry = tool_catalog.resolve("mcp_files_read")
     assert (entry.full_name, entry.namespace, entry.llm_name) == ("mcp_files_read", None, "mcp_files_read")
     assert entry.tool.required_permissions == ["mcp_files_read"]
-    assert shelf.may_use(user("mcp_files_read"), entry)
-    assert not shelf.may_use(user("files.read"), entry)
-    assert shelf.resolve("读").llm_name.isascii()
+    assert tool_catalog.may_use(user("mcp_files_read"), entry)
+    assert not tool_catalog.may_use(user("files.read"), entry)
+    assert tool_catalog.resolve("读").llm_name.isascii()
 
 
 def test_of_two_tables_the_first_holds() -> None:
     here = Surface(server=ServerName("builtin"))
     own = routes_of(tool("echo", "builtin"), tool("mine", "builtin"), surface=here)
-    shelf = Catalog({HUB: routes_of(tool("builtin.echo", "hub"), surface=HUB), here: own})
-    assert {name: entry.surface for name, entry in shelf.entries.items()} == {
+    tool_catalog = Catalog({HUB: routes_of(tool("builtin.echo", "hub"), surface=HUB), here: own})
+    assert {name: entry.surface for name, entry in tool_catalog.entries.items()} == {
         "builtin.echo": HUB,
         "builtin.mine": here,
     }
@@ -272,12 +274,12 @@ def test_nonsense_in_a_description_costs_that_member_only(nonsense: msgspec.Raw)
 )
 def test_a_user_reaches_what_its_permissions_cover(permissions: list[str], denied: object, names: list[str]) -> None:
     who = user(*permissions, denied=denied)
-    assert [entry.full_name for entry in SHELF.reachable(who)] == names
-    assert [name for name, entry in SHELF.entries.items() if SHELF.may_use(who, entry)] == names
+    assert [entry.full_name for entry in CATALOG.reachable(who)] == names
+    assert [name for name, entry in CATALOG.entries.items() if CATALOG.may_use(who, entry)] == names
 
 
 def test_a_program_reaches_everything() -> None:
-    assert SHELF.reachable(None) == list(SHELF.entries.values())
+    assert CATALOG.reachable(None) == list(CATALOG.entries.values())
 
 
 @pytest.mark.parametrize("now", [(), ("files.delete.all",)])
@@ -286,30 +288,33 @@ def test_what_is_denied_by_the_name_for_language_models_stays_so_when_that_chang
     before: tuple[str, ...], now: tuple[str, ...]
 ) -> None:
     name = catalog_of("files.delete_all", *before).entries["files.delete_all"].llm_name
-    shelf = catalog_of("files.delete_all", "files.read", *now)
+    tool_catalog = catalog_of("files.delete_all", "files.read", *now)
     who = user("*", denied=[name])
-    assert not shelf.may_use(who, shelf.entries["files.delete_all"])
-    assert "files.delete_all" not in [entry.full_name for entry in shelf.reachable(who)]
-    assert shelf.may_use(who, shelf.entries["files.read"])
+    assert not tool_catalog.may_use(who, tool_catalog.entries["files.delete_all"])
+    assert "files.delete_all" not in [entry.full_name for entry in tool_catalog.reachable(who)]
+    assert tool_catalog.may_use(who, tool_catalog.entries["files.read"])
 
 
 @pytest.mark.parametrize("denied", ["mcp_files_delete_all", "mcp_files_delete-all", "files.delete-all", "delete-all"])
 def test_a_tool_with_hyphens_is_denied_by_each_of_its_names(denied: str) -> None:
-    for shelf in (catalog_of("files.delete-all", "files.read"), attached_to("mcp_files_delete-all", "mcp_files_read")):
-        (shown,) = shelf.reachable(user("*", denied=[denied]))
+    for tool_catalog in (
+        catalog_of("files.delete-all", "files.read"),
+        attached_to("mcp_files_delete-all", "mcp_files_read"),
+    ):
+        (shown,) = tool_catalog.reachable(user("*", denied=[denied]))
         assert shown.full_name.endswith("read")
 
 
 def test_underscores_find_a_tool_with_hyphens_unless_they_are_another_s_name() -> None:
-    shelf = catalog_of("m.get-weather", "m.set-x", "m.set_x")
+    tool_catalog = catalog_of("m.get-weather", "m.set-x", "m.set_x")
     for name in ("mcp_m_get_weather", "mcp_m_get-weather"):
-        assert shelf.resolve(name) is shelf.by_llm_name(name) is shelf.entries["m.get-weather"]
-    assert shelf.resolve("mcp_m_set_x") is shelf.entries["m.set_x"]
-    assert shelf.resolve("mcp_m_get_weather", "m") is shelf.entries["m.get-weather"]
+        assert tool_catalog.resolve(name) is tool_catalog.by_llm_name(name) is tool_catalog.entries["m.get-weather"]
+    assert tool_catalog.resolve("mcp_m_set_x") is tool_catalog.entries["m.set_x"]
+    assert tool_catalog.resolve("mcp_m_get_weather", "m") is tool_catalog.entries["m.get-weather"]
 
 
 @pytest.mark.parametrize("denied", ["web", "web.*", "web.fetch", "mcp_web_fetch", "fetch", "mcp.fetch", "*"])
 def test_what_is_denied_stays_so_where_a_hub_names_its_tools_for_language_models(denied: str) -> None:
-    shelf = attached_to("mcp_files_read", "mcp_web_fetch", "mcp_web_fetch_0a1b2c")
-    shown = {entry.full_name for entry in shelf.reachable(user("*", denied=[denied]))}
+    tool_catalog = attached_to("mcp_files_read", "mcp_web_fetch", "mcp_web_fetch_0a1b2c")
+    shown = {entry.full_name for entry in tool_catalog.reachable(user("*", denied=[denied]))}
     assert shown == (set() if denied == "*" else {"mcp_files_read"})

@@ -31,7 +31,7 @@ from tests.faults import light_server
 from tests.library.services import raw_server, wait_for_line
 from tests.unit.core.doubles import tool
 from tests.unit.library.benches import Bench, said
-from tests.unit.library.catalogs import Shelf, routes_of
+from tests.unit.library.catalogs import CatalogService, routes_of
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def test_its_service_is_not_that_of_the_process(client: MCPClient, monkeyp
 
 
 async def test_a_tool_called_as_another_of_its_server_in_full_is_meant_by_its_own_name(client: MCPClient) -> None:
-    request = await client._request(Shelf("raw.echo", "raw.raw.echo"), "raw.echo", None)
+    request = await client._request(CatalogService("raw.echo", "raw.raw.echo"), "raw.echo", None)
     assert (request.tool_name, request.tool_namespace) == ("raw.raw.echo", "raw")
 
 

@@ -24,9 +24,9 @@ from isthmus.library.resolver import (
     register_service,
     unregister_service,
 )
-from tests.unit.library.catalogs import Shelf, user
+from tests.unit.library.catalogs import CatalogService, user
 
-RESOLVER = ToolResolver(Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather"))
+RESOLVER = ToolResolver(CatalogService("builtin.echo", "files.read", "files.search", "web.search", "web.weather"))
 
 
 async def test_tools_come_in_the_order_of_their_names_each_once() -> None:
@@ -90,7 +90,7 @@ async def test_of_several_tools_of_a_name_a_user_has_those_that_permissions_cove
     with pytest.raises(ToolDeniedError) as denied:
         await RESOLVER.resolve_tool("search", user("builtin"))
     assert str(denied.value) == "user 'ada' may not use search: its permissions do not cover it."
-    three = ToolResolver(Shelf("files.search", "web.search", "secret.search"))
+    three = ToolResolver(CatalogService("files.search", "web.search", "secret.search"))
     with pytest.raises(AmbiguousToolError) as several:
         await three.resolve_tool("search", user("files", "web"))
     assert (several.value.candidates, "secret" in str(several.value)) == (("files.search", "web.search"), False)
@@ -108,7 +108,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_only_service_is_found_while_it_is_there() -> None:
     with pytest.raises(ServiceClosedError, match=NONE):
         default_service()
-    service = Shelf("builtin.echo")
+    service = CatalogService("builtin.echo")
     register_service(service)
     assert default_service() is service
     unregister_service(service)
@@ -118,7 +118,7 @@ def test_the_only_service_is_found_while_it_is_there() -> None:
 
 
 def test_of_several_one_has_to_be_named() -> None:
-    first, second = Shelf("builtin.echo"), Shelf("builtin.echo")
+    first, second = CatalogService("builtin.echo"), CatalogService("builtin.echo")
     register_service(first)
     register_service(second)
     with pytest.raises(ServiceClosedError, match="2 services: pass the one to use"):
@@ -128,21 +128,21 @@ def test_of_several_one_has_to_be_named() -> None:
 
 
 def test_a_service_that_nobody_holds_any_more_does_not_count() -> None:
-    register_service(Shelf("builtin.echo"))
+    register_service(CatalogService("builtin.echo"))
     with pytest.raises(ServiceClosedError, match=NONE):
         default_service()
 
 
 def test_the_parents_service_is_not_that_of_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    parents = Shelf("builtin.echo")
+    parents = CatalogService("builtin.echo")
     register_service(parents)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ServiceClosedError, match=NONE):
         default_service()
 
 
-SHELF = Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather")
-ENGINE = TaskEngine(SHELF)
+CATALOG = CatalogService("builtin.echo", "files.read", "files.search", "web.search", "web.weather")
+ENGINE = TaskEngine(CATALOG)
 
 
 def names(request: TaskRequest) -> list[str]:
@@ -177,19 +177,19 @@ async def test_what_a_task_has_not_is_told(said: dict[str, Any], words: str) -> 
 
 
 async def test_a_denied_tool_is_dropped_whether_its_server_came_or_not() -> None:
-    engine = TaskEngine(Shelf("builtin.echo", missing={"vault": "connection refused"}))
+    engine = TaskEngine(CatalogService("builtin.echo", missing={"vault": "connection refused"}))
     request = await engine.create_task_request(tool_names=["echo", "vault.open"], user_context=user("builtin.*"))
     assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["vault.open"]})
 
 
 async def test_names_that_no_tool_has_are_reported_to_callers_that_ask_for_it() -> None:
-    shelf = Shelf("builtin.echo", "files.search", "web.search", missing={"vault": "connection refused"})
+    tool_catalog = CatalogService("builtin.echo", "files.search", "web.search", missing={"vault": "connection refused"})
     asked: dict[str, Any] = {"tool_names": ["echo", "files.search", "wether", "vault.open"], "report_missing": True}
-    request = await create_task_request(tool_service=shelf, user_context=user("builtin.*", "vault.*"), **asked)
+    request = await create_task_request(tool_service=tool_catalog, user_context=user("builtin.*", "vault.*"), **asked)
     assert names(request) == ["builtin.echo"]
     assert request.metadata == {"denied_tools": ["files.search"], "missing_tools": ["wether", "vault.open"]}
     with pytest.raises(UnresolvedToolsError, match=r"files\.search, web\.search"):
-        await TaskEngine(shelf).create_task_request(tool_names=["search", "wether"], report_missing=True)
+        await TaskEngine(tool_catalog).create_task_request(tool_names=["search", "wether"], report_missing=True)
 
 
 async def test_whatever_else_is_said_is_in_the_task() -> None:
@@ -239,14 +239,14 @@ async def test_wrong_names_are_told_together(wrong: list[str]) -> None:
 
 async def test_the_tools_of_the_agent_come_after_and_are_not_doubled() -> None:
     agent = AgentConfig(available_tools=["echo", "files.read"])
-    request = await TaskEngine(SHELF, agent).create_task_request(tool_names=["read", "weather"])
+    request = await TaskEngine(CATALOG, agent).create_task_request(tool_names=["read", "weather"])
     assert names(request) == ["files.read", "web.weather", "builtin.echo"]
     assert request.agent_config is agent
 
 
 async def test_a_task_may_bring_its_own_agent() -> None:
     own = AgentConfig(available_tools=["web.search"])
-    engine = TaskEngine(SHELF, AgentConfig(available_tools=["echo"]))
+    engine = TaskEngine(CATALOG, AgentConfig(available_tools=["echo"]))
     assert names(await engine.create_task_request(tool_names=[], agent_config=own)) == ["web.search"]
 
 
@@ -254,7 +254,7 @@ async def test_a_task_may_bring_its_own_agent() -> None:
 
 
 async def test_a_service_is_enough() -> None:
-    request = await create_task_request(tool_names=["echo"], tool_service=SHELF, description="Say it")
+    request = await create_task_request(tool_names=["echo"], tool_service=CATALOG, description="Say it")
     assert (names(request), request.description) == (["builtin.echo"], "Say it")
 
 
@@ -262,5 +262,5 @@ async def test_the_only_service_of_the_process_need_not_be_given(monkeypatch: py
     monkeypatch.setattr(resolver, "_services", {})
     with pytest.raises(ServiceClosedError, match="tool_service="):
         await create_task_request(tool_names=["echo"])
-    resolver.register_service(SHELF)
+    resolver.register_service(CATALOG)
     assert names(await create_task_request(tool_names=["echo"])) == ["builtin.echo"]

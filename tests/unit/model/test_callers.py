@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.model.callers import FACES, Caller, Face, Grants, everywhere, narrowed_on
+from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, everywhere, narrowed_on
 
 OWN = Grants(("files.*",))
 TENANT = Grants(("*",), ("files.delete",))
-HELD = Caller("planner", "acme", OWN.bounded_by(TENANT), faces=(("mcp", Grants(("a",))), ("sse", Grants(("b",)))))
+HELD = Caller("planner", "acme", OWN.bounded_by(TENANT), frontends=(("mcp", Grants(("a",))), ("sse", Grants(("b",)))))
 
 
 def test_equal_grants_are_one_key_of_a_table() -> None:
@@ -34,17 +34,17 @@ def test_bounds_come_last_and_are_all_kept() -> None:
     assert OWN.bounded_by(inner).bounded_by(outer) == Grants(("files.*",), within=Grants(("b",), within=outer))
 
 
-# -- faces ---------------------------------------------------------------------------------------------------------
+# -- frontends -----------------------------------------------------------------------------------------------------
 
 
 def test_a_caller_of_whom_nothing_is_said_is_the_same_everywhere() -> None:
     caller = Caller("planner", "default", OWN)
-    assert all(caller.on(face) is caller for face in FACES)
+    assert all(caller.on(frontend) is caller for frontend in FRONTENDS)
     assert everywhere([caller]) == {caller}
 
 
 @pytest.mark.parametrize(
-    ("face", "layers"),
+    ("frontend", "layers"),
     [
         ("mcp", [("a",), ("files.*",), ("*",)]),
         ("sse", [("b",), ("a",), ("files.*",), ("*",)]),
@@ -52,30 +52,30 @@ def test_a_caller_of_whom_nothing_is_said_is_the_same_everywhere() -> None:
         ("rest", [("files.*",), ("*",)]),
     ],
 )
-def test_on_a_face_a_caller_is_held_to_what_is_said_of_it_and_sse_is_mcp_too(
-    face: Face, layers: list[tuple[str, ...]]
+def test_on_a_frontend_a_caller_is_held_to_what_is_said_of_it_and_sse_is_mcp_too(
+    frontend: FrontendName, layers: list[tuple[str, ...]]
 ) -> None:
     found: list[tuple[str, ...]] = []
-    grants: Grants | None = HELD.on(face).grants
+    grants: Grants | None = HELD.on(frontend).grants
     while grants is not None:
         found.append(grants.allow)
         grants = grants.within
     assert found == layers
-    assert len(narrowed_on(HELD.on(face))) == len(layers) - 2
+    assert len(narrowed_on(HELD.on(frontend))) == len(layers) - 2
 
 
-def test_whoever_comes_by_a_face_owns_the_same_things_and_is_known_again_as_itself() -> None:
-    for face in FACES:
-        there = HELD.on(face)
-        assert (there.tenant, there.name, there.face) == (HELD.tenant, HELD.name, face)
-        assert there is HELD.on(face), "it is asked for with every request"
+def test_whoever_comes_by_a_frontend_owns_the_same_things_and_is_known_again_as_itself() -> None:
+    for frontend in FRONTENDS:
+        there = HELD.on(frontend)
+        assert (there.tenant, there.name, there.frontend) == (HELD.tenant, HELD.name, frontend)
+        assert there is HELD.on(frontend), "it is asked for with every request"
         assert there.at_large == HELD
     assert HELD.at_large is HELD
-    assert everywhere([HELD]) == {HELD, *map(HELD.on, FACES)}
+    assert everywhere([HELD]) == {HELD, *map(HELD.on, FRONTENDS)}
 
 
 @pytest.mark.parametrize(
-    ("bounds", "faces", "may"),
+    ("bounds", "frontends", "may"),
     [
         (None, (), True),
         (Grants(("*",), ("files.delete",)), (), True),
@@ -91,8 +91,8 @@ def test_whoever_comes_by_a_face_owns_the_same_things_and_is_known_again_as_itse
     ],
 )
 def test_who_is_held_to_less_than_everything_cannot_name_what_nobody_configured(
-    bounds: Grants | None, faces: tuple[tuple[Face, Grants], ...], *, may: bool
+    bounds: Grants | None, frontends: tuple[tuple[FrontendName, Grants], ...], *, may: bool
 ) -> None:
-    caller = Caller("planner", "acme", Grants(()).bounded_by(bounds), may_name_targets=True, faces=faces)
+    caller = Caller("planner", "acme", Grants(()).bounded_by(bounds), may_name_targets=True, frontends=frontends)
     assert caller.on("a2a").can_name_targets is may
     assert not msgspec.structs.replace(caller, may_name_targets=False).on("a2a").can_name_targets

@@ -228,7 +228,7 @@ async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.Monk
     bench.audit.count_rejected("mcp", 403)
     await bench.journal.comes()
     bench.journal.answer()
-    told = [(each["event"], each["face"], each["status"], each["count"]) for each in bench.journal.kept]
+    told = [(each["event"], each["frontend"], each["status"], each["count"]) for each in bench.journal.kept]
     assert told == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
 
 

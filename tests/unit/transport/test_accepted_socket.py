@@ -136,7 +136,7 @@ async def accepted(
     ear, closed = Ear(), asyncio.Event()
     sockets: asyncio.Queue[AcceptedSocket] = asyncio.Queue()
 
-    class Door(asyncio.Protocol):
+    class Acceptor(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             if receive_bytes is not None:
                 sock = transport.get_extra_info("socket")
@@ -146,7 +146,7 @@ async def accepted(
             made.begin(transport, take or (lambda _: ear), first)  # type: ignore[arg-type]
             sockets.put_nowait(made)
 
-    listener = await asyncio.get_running_loop().create_server(Door, "127.0.0.1", 0)
+    listener = await asyncio.get_running_loop().create_server(Acceptor, "127.0.0.1", 0)
     sock = socket.socket()
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

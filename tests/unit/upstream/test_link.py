@@ -78,7 +78,7 @@ async def test_who_cannot_be_told_is_not() -> None:
 async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
     class Broken(Sent):
         def done(self, id: msgspec.Raw) -> None:
-            raise RuntimeError("a defect of a face")
+            raise RuntimeError("a defect of a frontend")
 
     elsewhere = UrlElicitations()
     inflight = started(Broken([]))

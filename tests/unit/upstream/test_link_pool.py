@@ -31,7 +31,7 @@ NAMESAKE = Caller("anyone", "elsewhere", Grants(("*",)))
 
 
 class Pooled:
-    """A lane whose link is a pool, and the links that were made for it."""
+    """A server queue whose link is a pool, and the links that were made for it."""
 
     def __init__(
         self, isolation: str = "caller", max_calls: int = 64, credentials: ServerCredentials | None = None
@@ -78,7 +78,7 @@ class Pooled:
     async def until_quiet(self) -> None:
         """Wait until no link is being made or closed."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - a crew tells nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
                 await asyncio.sleep(0)
 
     def carrier_of(self, inflight: InFlight) -> Scripted:

@@ -267,7 +267,7 @@ async def test_an_era_that_was_found_out_is_remembered_and_one_that_is_configure
     await kept.until(lambda: kept.links[2].greeted_as == ["legacy"])
 
 
-async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kept) -> None:
+async def test_a_defect_in_a_reconnector_is_shown_and_costs_only_its_server(kept: Kept) -> None:
     def broken(link: Scripted) -> None:
         raise ZeroDivisionError("a defect")
 
@@ -277,7 +277,7 @@ async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kep
     assert "a defect" in (kept.server_status.reason or "")
 
 
-async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Kept) -> None:
+async def test_calls_do_not_wait_for_a_server_whose_reconnector_has_a_defect(kept: Kept) -> None:
     """They waited because its list is known from an earlier run."""
     lists = ListCache(MemoryLists())
     lists.keep(settings(), Listing((tool("read"),)), frozenset({"tools"}))
@@ -697,7 +697,7 @@ async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_fol
     assert [method for method, _ in link.asked] == ["resources/subscribe"] * 2
 
 
-async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has_none(kept: Kept) -> None:
+async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_reconnector_has_none(kept: Kept) -> None:
     common = await kept.ready(isolation="caller")
     told: list[str] = []
     assert (

@@ -658,7 +658,7 @@ async def test_what_is_answered_about_a_task_is_noted() -> None:
     assert task.state.status == "cancelled"
 
 
-async def test_a_server_without_a_lane_of_the_hubs_notes_nothing() -> None:
+async def test_a_server_without_a_server_queue_of_the_hubs_notes_nothing() -> None:
     stage = staged()
     stage.server_queue.tasks = None
     assert answer(stage, ASKING, {"task": STATE}) == []

@@ -144,8 +144,8 @@ class OfflineQueue:
         caller = self.find_caller(live.record.owner)
         if caller is None:
             return None
-        face = live.call.caller.face
-        return msgspec.structs.replace(live.call, caller=caller if face is None else caller.at_large.on(face))
+        frontend = live.call.caller.frontend
+        return msgspec.structs.replace(live.call, caller=caller if frontend is None else caller.at_large.on(frontend))
 
     def _seconds(self, call: Call) -> float:
         hard = self._hub.limits.hard_seconds

@@ -86,8 +86,10 @@ class GrpcSettings(Struct, frozen=True):
 class A2aGrpc:
     """The gRPC server. Call `close` after `open`."""
 
-    def __init__(self, face: A2aHttp, auth: Authenticator, background: BackgroundTasks, settings: GrpcSettings) -> None:
-        self._face = face
+    def __init__(
+        self, frontend: A2aHttp, auth: Authenticator, background: BackgroundTasks, settings: GrpcSettings
+    ) -> None:
+        self._frontend = frontend
         self._auth = auth
         self._background = background
         self._settings = settings
@@ -167,7 +169,7 @@ class A2aGrpc:
         counted = self.in_flight if len(request) > COUNTED_BYTES else None
         if counted is not None and (refused := counted.enter(caller, len(request))) is not None:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{refused.reason}: {refused.message}")
-        call = _A2aGrpcRequest(self._face, caller, _Client(), fields)
+        call = _A2aGrpcRequest(self._frontend, caller, _Client(), fields)
         # The work continues when the client leaves: a task may be stored and not yet known as begun.
         work = self._background.spawn("a call over gRPC", call.do(method, request))
         if counted is not None:
@@ -257,8 +259,8 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str) -> NoReturn:
 class _A2aGrpcRequest(A2aRequest):
     """One call."""
 
-    def __init__(self, face: A2aHttp, caller: Caller, client: _Client, fields: Fields) -> None:
-        super().__init__(face, caller, client, fields)
+    def __init__(self, frontend: A2aHttp, caller: Caller, client: _Client, fields: Fields) -> None:
+        super().__init__(frontend, caller, client, fields)
         self.client = client
         self.task_stream: TaskStream | None = None
         """What follows the task, if that was asked for."""
@@ -285,7 +287,7 @@ class _A2aGrpcRequest(A2aRequest):
             self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False
         )
         self.task_stream.is_for_sender = isinstance(operation, SendMessage)
-        self._face.follow(self.task_stream)
+        self._frontend.follow(self.task_stream)
 
 
 class _Client:

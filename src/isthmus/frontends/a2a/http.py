@@ -226,9 +226,9 @@ def last_word(dialect: A2aDialect, operation: Operation | A2aProblem) -> IsLast:
 class A2aRequest:
     """One request, in any binding."""
 
-    def __init__(self, face: A2aHttp, caller: Caller, peer: Peer, fields: Fields) -> None:
-        self._face = face
-        self._service = face.service
+    def __init__(self, frontend: A2aHttp, caller: Caller, peer: Peer, fields: Fields) -> None:
+        self._frontend = frontend
+        self._service = frontend.service
         self._caller = caller
         self._peer = peer
         self._fields = fields
@@ -273,7 +273,7 @@ class A2aRequest:
                     return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
                 return live
             case GetExtendedCard():
-                return await self._face.card(self._caller, dialect.name)
+                return await self._frontend.card(self._caller, dialect.name)
             case _:
                 return await self._push(dialect, operation)
 
@@ -326,7 +326,7 @@ class A2aRequest:
         stream = TaskStream(self._caller, live, self._peer, events, after, is_last)
         stream.has_final = dialect.name == "0.3"
         stream.is_for_sender = isinstance(operation, SendMessage)
-        self._face.follow(stream)
+        self._frontend.follow(stream)
         told = await stream.over
         if told is not None:
             self._service.delivered(told)
@@ -335,8 +335,8 @@ class A2aRequest:
 class _A2aHttpRequest(A2aRequest):
     """One request over HTTP."""
 
-    def __init__(self, face: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields) -> None:
-        super().__init__(face, caller, peer, fields)
+    def __init__(self, frontend: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields) -> None:
+        super().__init__(frontend, caller, peer, fields)
         self._taking = peer
 
     def _send_response(self, status: int, lines: bytes, body: bytes) -> None:

@@ -251,7 +251,7 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
         wants_progress=True,
         log_level=LOG_LEVEL,
         client_caps=CAN_BE_ASKED,
-        face="a2a",
+        frontend="a2a",
         lasts=True,
     )
 

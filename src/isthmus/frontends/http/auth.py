@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from isthmus.frontends.http.settings import client_address
-from isthmus.model.callers import Caller, Face, Unprovable
+from isthmus.model.callers import Caller, FrontendName, Unprovable
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine; no name server can point these elsewhere."""
@@ -383,17 +383,17 @@ def slowed(seconds: int) -> Denied:
     return Denied(TOO_MANY, SLOWED, ((b"retry-after", b"%d" % seconds),))
 
 
-Refuse: TypeAlias = Callable[[Fields, Face], Denied]
+Refuse: TypeAlias = Callable[[Fields, FrontendName], Denied]
 """Returns the denial of a request without a valid credential."""
 
 
 class Authenticator:
     """Authenticates every request before a frontend reads it."""
 
-    refuse: Refuse = staticmethod(lambda _fields, _face: PLAIN_DENIAL)
+    refuse: Refuse = staticmethod(lambda _fields, _frontend: PLAIN_DENIAL)
     """Replaced to say where to get a token, and what is wrong with the one that was sent."""
 
-    on_turned_away: Callable[[str, int], None] = staticmethod(lambda _face, _status: None)
+    on_turned_away: Callable[[str, int], None] = staticmethod(lambda _frontend, _status: None)
     """Called by the frontends for each denied request with the frontend and the status; replaced by the metrics."""
 
     prove: Prove | None = None
@@ -409,12 +409,12 @@ class Authenticator:
         self._origins = origins
         self._identify = identify
 
-    def admit(self, fields: Fields, face: Face, request: Request | None = None) -> Caller | Denied:
+    def admit(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
         """The caller of a request to a frontend, or its denial; without `request`, DPoP proofs are not accepted."""
         refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
-        return self.know(fields, face, request)
+        return self.know(fields, frontend, request)
 
     def caller_of(self, fields: Fields, request: Request) -> Caller | None:
         """The caller of a request, for counting; a wrong credential does not count as an attempt here."""
@@ -439,16 +439,16 @@ class Authenticator:
             return None
         return preflight_lines(fields)
 
-    def know(self, fields: Fields, face: Face, request: Request | None = None) -> Caller | Denied:
+    def know(self, fields: Fields, frontend: FrontendName, request: Request | None = None) -> Caller | Denied:
         """The same by the credential alone, for transports that browsers cannot use (no Host or Origin)."""
         known = self._identify(fields)
         if known is None and request is not None and self.prove is not None:
             known = self.prove(fields, request)
         if isinstance(known, Caller):
-            return known.on(face) if known.faces else known
+            return known.on(frontend) if known.frontends else known
         if isinstance(known, Unprovable):
             return Denied(503, known.reason, (RETRY,))
-        denied = self.refuse(fields, face)
+        denied = self.refuse(fields, frontend)
         if denied.is_guess and (seconds := self.failed_auth_limit.failed_here()):
             return slowed(seconds)
         return denied

@@ -94,7 +94,7 @@ _NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "re
 class McpMethods:
     """Answers the requests to the hub itself, and makes calls of the requests to servers."""
 
-    face = "mcp"
+    frontend = "mcp"
     """The frontend name that its calls carry."""
 
     def __init__(
@@ -273,7 +273,7 @@ class McpMethods:
             client_caps,
             "",
             meta is not None and self.client_input is not None,
-            self.face,
+            self.frontend,
         )
         if headers is not None and call.kind == "tool":
             checks, snapshot = self._header_params, self.hub.snapshot

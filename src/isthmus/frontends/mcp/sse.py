@@ -100,7 +100,7 @@ class McpSse:
     ) -> None:
         """`prefix` is the path under which a proxy publishes the hub, if any."""
         self._methods = mcp_methods
-        mcp_methods.face = "sse"
+        mcp_methods.frontend = "sse"
         self._auth = auth
         self._background = background
         self._surface = surface

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from isthmus.frontends.http.auth import PLAIN_DENIAL, Denied, Fields
 from isthmus.frontends.oauth.documents import RESOURCE_PATH
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 
-_PLACES: Mapping[Face, str] = {"mcp": "/mcp", "sse": "/sse"}
+_PLACES: Mapping[FrontendName, str] = {"mcp": "/mcp", "sse": "/sse"}
 """The resource paths of frontends; other frontends use the hub as a whole."""
 
 _NOT_QUOTABLE = re.compile(r"[^\x20\x21\x23-\x5b\x5d-\x7e]")
@@ -58,12 +58,12 @@ class Challenges:
         self._explain = explain
         self._algorithms = algorithms
 
-    def refuse(self, fields: Fields, face: Face) -> Denied:
+    def refuse(self, fields: Fields, frontend: FrontendName) -> Denied:
         """The denial of a request without a valid credential."""
         rejected = self._explain(fields)
         words = {"realm": "isthmus"}
         if (base := self._address(fields)) is not None:
-            words["resource_metadata"] = base + RESOURCE_PATH + _PLACES.get(face, "")
+            words["resource_metadata"] = base + RESOURCE_PATH + _PLACES.get(frontend, "")
         algorithms = " ".join(self._algorithms())
         if rejected is not None and rejected.is_bound and algorithms:
             return _denied_bound(rejected, {**words, "algs": algorithms})

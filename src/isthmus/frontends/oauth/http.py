@@ -25,12 +25,12 @@ from isthmus.frontends.oauth.documents import (
     server_document,
 )
 from isthmus.frontends.oauth.token_request import BODY_BYTES_MAX, TokenError, read_token_request
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 
 LIFETIME_SECONDS = 3600
 """The lifetime of tokens; the `TokenIssuer` uses the same."""
 
-FACE: Face = "rest"
+FRONTEND: FrontendName = "rest"
 """The frontend name under which denied token requests are counted."""
 
 _PUBLIC: Headers = (
@@ -105,7 +105,7 @@ class OauthHttp:
 
     async def _token(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
         if (denied := self._auth.place(fields)) is not None:
-            self._auth.on_turned_away(FACE, denied.status)
+            self._auth.on_turned_away(FRONTEND, denied.status)
             peer.answer(denied.status, JSON + header_lines(_SECRET), msgspec.json.encode({"error": denied.message}))
             return
         if method != "POST":
@@ -133,7 +133,7 @@ class OauthHttp:
                 return token
         seconds = self._auth.failed_auth_limit.failed_here()
         status = TOO_MANY if seconds else 401
-        self._auth.on_turned_away(FACE, status)
+        self._auth.on_turned_away(FRONTEND, status)
         if seconds:
             return TokenError("temporarily_unavailable", SLOWED, status, seconds)
         return TokenError("invalid_client", "No caller of this name has this key", status)

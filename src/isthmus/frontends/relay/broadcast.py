@@ -133,7 +133,7 @@ class Broadcast:
             params,
             self.request.meta,
             kind="method",
-            face="relay",
+            frontend="relay",
             timeout=seconds,
             sharer=self.request.device,
         )

@@ -95,17 +95,17 @@ class RestHttp:
         relay: RelayAdmin | None = None,
         loop_figures: Callable[[], object] = dict,
         *,
-        face: str = "rest",
+        name: str = "rest",
         admin: HubAdmin | None = None,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
 
         Without an `admin` nothing can be restarted, and no calls are counted.
 
-        `face` is the name of this frontend in the audit log.
+        `name` is the name of this frontend in the audit log.
         """
         self.hub = hub
-        self.face = face
+        self.name = name
         self.relay = relay
         self.loop_figures = loop_figures
         self.admin = admin
@@ -452,7 +452,7 @@ class RestRequest:
             log_level=level,
             wants_progress=level is not None,
             client_caps=client_caps,
-            face=self._frontend.face,
+            frontend=self._frontend.name,
         )
 
     def _client_caps(self, *, is_streamed: bool) -> ClientCapabilities | Problem:

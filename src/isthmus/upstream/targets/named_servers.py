@@ -395,7 +395,7 @@ def _unless_allowed(caller: Caller) -> str:
         )
     if caller.may_name_targets:
         return (
-            f"Caller {caller.name} may name configured servers only here: its tenant or this face holds it to less"
+            f"Caller {caller.name} may name configured servers only here: its tenant or this frontend restricts it"
             ' than "*"'
         )
     return (

@@ -112,7 +112,7 @@ async def test_a_draining_hub_takes_nothing_new_and_lets_the_rest_end() -> None:
     assert stage.hub.running() == 0
 
 
-async def test_a_tool_whose_lane_is_gone_is_not_connected() -> None:
+async def test_a_tool_whose_server_queue_is_gone_is_not_connected() -> None:
     stage = Stage()
     del stage.hub.server_queues[SERVER]
     fault = stage.start()[1].fault
@@ -172,7 +172,7 @@ async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
     heard: list[str] = []
 
     def broken() -> None:
-        raise RuntimeError("a defect of a face")
+        raise RuntimeError("a defect of a frontend")
 
     stage.hub.watch(broken)
     stage.hub.watch(lambda: heard.append("told"))
@@ -256,7 +256,7 @@ async def test_news_of_an_unsettled_server_keeps_listings_waiting() -> None:
     assert stage.hub.settling
 
 
-async def test_a_hub_counts_what_runs_and_what_waits_on_all_lanes() -> None:
+async def test_a_hub_counts_what_runs_and_what_waits_on_all_server_queues() -> None:
     hub = Hub(Limits(max_calls=1), Notes())
     assert hub.running() == 0
     stage = Stage(limits=Limits(max_calls=1))
@@ -287,14 +287,14 @@ async def test_arguments_travel_as_they_were_written() -> None:
 
 
 def replacement(stage: Stage) -> HeldLink:
-    """A new lane in place of the server's, with a link of its own."""
+    """A new server queue in place of the server's, with a link of its own."""
     server_queue, link = ServerQueue(SERVER, stage.hub.limits), HeldLink()
     server_queue.attach(link)
     stage.hub.open_server_queue(server_queue, ready(tool()))
     return link
 
 
-async def test_calls_on_a_replaced_lane_count_until_they_end_and_new_ones_go_to_the_new() -> None:
+async def test_calls_on_a_replaced_server_queue_count_until_they_end_and_new_ones_go_to_the_new() -> None:
     stage = Stage()
     old, listener = stage.start()
     link = replacement(stage)
@@ -305,7 +305,7 @@ async def test_calls_on_a_replaced_lane_count_until_they_end_and_new_ones_go_to_
     assert (listener.ends, stage.hub.running()) == ([DONE], 0)
 
 
-async def test_lanes_that_were_left_are_forgotten_with_their_last_call() -> None:
+async def test_server_queues_that_were_left_are_forgotten_with_their_last_call() -> None:
     stage = Stage()
     running, _ = stage.start()
     for _ in range(10):
@@ -316,7 +316,7 @@ async def test_lanes_that_were_left_are_forgotten_with_their_last_call() -> None
     assert len(stage.hub._leaving) == 1
 
 
-async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None:
+async def test_a_closed_server_queue_is_seen_by_nobody_and_nobody_waits_for_it() -> None:
     stage = Stage()
     starting(stage.hub)
     running, listener = stage.start()
@@ -329,7 +329,7 @@ async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None
     assert listener.ends == [DONE]
 
 
-async def test_at_the_end_every_call_is_withdrawn_whatever_lane_it_is_on() -> None:
+async def test_at_the_end_every_call_is_withdrawn_whatever_server_queue_it_is_on() -> None:
     stage = Stage(limits=Limits(max_calls=1))
     calls = [stage.start()[1] for _ in range(2)]
     replacement(stage)
@@ -591,7 +591,7 @@ async def test_a_tool_without_defaults_gets_the_callers_own_bytes() -> None:
     assert inflight.call.arguments is text
 
 
-async def test_a_resource_whose_lane_has_no_link_says_why() -> None:
+async def test_a_resource_whose_server_queue_has_no_link_says_why() -> None:
     stage = Stage.of(OFFER)
     stage.server_queue.detach("it crashed", is_failure=True)
     fault = stage.start(call("file:///notes", kind="resource"))[1].fault

@@ -122,7 +122,7 @@ async def test_a_call_withdrawn_before_it_found_a_server_did_not_run() -> None:
 async def test_an_exchange_that_breaks_does_not_reach_the_link() -> None:
     class Broken(Listener):
         def end(self, outcome: Outcome) -> None:
-            raise RuntimeError("a defect of a face")
+            raise RuntimeError("a defect of a frontend")
 
     stage = Stage()
     inflight = stage.hub.start(call(), Broken())
@@ -133,7 +133,7 @@ async def test_an_exchange_that_breaks_does_not_reach_the_link() -> None:
 async def test_an_exchange_that_breaks_on_an_event_still_gets_its_answer() -> None:
     class Broken(Listener):
         def emit(self, event: Event) -> None:
-            raise RuntimeError("a defect of a face")
+            raise RuntimeError("a defect of a frontend")
 
     stage, listener = Stage(), Broken()
     inflight = stage.hub.start(call(), listener)
@@ -355,7 +355,7 @@ async def test_thinking_has_an_end_with_the_longest_that_any_call_may_take() -> 
 async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_goes_on() -> None:
     class Broken(Listener):
         def ask(self, question: Question, reply: OnReply) -> None:
-            raise RuntimeError("a defect of a face")
+            raise RuntimeError("a defect of a frontend")
 
     stage, listener = Stage(), Broken()
     inflight = stage.hub.start(call(), listener)
@@ -529,7 +529,7 @@ async def test_questions_that_end_one_another_end_once() -> None:
 async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobody_anything() -> None:
     class Broken(Spared):
         def retract(self, reply: OnReply) -> None:
-            raise RuntimeError("a defect of a face")
+            raise RuntimeError("a defect of a frontend")
 
         def retract_later(self, reply: OnReply) -> None:
             raise RuntimeError("another")
@@ -550,7 +550,7 @@ async def test_an_exchange_that_breaks_when_a_question_is_taken_back_later_costs
     class Broken(Spared):
         def retract_later(self, reply: OnReply) -> Callable[[], None]:
             def tell() -> None:
-                raise RuntimeError("a defect of a face")
+                raise RuntimeError("a defect of a frontend")
 
             return tell
 
@@ -587,7 +587,7 @@ async def test_a_caller_is_let_go_if_its_exchange_can_and_the_call_runs() -> Non
         def pause(self, seconds: float) -> None:
             self.pauses.append(seconds)
             if seconds > 1:
-                raise RuntimeError("a defect of a face")
+                raise RuntimeError("a defect of a frontend")
 
     stage, leaving = Stage(), Leaving()
     inflight = stage.hub.start(call(), leaving)

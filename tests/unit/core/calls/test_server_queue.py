@@ -1,4 +1,4 @@
-"""One server's slots, queue and breaker: what happens on one lane stays on it."""
+"""One server's slots, queue and breaker: what happens on one server queue stays on it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_those_who_wait_are_told_when_the_link_is_lost() -> None:
 
 
 async def test_a_link_that_broke_a_moment_ago_ends_a_full_queue_too() -> None:
-    """The link knows that it is broken before its keeper detaches it, and ends what it is still given."""
+    """The link knows that it is broken before its reconnector detaches it, and ends what it is still given."""
     stage = Stage()
     heard = [stage.start()[1] for _ in range(64 + 256)]
     stage.link.at_once = breaks
@@ -305,7 +305,7 @@ async def test_a_refused_call_that_never_waited_leaves_the_queue_as_it_is() -> N
 # -- changing in place, and leaving --------------------------------------------------------------------------------
 
 
-async def test_a_lane_allows_more_or_less_from_the_moment_that_is_said() -> None:
+async def test_a_server_queue_allows_more_or_less_from_the_moment_that_is_said() -> None:
     stage = Stage(limits=SMALL)
     for _ in range(5):
         stage.start()
@@ -318,7 +318,7 @@ async def test_a_lane_allows_more_or_less_from_the_moment_that_is_said() -> None
     assert (stage.server_queue.running, stage.server_queue.queued) == (3, 1)
 
 
-async def test_nobody_overtakes_those_who_wait_when_a_lane_allows_more() -> None:
+async def test_nobody_overtakes_those_who_wait_when_a_server_queue_allows_more() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[0] for _ in range(5)][2:]
     stage.server_queue.adjust(5, 5, 1.0)
@@ -345,7 +345,7 @@ async def test_nobody_overtakes_those_who_wait_while_they_are_sent() -> None:
     assert stage.link.sent[-1] is later[0]
 
 
-async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() -> None:
+async def test_who_waits_for_a_server_queue_to_be_idle_hears_of_its_last_call_alone() -> None:
     stage = Stage(limits=SMALL)
     heard: list[int] = []
     stage.server_queue.on_idle = lambda: heard.append(stage.server_queue.running + stage.server_queue.queued)
@@ -410,7 +410,7 @@ async def test_a_link_that_breaks_while_sending_costs_one_call_and_no_slot() -> 
     assert not stage.start()[1].ends
 
 
-async def test_a_lane_says_why_it_has_no_link() -> None:
+async def test_a_server_queue_says_why_it_has_no_link() -> None:
     server_queue = ServerQueue(SERVER, Limits())
     server_queue.explain("it is disabled")
     stage = Stage()
@@ -905,12 +905,12 @@ async def test_there_is_no_timer_unless_somebody_waits() -> None:
 
 
 def due(loop: asyncio.AbstractEventLoop) -> list[float]:
-    """When the timers of lanes are due: those of the hub's deadlines tick more often."""
+    """When the timers of server queues are due: those of the hub's deadlines tick more often."""
     handles: list[asyncio.TimerHandle] = getattr(loop, "_scheduled")  # noqa: B009 - the loop has no other way to say
     return [each.when() for each in handles if not each.cancelled() and each.when() > loop.time() + 1]
 
 
-async def test_a_lane_that_nobody_waits_for_any_more_ends_what_waits_at_once() -> None:
+async def test_a_server_queue_that_nobody_waits_for_any_more_ends_what_waits_at_once() -> None:
     stage = patient()
     _, listener = stage.start()
     stage.server_queue.grace = 0.0
@@ -933,7 +933,7 @@ async def test_a_hub_that_goes_has_nobody_wait_for_who_is_away_and_touches_nothi
     assert listener.fault.executed == "no"
 
 
-async def test_what_waits_in_a_lane_goes_on_to_wait_in_the_one_that_takes_its_place() -> None:
+async def test_what_waits_in_a_server_queue_goes_on_to_wait_in_the_one_that_takes_its_place() -> None:
     stage = Stage(limits=SMALL)
     started = [stage.start()[0] for _ in range(5)]
     after = ServerQueue(SERVER, SMALL)
@@ -948,7 +948,7 @@ async def test_what_waits_in_a_lane_goes_on_to_wait_in_the_one_that_takes_its_pl
     assert (stage.server_queue.running, after.running) == (1, 2)
 
 
-async def test_the_grace_of_a_lane_is_over_when_that_of_the_one_before_would_have_been() -> None:
+async def test_the_grace_of_a_server_queue_is_over_when_that_of_the_one_before_would_have_been() -> None:
     stage = patient()
     inflight, _ = stage.start()
     loop = asyncio.get_running_loop()

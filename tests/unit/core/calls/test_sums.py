@@ -1,4 +1,4 @@
-"""The books of lanes and tenants after whatever may happen to calls, in any order: no slot is lost or made up.
+"""The books of server queues and tenants after whatever may happen to calls, in any order: no slot is lost or made up.
 
 Each program starts, answers, withdraws and lets expire calls of three tenants at two servers, which come and go, with
 limits and tenants that change meanwhile. After every step the counts are worked out anew from the calls themselves.
@@ -167,9 +167,9 @@ class Program:
             self.hub.server_queues.values()
         )
         for server_queue in server_queues:
-            self.check_lane(server_queue, [each for each in running if each.server_queue is server_queue])
+            self.check_server_queue(server_queue, [each for each in running if each.server_queue is server_queue])
 
-    def check_lane(self, server_queue: ServerQueue, calls: list[InFlight]) -> None:
+    def check_server_queue(self, server_queue: ServerQueue, calls: list[InFlight]) -> None:
         sent = [each for each in calls if each.link is not None]
         assert server_queue.running == len(sent)
         counted = server_queue._running_in
@@ -188,7 +188,7 @@ class Program:
             assert all(map(server_queue._is_held_back, waiting)), "a call is held back for nothing"
 
 
-async def test_the_books_of_lanes_and_tenants_are_right_after_every_step() -> None:
+async def test_the_books_of_server_queues_and_tenants_are_right_after_every_step() -> None:
     for seed in PROGRAMS:
         program = Program(seed)
         try:

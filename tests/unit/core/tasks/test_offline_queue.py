@@ -13,7 +13,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
 from isthmus.core.tasks.offline_queue import OfflineQueue
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
-from isthmus.model.callers import Caller, Face, Grants
+from isthmus.model.callers import Caller, FrontendName, Grants
 from isthmus.model.calls import Call
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
@@ -303,14 +303,14 @@ async def test_who_may_not_call_any_more_has_nothing_sent(caller: Caller | None)
     assert (found.record.ending.reason, found.record.ending.executed, after.sent) == ("unknown_tool", "no", [])
 
 
-@pytest.mark.parametrize(("face", "is_sent"), [("a2a", True), ("sse", False)])
-async def test_by_whichever_face_it_came_a_call_is_sent_if_its_caller_may_still_call_there(
-    face: Face, *, is_sent: bool
+@pytest.mark.parametrize(("frontend", "is_sent"), [("a2a", True), ("sse", False)])
+async def test_by_whichever_frontend_it_came_a_call_is_sent_if_its_caller_may_still_call_there(
+    frontend: FrontendName, *, is_sent: bool
 ) -> None:
-    now = replace(ANYONE, faces=(("sse", Grants((), ("files",))),))
+    now = replace(ANYONE, frontends=(("sse", Grants((), ("files",))),))
     shop = away()
-    came = replace(ANYONE, faces=(("sse", Grants(("files",))), ("a2a", Grants(("files",)))))
-    await shop.begin(replace(call(), caller=came.on(face)))
+    came = replace(ANYONE, frontends=(("sse", Grants(("files",))), ("a2a", Grants(("files",)))))
+    await shop.begin(replace(call(), caller=came.on(frontend)))
     after = await next_hub(shop)
     after.engine.offline_queue.find_caller = lambda _: now.on("mcp")
     after.engine.resume()

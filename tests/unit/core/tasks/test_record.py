@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from isthmus.core.tasks.record import (
     CallPhase,
+    PendingCall,
     StoredOutcome,
     StoredQuestion,
     TaskOwner,
@@ -26,6 +27,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
+from isthmus.model.callers import Grants
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import (
     BadArguments,
@@ -89,7 +91,7 @@ def test_an_ending_of_another_version_is_a_loss() -> None:
     assert (outcome.message, outcome.executed) == ("told then", "unknown")
 
 
-def test_a_face_can_keep_its_callers_tasks_apart() -> None:
+def test_a_frontend_can_keep_its_callers_tasks_apart() -> None:
     owners = [owner_of(ANYONE), owner_of(ANYONE, "mcp"), TaskOwner("default\nanyone", "mcp")]
     assert [owner.key for owner in owners[:2]] == ["default\nanyone", "default\nanyone\nmcp"]
     assert owners[0] != owners[1]
@@ -178,8 +180,8 @@ BANK = ServerName("bank")
 VISIT = {"mode": "url", "message": "Log in", "url": "https://bank.example/in", "elicitationId": "e1"}
 
 
-def required(*visits: Any) -> ServerError:
-    return ServerError(BANK, -32042, "Log in first", raw({"elicitations": visits}))
+def required(*elicitations: Any) -> ServerError:
+    return ServerError(BANK, -32042, "Log in first", raw({"elicitations": elicitations}))
 
 
 def test_a_server_that_names_an_address_has_it_asked_as_it_wrote_it() -> None:
@@ -241,3 +243,18 @@ def test_a_stored_call_keeps_what_its_caller_can_be_asked_under_the_name_of_earl
     )
     assert call.client_caps == {"elicitation"}
     assert msgspec.json.decode(msgspec.json.encode(call))["profile"] == ["elicitation"]
+
+
+def test_a_stored_call_keeps_its_frontend_under_the_name_of_earlier_versions() -> None:
+    stored = (
+        b'{"call":{"caller":{"name":"a","tenant":"t","grants":{"allow":[],"deny":[]},'
+        b'"faces":[["sse",{"allow":["files"],"deny":[]}]],"face":"sse"},'
+        b'"surface":{"server":null},"name":"s.t","arguments":{},"face":"a2a"},'
+        b'"server":"s","agent":null,"name":"t","since":1.0}'
+    )
+    pending = msgspec.json.decode(stored, type=PendingCall)
+    caller = pending.call.caller
+    assert (pending.call.frontend, caller.frontend) == ("a2a", "sse")
+    assert caller.frontends == (("sse", Grants(("files",))),)
+    written = msgspec.json.decode(msgspec.json.encode(pending))["call"]
+    assert (written["face"], written["caller"]["face"], written["caller"]["faces"][0][0]) == ("a2a", "sse", "sse")

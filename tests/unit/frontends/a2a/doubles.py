@@ -1,4 +1,4 @@
-"""The agent in a test's hands: behind a real door, in front of a server that holds its calls."""
+"""The agent in a test's hands: behind a real listener, in front of a server that holds its calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.model.calls import Result
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, Stage, raw, ready, tool
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Answer, Visitor, opened, request, visiting
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Answer, RawClient, connect_raw, opened, request
 
 OTHER = Caller("other", "default", Grants(("*",)))
 CALLERS = {b"me": ANYONE, b"other": OTHER, b"some": Caller("some", "default", Grants(("files.read",)))}
@@ -48,7 +48,7 @@ class Post:
 
 
 class Office:
-    """A hub with one server, its tasks, and the desk for them. The clock is the test's."""
+    """A hub with one server, its tasks, and the service for them. The clock is the test's."""
 
     def __init__(self, settings: A2aSettings | None = None, journal: Journal | None = None) -> None:
         self.stage = Stage.of(OFFER)
@@ -59,7 +59,7 @@ class Office:
         self.settings = settings or A2aSettings()
         self.courier = Post()
         self.pushing = PushNotifications(self.engine, self.courier, lambda caller: caller.may_name_targets)
-        self.desk = A2aService(self.hub, self.engine, self.journal, self.settings, self.now, self.pushing)
+        self.a2a_service = A2aService(self.hub, self.engine, self.journal, self.settings, self.now, self.pushing)
 
     def now(self) -> float:
         self.seconds += 0.001
@@ -100,18 +100,18 @@ class Office:
 
 
 class Hall:
-    """The face behind its door."""
+    """The frontend behind its listener."""
 
-    def __init__(self, office: Office, face: A2aHttp, port: int) -> None:
+    def __init__(self, office: Office, frontend: A2aHttp, port: int) -> None:
         self.office = office
-        self.face = face
+        self.frontend = frontend
         self.port = port
 
     async def ask(self, path: str, *lines: str, method: str = "GET", body: bytes = b"") -> Answer:
         """Ask something, on a connection of its own."""
-        async with visiting(self.port) as visitor:
-            visitor.say(request(path, body, *lines, method=method))
-            return await visitor.hear()
+        async with connect_raw(self.port) as raw_client:
+            raw_client.say(request(path, body, *lines, method=method))
+            return await raw_client.hear()
 
     async def post(self, body: Any, *lines: str, path: str = "/a2a") -> Answer:
         """Send JSON, or bytes as they are."""
@@ -135,22 +135,22 @@ class Hall:
     @asynccontextmanager
     async def following(self, method: str, params: Mapping[str, Any], *lines: str) -> AsyncIterator[Events]:
         """The stream that answers a request, once it has begun."""
-        async with visiting(self.port) as visitor:
+        async with connect_raw(self.port) as raw_client:
             body = json.dumps(envelope(method, params)).encode()
-            visitor.say(request("/a2a", body, "Content-Type: application/json", *lines))
-            status, headers = await visitor.hear_head()
+            raw_client.say(request("/a2a", body, "Content-Type: application/json", *lines))
+            status, headers = await raw_client.hear_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
-            yield Events(visitor)
+            yield Events(raw_client)
 
 
 class Events:
     """The events of one stream, in their order."""
 
-    def __init__(self, visitor: Visitor) -> None:
-        self.visitor = visitor
+    def __init__(self, raw_client: RawClient) -> None:
+        self.raw_client = raw_client
         self.place = ""
         """What the last event said of where it is."""
-        self._chunks = visitor.hear_chunks()
+        self._chunks = raw_client.hear_chunks()
         self._text = b""
 
     async def next(self) -> tuple[str | None, Any]:
@@ -205,12 +205,12 @@ NOW: dict[str, Any] = {"configuration": {"returnImmediately": True}}
 async def hall(
     settings: A2aSettings | None = None, journal: Journal | None = None, *, needs_key: bool = True
 ) -> AsyncIterator[Hall]:
-    """The agent behind an open door; whoever `needs_key` or not is let in."""
+    """The agent behind an open listener; whoever `needs_key` or not is let in."""
     office = Office(settings, journal)
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     address = "https://hub.example/"
     wants_keys = lambda: needs_key  # noqa: E731
     cards = AgentCards(office.hub, office.settings, "1.2.3", lambda: address, wants_keys, office.now, wants_keys)
-    face = A2aHttp(office.desk, gate, cards)
-    async with opened(face.serve) as (_, port):
-        yield Hall(office, face, port)
+    frontend = A2aHttp(office.a2a_service, auth, cards)
+    async with opened(frontend.serve) as (_, port):
+        yield Hall(office, frontend, port)

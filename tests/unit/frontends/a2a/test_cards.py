@@ -17,7 +17,7 @@ from isthmus.model.names import ServerName
 from isthmus.wire.a2a.cards import SCHEMAS
 from tests.unit.core.doubles import ready, tool
 from tests.unit.frontends.a2a.doubles import Hall, hall
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS
 
 PATHS = ["/.well-known/agent-card.json", "/.well-known/agent.json", "/agent-card.json", "/a2a"]
 OWN = ["/a2a/1.0/.well-known/agent-card.json", "/a2a/0.3/.well-known/agent-card.json"]
@@ -75,7 +75,7 @@ async def test_who_goes_by_the_time_is_told_when_something_changed() -> None:
         seen = (first.header(b"last-modified") or b"").decode()
         assert (await here.ask(PATHS[0], f"If-Modified-Since: {seen}")).status == 304
         # A second later at the earliest, whatever the clock says: it is told in whole seconds.
-        here.face.change(A2aSettings("Other"))
+        here.frontend.change(A2aSettings("Other"))
         changed = await here.ask(PATHS[0], f"If-Modified-Since: {seen}")
         assert changed.status == 200
         again = (changed.header(b"last-modified") or b"").decode()
@@ -105,8 +105,8 @@ async def test_only_what_anybody_may_see_may_be_kept_for_everybody() -> None:
 async def test_no_more_cards_are_remembered_than_a_few() -> None:
     async with hall() as here:
         for number in range(REMEMBERED_MAX + 10):
-            here.face._cards._unchanged_since((str(number), None), b"tag")
-        assert len(here.face._cards._since) == REMEMBERED_MAX
+            here.frontend._cards._unchanged_since((str(number), None), b"tag")
+        assert len(here.frontend._cards._since) == REMEMBERED_MAX
 
 
 async def test_a_strict_card_has_nothing_of_earlier_generations() -> None:
@@ -176,7 +176,7 @@ async def test_where_nobody_is_asked_for_a_key_there_is_no_other_card() -> None:
         assert (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["error"]["code"] == -32007
 
 
-async def test_how_to_prove_who_one_is_is_what_the_gate_takes() -> None:
+async def test_the_card_lists_the_credentials_that_the_authenticator_accepts() -> None:
     async with hall() as here:
         told = await card(here, PATHS[0])
         assert told["securityRequirements"] == [
@@ -227,5 +227,5 @@ async def test_grpc_is_in_the_card_where_it_is_spoken(given: str | None, url: st
             }
 
         assert "GRPC" not in await bindings()
-        here.face.speak_grpc("hub.example:9000")
+        here.frontend.speak_grpc("hub.example:9000")
         assert (await bindings())["GRPC"] == url

@@ -24,7 +24,7 @@ from isthmus.model.calls import Progress
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
 from tests.unit.core.doubles import raw
 from tests.unit.frontends.a2a.doubles import NOW, Hall, hall, identify, message, run
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS
 
 BODY_BYTES = 64 * 1024
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
@@ -88,10 +88,10 @@ async def counter(
 ) -> AsyncIterator[Caller]:
     """The agent behind gRPC, and a client before it."""
     background = BackgroundTasks("test")
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     async with hall() as here:
         settings = GrpcSettings("127.0.0.1", 0, BODY_BYTES, stall_seconds, message_seconds, **more)
-        service = A2aGrpc(here.face, gate, background, settings)
+        service = A2aGrpc(here.frontend, auth, background, settings)
         port = await service.open()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
@@ -359,7 +359,7 @@ async def test_the_stream_of_who_may_call_no_more_is_refused() -> None:
     async with counter() as caller:
         call = caller.call("SendStreamingMessage", run())
         await call.read()
-        caller.here.face.retain(())
+        caller.here.frontend.retain(())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await caller.items(call)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -371,8 +371,8 @@ async def test_a_port_that_is_taken_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         async with hall() as here:
-            gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
-            service = A2aGrpc(here.face, gate, BackgroundTasks("test"), GrpcSettings("127.0.0.1", port, BODY_BYTES))
+            auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
+            service = A2aGrpc(here.frontend, auth, BackgroundTasks("test"), GrpcSettings("127.0.0.1", port, BODY_BYTES))
             with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port}.*a2a\.grpc_port"):
                 await service.open()
 

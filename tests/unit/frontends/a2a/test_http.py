@@ -1,4 +1,4 @@
-"""The face behind a door: requests of every generation in, exact answers and the specified errors out."""
+"""The frontend behind a listener: requests of every generation in, exact answers and the specified errors out."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ async def test_a_version_is_asked_for_by_header_or_query(line: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/a2a", "/a2a/", "/a2a/rest/tasks", "/agent-card.json"])
-async def test_paths_of_this_face(path: str) -> None:
+async def test_paths_of_this_frontend(path: str) -> None:
     async with hall() as here:
-        assert here.face.is_at(path)
-        assert not here.face.is_at(f"/x{path}")
+        assert here.frontend.is_at(path)
+        assert not here.frontend.is_at(f"/x{path}")
 
 
 async def test_other_methods_of_http_are_not_for_it() -> None:
@@ -243,7 +243,7 @@ async def test_new_settings_hold_from_the_next_request_on() -> None:
     async with hall() as here:
         first = await here.task("SendMessage", message("hello"))
         assert first["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-        here.face.change(A2aSettings(name="Other", text_tool="files.hear"))
+        here.frontend.change(A2aSettings(name="Other", text_tool="files.hear"))
         here.office.answer_at_once()
         second = await here.task("SendMessage", message("hello", "m2"))
         assert second["status"]["state"] == "TASK_STATE_COMPLETED"

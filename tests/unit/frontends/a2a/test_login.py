@@ -121,7 +121,9 @@ async def test_it_waits_longer_than_the_hub_lives() -> None:
         office.engine = TaskEngine(office.hub, office.journal, office.now)
         assert await office.engine.recover() == []
         pushing = PushNotifications(office.engine, office.courier, lambda _: False)
-        here.face.service = A2aService(office.hub, office.engine, office.journal, A2aSettings(), office.now, pushing)
+        here.frontend.service = A2aService(
+            office.hub, office.engine, office.journal, A2aSettings(), office.now, pushing
+        )
         office.answer_at_once()
         done = await here.task("SendMessage", next_message(task))
         assert done["status"]["state"] == "TASK_STATE_COMPLETED"

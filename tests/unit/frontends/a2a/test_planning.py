@@ -468,7 +468,7 @@ class FakeTarget:
 
 
 class Scene:
-    """An errand that has begun."""
+    """A target call that has begun."""
 
     def __init__(self, work: Call | Outcome) -> None:
         self.way, self.listener = FakeTarget(), Listener()
@@ -482,7 +482,7 @@ class Scene:
         self.way.then(OpenTarget(self.stage.hub, SERVER))
 
 
-async def test_at_its_server_an_errand_is_the_call_that_is_made_there() -> None:
+async def test_at_its_server_an_target_call_is_the_call_that_is_made_there() -> None:
     scene = Scene(call())
     assert (scene.outcome(), scene.stage.link.sent) == (None, [])
     scene.reach()

@@ -45,7 +45,7 @@ KEPT = PushRecipient("ann", URL, "1.0", "a-token", "Bearer", "a-credential")
 
 
 async def begun(office: Office, **more: Any) -> LiveTask:
-    live = await office.desk.send(ANYONE, "1.0", saying(RUN, **more))
+    live = await office.a2a_service.send(ANYONE, "1.0", saying(RUN, **more))
     assert isinstance(live, LiveTask), live
     return live
 
@@ -181,7 +181,7 @@ async def test_lists_come_in_pages() -> None:
 )
 async def test_what_could_not_be_sent_is_refused_and_no_task_is_begun_for_it(target: PushConfig, why: str) -> None:
     office = Office()
-    sent = await office.desk.send(ANYONE, "1.0", saying(RUN, push=target))
+    sent = await office.a2a_service.send(ANYONE, "1.0", saying(RUN, push=target))
     assert isinstance(sent, A2aProblem)
     assert office.sent == []
     live = await begun(office)
@@ -264,9 +264,9 @@ async def test_a_message_may_say_where_its_task_is_told_of() -> None:
 
 async def test_a_later_message_of_the_task_may_say_so_too() -> None:
     office = Office()
-    waiting = await office.desk.send(ANYONE, "1.0", saying("please"))
+    waiting = await office.a2a_service.send(ANYONE, "1.0", saying("please"))
     assert isinstance(waiting, LiveTask)
-    went_on = await office.desk.send(ANYONE, "0.3", saying(RUN, "m2", task=waiting.record.id, push=ANN))
+    went_on = await office.a2a_service.send(ANYONE, "0.3", saying(RUN, "m2", task=waiting.record.id, push=ANN))
     assert went_on is waiting
     assert waiting.record.recipients == (replace(KEPT, form="0.3"),)
     await until(lambda: bool(office.sent))

@@ -15,7 +15,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import Document, OnWritten
 from isthmus.core.tasks import dedup as repeats
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.frontends.a2a import service as desks
+from isthmus.frontends.a2a import service as a2a_services
 from isthmus.model.calls import Question, Reply, Result
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import DataPart, Message
@@ -24,7 +24,7 @@ from isthmus.wire.a2a.operations import SendMessage
 from tests.unit.core.doubles import ANYONE, raw, tool
 from tests.unit.core.tasks.doubles import HeldJournal, turns
 from tests.unit.frontends.a2a.doubles import NOW, Hall, Office, envelope, hall, message, run
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, request, visiting
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, connect_raw, request
 
 KEY = "Idempotency-Key: k1"
 JSON_LINE = "Content-Type: application/json"
@@ -154,10 +154,10 @@ def answer_largely(here: Hall) -> None:
 async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_again() -> None:
     async with hall() as here:
         answer_largely(here)
-        async with visiting(here.port, receive_bytes=4096) as visitor:
-            visitor.say(request("/a2a", json.dumps(envelope("SendMessage", run())).encode(), JSON_LINE))
-            await visitor.hear_head()
-            visitor.leave()
+        async with connect_raw(here.port, receive_bytes=4096) as raw_client:
+            raw_client.say(request("/a2a", json.dumps(envelope("SendMessage", run())).encode(), JSON_LINE))
+            await raw_client.hear_head()
+            raw_client.leave()
         again = await here.task("SendMessage", run())
         assert again["artifacts"][0]["parts"][0]["text"] == LARGE
         assert len(here.office.sent) == 1
@@ -165,11 +165,11 @@ async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_agai
 
 async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() -> None:
     async with hall() as here:
-        async with visiting(here.port) as visitor:
+        async with connect_raw(here.port) as raw_client:
             body = json.dumps(envelope("SendMessage", run())).encode()
-            visitor.say(request("/a2a", body, "Content-Type: application/json"))
+            raw_client.say(request("/a2a", body, "Content-Type: application/json"))
             await here.office.until_followed()
-            visitor.leave()
+            raw_client.leave()
         await here.office.until_alone()
         here.office.finish()
         await here.office.engine.wait_idle()
@@ -182,7 +182,7 @@ async def test_a_stream_that_broke_is_joined_by_who_sends_the_message_again() ->
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             first = await events.item()
-            events.visitor.leave()
+            events.raw_client.leave()
         async with here.following("SendStreamingMessage", run()) as events:
             assert (await events.item())["task"]["id"] == first["task"]["id"]
             here.office.finish()
@@ -279,7 +279,7 @@ async def test_after_a_crash_the_same_message_is_answered_with_what_was_lost() -
         office = here.office
         after = TaskEngine(office.hub, office.journal, office.now)
         await after.recover()
-        office.desk._engine = after
+        office.a2a_service._engine = after
         again = await here.task("SendMessage", run())
         assert again["status"]["state"] == "TASK_STATE_FAILED"
         assert len(office.sent) == 1
@@ -505,9 +505,9 @@ async def test_the_first_generation_reopens_a_task_that_has_ended() -> None:
 
 async def test_an_answer_that_its_caller_missed_is_given_again_and_nothing_runs_twice() -> None:
     async with hall() as here:
-        async with visiting(here.port) as visitor:
+        async with connect_raw(here.port) as raw_client:
             body = json.dumps(envelope("tasks/send", first(n=1))).encode()
-            visitor.say(request("/a2a", body, "Content-Type: application/json"))
+            raw_client.say(request("/a2a", body, "Content-Type: application/json"))
             await here.office.until_followed()
         await here.office.until_alone()
         here.office.finish()
@@ -537,7 +537,7 @@ async def test_two_of_the_first_generation_at_the_same_moment_are_one() -> None:
     late = ServerQueue(ServerName("late"), office.hub.limits)
     office.hub.open_server_queue(late, ServerStatus(late.server, "starting"))
     said = SendMessage(Message("", "user", (DataPart(raw({"tool": "late.read"})),)), task="mine")
-    two = [asyncio.create_task(office.desk.send(ANYONE, "0.1", said)) for _ in range(2)]
+    two = [asyncio.create_task(office.a2a_service.send(ANYONE, "0.1", said)) for _ in range(2)]
     await turns()
     assert not any(task.done() for task in two), "both wait for the server that is late"
     late.attach(office.stage.link)
@@ -586,8 +586,8 @@ async def test_who_asked_after_a_question_may_answer_it_as_the_one_before() -> N
         here.office.sent[0].ask(QUESTION, replies.append)
         await one
         yes = {**first(), "message": {"role": "user", "parts": [{"type": "data", "data": {"a": 1}}]}}
-        async with visiting(here.port) as visitor:
-            visitor.say(request("/a2a", json.dumps(envelope("tasks/send", yes)).encode(), JSON_LINE))
+        async with connect_raw(here.port) as raw_client:
+            raw_client.say(request("/a2a", json.dumps(envelope("tasks/send", yes)).encode(), JSON_LINE))
             await until(lambda: len(replies) == 1)
         await here.office.until_alone()
         here.office.sent[0].ask(QUESTION, replies.append)
@@ -620,7 +620,7 @@ async def test_other_generations_leave_what_has_ended() -> None:
 
 
 async def test_few_remember_that_they_told_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "DELIVERED_MAX", 1)
+    monkeypatch.setattr(a2a_services, "DELIVERED_MAX", 1)
     async with hall() as here:
         here.office.answer_at_once()
         for name in ("mine", "other"):

@@ -41,13 +41,13 @@ RUN = {"tool": "files.read"}
 
 
 async def begun(office: Office, said: SendMessage | None = None, *, dialect: DialectName = "1.0") -> LiveTask:
-    live = await office.desk.send(ANYONE, dialect, said or saying(RUN))
+    live = await office.a2a_service.send(ANYONE, dialect, said or saying(RUN))
     assert isinstance(live, LiveTask), live
     return live
 
 
 async def refused(office: Office, said: SendMessage, *, caller: Caller = ANYONE, dialect: DialectName = "1.0") -> str:
-    told = await office.desk.send(caller, dialect, said)
+    told = await office.a2a_service.send(caller, dialect, said)
     assert isinstance(told, A2aProblem), told
     return told.kind
 
@@ -142,7 +142,7 @@ async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
     await turns()
     monkeypatch.setattr(office.engine.storage_quota, "most", lambda _: 2_000)
     for said in (saying("hello", "m2"), saying(RUN, "m3", task=live.record.id)):
-        told = await office.desk.send(ANYONE, "1.0", said, key)
+        told = await office.a2a_service.send(ANYONE, "1.0", said, key)
         assert isinstance(told, A2aProblem)
         assert (told.kind, told.details) == ("unsupported_operation", {"executed": "no"})
         assert "[a2a] keep_bytes" in told.message
@@ -161,7 +161,7 @@ async def test_a_tool_that_the_caller_may_not_see_is_as_unknown_as_one_that_is_n
     some = Caller("some", "default", ANYONE.grants.__class__(("files.read",)))
     endings = []
     for name in ("files.write", "files.wrote"):
-        live = await office.desk.send(some, "1.0", saying({"tool": name}, name))
+        live = await office.a2a_service.send(some, "1.0", saying({"tool": name}, name))
         assert isinstance(live, LiveTask)
         assert live.record.ending is not None
         endings.append((live.record.state, live.record.ending.message.replace(name, "?")))
@@ -176,10 +176,10 @@ async def test_plain_words_are_asked_for_an_instruction_and_the_next_message_giv
     live = await begun(office, saying("please read something"))
     assert live.record.state == "input_required"
     assert [message.role for message in live.record.said] == ["user", "agent"]
-    again = await office.desk.send(ANYONE, "1.0", saying("hm", "m2", task=live.record.id))
+    again = await office.a2a_service.send(ANYONE, "1.0", saying("hm", "m2", task=live.record.id))
     assert again is live
     assert office.sent == []
-    went_on = await office.desk.send(ANYONE, "1.0", saying(RUN, "m3", task=live.record.id))
+    went_on = await office.a2a_service.send(ANYONE, "1.0", saying(RUN, "m3", task=live.record.id))
     assert went_on is live
     assert live.stored is not None
     assert live.stored.state == "working"
@@ -190,7 +190,7 @@ async def test_plain_words_are_asked_for_an_instruction_and_the_next_message_giv
 async def test_an_instruction_that_came_late_and_is_wrong_fails_the_task() -> None:
     office = Office()
     live = await begun(office, saying("hello"))
-    await office.desk.send(ANYONE, "1.0", saying({"tool": "no.such"}, "m2", task=live.record.id))
+    await office.a2a_service.send(ANYONE, "1.0", saying({"tool": "no.such"}, "m2", task=live.record.id))
     assert live.stored is not None
     assert live.stored.state == "failed"
 
@@ -233,7 +233,7 @@ async def test_of_a_server_that_was_never_reached_just_that_is_said(said: dict[s
     assert record.ending is not None
     assert (record.state, record.ending.reason, record.ending.executed) == ("failed", "not_connected", "no")
     some = Caller("some", "default", Grants(("files",)))
-    other = await office.desk.send(some, "1.0", saying(said, "m2"))
+    other = await office.a2a_service.send(some, "1.0", saying(said, "m2"))
     assert isinstance(other, LiveTask)
     assert other.record.ending is not None
     assert other.record.ending.reason in ("unknown_tool", "unknown_server")
@@ -248,7 +248,7 @@ async def test_a_question_is_answered_by_the_next_message_if_that_fits() -> None
     task = live.record.id
     assert await refused(office, saying({"a": "no number"}, "m2", task=task)) == "invalid_params"
     assert replies == []
-    assert await office.desk.send(ANYONE, "1.0", saying({"a": 1}, "m3", task=task)) is live
+    assert await office.a2a_service.send(ANYONE, "1.0", saying({"a": 1}, "m3", task=task)) is live
     assert len(replies) == 1
     assert await refused(office, saying({"a": 1}, "m4", task=task)) == "unsupported_operation"
 
@@ -260,7 +260,7 @@ async def test_an_answer_that_is_given_again_is_given_once() -> None:
     office.sent[0].ask(QUESTION, replies.append)
     await turns()
     for _ in range(2):
-        assert await office.desk.send(ANYONE, "1.0", saying({"a": 1}, "m2", task=live.record.id)) is live
+        assert await office.a2a_service.send(ANYONE, "1.0", saying({"a": 1}, "m2", task=live.record.id)) is live
     assert len(replies) == 1
     assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
@@ -279,7 +279,7 @@ async def test_what_is_given_again_may_be_written_otherwise() -> None:
 async def test_a_running_task_keeps_words_and_takes_nothing_that_is_to_be_done(what: Any) -> None:
     office = Office()
     live = await begun(office)
-    assert await office.desk.send(ANYONE, "1.0", saying("hurry", "m2", task=live.record.id)) is live
+    assert await office.a2a_service.send(ANYONE, "1.0", saying("hurry", "m2", task=live.record.id)) is live
     assert await refused(office, saying(what, "m3", task=live.record.id)) == "unsupported_operation"
     assert live.stored is not None
     assert [message.id for message in live.stored.said] == ["m1", "m2"]
@@ -320,10 +320,12 @@ async def test_a_task_takes_only_so_many_messages(
     live = await stand(office)
     monkeypatch.setattr(service, "SAID_MAX", len(live.record.said) + 1)
     answer: Any = {"a": 1} if stand is asking else "hurry"
-    assert await office.desk.send(ANYONE, dialect, saying(answer, "m2", task=live.record.id)) is live
+    assert await office.a2a_service.send(ANYONE, dialect, saying(answer, "m2", task=live.record.id)) is live
     more = saying("hurry!", "m3", task=live.record.id)
     assert await refused(office, more, dialect=dialect) == "unsupported_operation"
-    assert await office.desk.send(ANYONE, dialect, saying(answer, "m2", task=live.record.id)) is live, "said again"
+    assert await office.a2a_service.send(ANYONE, dialect, saying(answer, "m2", task=live.record.id)) is live, (
+        "said again"
+    )
 
 
 @pytest.mark.parametrize(("stand", "dialect"), STANDS)
@@ -338,7 +340,7 @@ async def test_a_task_takes_only_so_much_besides_what_it_began_with(
     assert await refused(office, large, dialect=dialect) == "unsupported_operation"
     assert live.record.said == before
     small = saying({"a": 1} if stand is asking else "hurry", "m3", task=live.record.id)
-    assert await office.desk.send(ANYONE, dialect, small) is live
+    assert await office.a2a_service.send(ANYONE, dialect, small) is live
 
 
 async def test_an_ended_task_takes_no_message() -> None:
@@ -369,7 +371,7 @@ async def test_a_task_is_nothing_to_anybody_else() -> None:
     office = Office()
     live = await begun(office)
     id = live.record.id
-    service = office.desk
+    service = office.a2a_service
     assert isinstance(await service.get(ANYONE, GetTask(id)), type(live.record))
     problems = [
         await service.get(OTHER, GetTask(id)),
@@ -393,16 +395,16 @@ async def test_lists_are_narrowed_paged_and_up_to_date() -> None:
         await begun(office, saying(RUN, f"m{number}", context="a" if number else "b"))
     office.finish(0)
     await turns()
-    page = await office.desk.list(ANYONE, ListTasks(page_size=2, has_artifacts=True))
+    page = await office.a2a_service.list(ANYONE, ListTasks(page_size=2, has_artifacts=True))
     assert not isinstance(page, A2aProblem)
     assert [task.status.state for task in page.tasks] == ["completed", "working"]
     assert page.tasks[0].artifacts
-    rest = await office.desk.list(ANYONE, ListTasks(page_size=2, page_token=page.next_token))
+    rest = await office.a2a_service.list(ANYONE, ListTasks(page_size=2, page_token=page.next_token))
     assert not isinstance(rest, A2aProblem)
     assert [task.status.state for task in rest.tasks] == ["working"]
     assert (page.total, rest.next_token) == (3, "")
     counts = [
-        await office.desk.list(ANYONE, asked)
+        await office.a2a_service.list(ANYONE, asked)
         for asked in (
             ListTasks(state="working"),
             ListTasks(state="submitted"),
@@ -411,14 +413,14 @@ async def test_lists_are_narrowed_paged_and_up_to_date() -> None:
         )
     ]
     assert [0 if isinstance(found, A2aProblem) else found.total for found in counts] == [2, 0, 1, 0]
-    bare = await office.desk.list(ANYONE, ListTasks(context="b"))
+    bare = await office.a2a_service.list(ANYONE, ListTasks(context="b"))
     assert not isinstance(bare, A2aProblem)
     assert bare.tasks[0].artifacts == ()
 
 
 @pytest.mark.parametrize("asked", [ListTasks(page_size=0), ListTasks(page_size=101), ListTasks(page_token="nonsense")])
 async def test_a_list_that_cannot_be_given_is_a_problem(asked: ListTasks) -> None:
-    told = await Office().desk.list(ANYONE, asked)
+    told = await Office().a2a_service.list(ANYONE, asked)
     assert isinstance(told, A2aProblem)
     assert told.kind == "invalid_params"
 
@@ -426,8 +428,8 @@ async def test_a_list_that_cannot_be_given_is_a_problem(asked: ListTasks) -> Non
 async def test_giving_a_task_up_reaches_its_server_and_is_done_once() -> None:
     office = Office()
     live = await begun(office)
-    assert await office.desk.cancel(ANYONE, CancelTask(live.record.id)) is live
+    assert await office.a2a_service.cancel(ANYONE, CancelTask(live.record.id)) is live
     assert len(office.stage.link.withdrawn) == 1
-    told = await office.desk.cancel(ANYONE, CancelTask(live.record.id))
+    told = await office.a2a_service.cancel(ANYONE, CancelTask(live.record.id))
     assert isinstance(told, A2aProblem)
     assert told.kind == "task_not_cancelable"

@@ -27,7 +27,7 @@ from isthmus.model.faults import ServerError
 from isthmus.model.tasks import Artifact, DataPart, FilePart, Part, TaskArtifactUpdate, TaskState, TextPart
 from tests.unit.core.doubles import SERVER, raw
 from tests.unit.frontends.a2a.doubles import NOW, OTHER, Events, Hall, hall, message, run
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS
 
 QUESTION = Question("elicitation/create", raw({"message": "Which?", "requestedSchema": {"type": "object"}}))
 VAULT = {"type": "data", "content": {"target_mcp_server_id": "files", "tool_name": "read", "arguments": {}}}
@@ -74,7 +74,7 @@ async def test_who_may_call_no_more_hears_no_more_and_the_task_goes_on() -> None
         ):
             await mine.item()
             await theirs.item()
-            here.face.retain({OTHER})
+            here.frontend.retain({OTHER})
             here.office.sent[0].emit(progress(1))
             (_, last), *rest = await mine.rest()
             assert (last["error"]["code"], rest) == (-32600, [])
@@ -98,7 +98,7 @@ async def test_any_number_of_listeners_hear_the_same_and_one_that_leaves_costs_t
         ):
             firsts = [await events.item() for events in (one, two, leaving)]
             assert {first.get("task", first)["id"] for first in firsts} == {task}
-            leaving.visitor.leave()
+            leaving.raw_client.leave()
             await _until_listeners(here, 2)
             here.office.sent[0].emit(progress(1))
             here.office.finish()
@@ -111,7 +111,7 @@ async def test_when_all_have_left_the_task_goes_on_and_its_end_is_there_for_who_
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             task = (await events.item())["task"]["id"]
-            events.visitor.leave()
+            events.raw_client.leave()
         await here.office.until_alone()
         assert here.office.sent[0].outcome is None
         assert here.office.stage.link.withdrawn == []
@@ -265,7 +265,7 @@ async def test_who_was_cut_off_hears_from_the_start_again_or_what_came_after_the
             here.office.sent[0].emit(progress(0))
             assert await texts(events, 1) == ["step 0"]
             place = events.place
-            events.visitor.leave()
+            events.raw_client.leave()
         await here.office.until_alone()
         for number in (1, 2):
             here.office.sent[0].emit(progress(number))
@@ -410,7 +410,7 @@ async def test_a_hub_that_goes_away_ends_the_streams_on_which_nothing_follows() 
         ):
             for events in (idle, busy):
                 await events.item()
-            here.face.end_streams()
+            here.frontend.end_streams()
             assert await idle.rest() == []
             here.office.finish()
             assert states(await busy.rest()) == ["TASK_STATE_COMPLETED"]
@@ -426,7 +426,7 @@ async def test_a_hub_that_goes_away_waits_for_no_answer_to_a_question() -> None:
             await early.item()
             here.office.sent[0].ask(QUESTION, lambda _: None)
             assert (await early.item())["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-            here.face.end_streams()
+            here.frontend.end_streams()
             assert await early.rest() == []
 
 
@@ -435,9 +435,9 @@ async def test_what_comes_to_rest_while_the_hub_goes_away_is_told_and_ends_its_s
         task = await here.task("SendMessage", run(**NOW))
         async with here.following("SubscribeToTask", {"id": task["id"]}) as events:
             await events.item()
-            here.face.end_streams()
-            visit = {"mode": "url", "url": "https://bank.example", "message": "Log in"}
-            here.office.sent[0].finish(ServerError(SERVER, -32042, "no", raw({"elicitations": [visit]})))
+            here.frontend.end_streams()
+            asgi_request = {"mode": "url", "url": "https://bank.example", "message": "Log in"}
+            here.office.sent[0].finish(ServerError(SERVER, -32042, "no", raw({"elicitations": [asgi_request]})))
             assert states(await events.rest()) == ["TASK_STATE_AUTH_REQUIRED"]
 
 

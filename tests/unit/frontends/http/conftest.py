@@ -1,4 +1,4 @@
-"""The door must behave alike on both event loops, so every test of it runs on both."""
+"""The listener must behave alike on both event loops, so every test of it runs on both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes in by whichever face, and what everybody else is told."""
+"""Who comes in by whichever frontend, and what everybody else is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, OriginGuard
 from isthmus.model.callers import Caller, Grants, Unprovable
 
-PLANNER = Caller("planner", "default", Grants(("*",)), faces=(("rest", Grants(("files",))),))
+PLANNER = Caller("planner", "default", Grants(("*",)), frontends=(("rest", Grants(("files",))),))
 KNOWN: dict[bytes, Caller | Unprovable] = {b"mine": PLANNER, b"later": Unprovable("Ask again later.")}
 
 
@@ -16,7 +16,7 @@ def identify(fields: Fields) -> Caller | Unprovable | None:
 
 
 @pytest.fixture
-def gate() -> Authenticator:
+def auth() -> Authenticator:
     return Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
 
 
@@ -24,26 +24,26 @@ def fields(key: bytes, host: bytes = b"127.0.0.1") -> Fields:
     return {b"host": host, b"x-api-key": key}
 
 
-def test_a_caller_comes_in_as_the_face_has_it(gate: Authenticator) -> None:
-    assert gate.admit(fields(b"mine"), "mcp") == PLANNER.on("mcp")
-    assert gate.admit(fields(b"mine"), "rest") == PLANNER.on("rest") != PLANNER
+def test_a_caller_comes_in_as_the_frontend_has_it(auth: Authenticator) -> None:
+    assert auth.admit(fields(b"mine"), "mcp") == PLANNER.on("mcp")
+    assert auth.admit(fields(b"mine"), "rest") == PLANNER.on("rest") != PLANNER
 
 
-def test_who_shows_nothing_that_is_known_is_asked_for_a_key(gate: Authenticator) -> None:
-    denied = gate.admit(fields(b"other"), "mcp")
+def test_who_shows_nothing_that_is_known_is_asked_for_a_key(auth: Authenticator) -> None:
+    denied = auth.admit(fields(b"other"), "mcp")
     assert isinstance(denied, Denied)
     assert denied.status == 401
     assert dict(denied.headers)[b"www-authenticate"].startswith(b"Bearer ")
 
 
-def test_who_cannot_be_known_just_now_is_told_to_come_back(gate: Authenticator) -> None:
-    assert gate.admit(fields(b"later"), "mcp") == Denied(503, "Ask again later.", ((b"retry-after", b"5"),))
+def test_who_cannot_be_known_just_now_is_told_to_come_back(auth: Authenticator) -> None:
+    assert auth.admit(fields(b"later"), "mcp") == Denied(503, "Ask again later.", ((b"retry-after", b"5"),))
 
 
-def test_the_place_comes_before_the_person(gate: Authenticator) -> None:
-    denied = gate.admit(fields(b"mine", b"evil.test"), "mcp")
+def test_the_place_comes_before_the_person(auth: Authenticator) -> None:
+    denied = auth.admit(fields(b"mine", b"evil.test"), "mcp")
     assert isinstance(denied, Denied)
     assert denied.status == 421
-    assert gate.place(fields(b"", b"evil.test")) == denied
-    assert gate.place(fields(b"")) is None
-    assert isinstance(gate.know(fields(b"mine", b"evil.test"), "a2a"), Caller)
+    assert auth.place(fields(b"", b"evil.test")) == denied
+    assert auth.place(fields(b"")) is None
+    assert isinstance(auth.know(fields(b"mine", b"evil.test"), "a2a"), Caller)

@@ -19,7 +19,7 @@ from isthmus.frontends.http.connection import (
 )
 from isthmus.frontends.http.listener import HttpListenerSettings, _uvicorn_config
 from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, opened, read_body, request, visiting
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Echo, connect_raw, opened, read_body, request
 
 CASES = 1_000
 HEAD = b"POST /mcp HTTP/1.1\r\nHost: hub\r\nContent-Length: 2\r\nAuthorization: Bearer one\r\n\r\n"
@@ -81,13 +81,13 @@ async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.M
 
     plain = HttpServerConnection._parse
     monkeypatch.setattr(HttpServerConnection, "_parse", parse)
-    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+    async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         for number in range(6):
-            visitor.say(request("/same", b"x" * number * 7 + b"y"))
-            assert (await visitor.hear()).body == b"/same " + b"x" * number * 7 + b"y"
+            raw_client.say(request("/same", b"x" * number * 7 + b"y"))
+            assert (await raw_client.hear()).body == b"/same " + b"x" * number * 7 + b"y"
         for number in range(HEADS_MAX + 3):
-            visitor.say(request(f"/{number}", b"body"))
-            assert (await visitor.hear()).body == b"/%d body" % number
+            raw_client.say(request(f"/{number}", b"body"))
+            assert (await raw_client.hear()).body == b"/%d body" % number
     assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is cached_header, and others
 
 

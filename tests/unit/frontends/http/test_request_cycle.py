@@ -10,7 +10,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from isthmus.frontends.http.request_cycle import PEER, App, Message, Receive, RequestCycle, Send
-from tests.unit.frontends.http.visiting import Bell, Echo, opened, reply, request, visiting
+from tests.unit.frontends.http.raw_client import Bell, Echo, connect_raw, opened, reply, request
 
 OK = b"HTTP/1.1 200 OK\r\nx-content-type-options: nosniff\r\n"
 
@@ -237,12 +237,12 @@ async def says_nothing(scope: Message, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("app", [raises_at_once, raises_after_the_start, says_nothing])
 async def test_a_broken_application_answers_500_without_saying_why_and_closes(app: App) -> None:
-    async with opened(app) as (_, port), visiting(port) as visitor:
-        visitor.say(request())
-        answer = await visitor.hear()
+    async with opened(app) as (_, port), connect_raw(port) as raw_client:
+        raw_client.say(request())
+        answer = await raw_client.hear()
         assert (answer.status, answer.header(b"connection")) == (500, b"close")
         assert b"secret" not in answer.body
-        assert await visitor.hear_rest() == b""
+        assert await raw_client.hear_rest() == b""
 
 
 async def raises_in_the_middle(scope: Message, receive: Receive, send: Send) -> None:
@@ -258,9 +258,9 @@ async def stops_in_the_middle(scope: Message, receive: Receive, send: Send) -> N
 
 @pytest.mark.parametrize("app", [raises_in_the_middle, stops_in_the_middle])
 async def test_half_an_answer_is_cut_so_that_it_is_not_taken_for_a_whole_one(app: App) -> None:
-    async with opened(app) as (_, port), visiting(port) as visitor:
-        visitor.say(request())
-        assert b"0\r\n\r\n" not in await visitor.hear_rest()
+    async with opened(app) as (_, port), connect_raw(port) as raw_client:
+        raw_client.say(request())
+        assert b"0\r\n\r\n" not in await raw_client.hear_rest()
 
 
 async def test_an_application_that_fails_after_its_answer_harms_nobody() -> None:
@@ -268,10 +268,10 @@ async def test_an_application_that_fails_after_its_answer_harms_nobody() -> None
         await Echo()(scope, receive, send)
         raise LookupError("late")
 
-    async with opened(app) as (_, port), visiting(port) as visitor:
+    async with opened(app) as (_, port), connect_raw(port) as raw_client:
         for number in range(2):
-            visitor.say(request(f"/{number}"))
-            assert (await visitor.hear()).status == 200
+            raw_client.say(request(f"/{number}"))
+            assert (await raw_client.hear()).status == 200
 
 
 async def test_a_cancelled_request_is_cut() -> None:

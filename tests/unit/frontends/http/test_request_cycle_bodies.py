@@ -1,4 +1,4 @@
-"""Headers and bodies as every face over HTTP takes them."""
+"""Headers and bodies as every frontend over HTTP takes them."""
 
 from __future__ import annotations
 

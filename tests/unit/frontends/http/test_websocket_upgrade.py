@@ -1,4 +1,4 @@
-"""How a connection becomes a WebSocket, or does not: what the door answers, byte for byte, and what it keeps."""
+"""How a connection becomes a WebSocket, or does not: what the listener answers, byte for byte, and what it keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import Hearer
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, Held, inside, opened, request, visiting
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Echo, Held, connect_raw, inside, opened, request
 
 FIELDS = {
     "Connection": "keep-alive, Upgrade",
@@ -86,24 +86,24 @@ async def parlour(
     decide: Callable[[Message], WebSocketOffer | Denied] | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Parlour, HttpListener, int]]:
     made = Parlour()
-    async with opened(Echo(), **limits) as (door, port):
-        door.offer_sockets(decide or made.decide)
+    async with opened(Echo(), **limits) as (http_listener, port):
+        http_listener.offer_sockets(decide or made.decide)
         try:
-            yield made, door, port
+            yield made, http_listener, port
         finally:
             for socket in made.sockets:
                 socket.kill()
 
 
 async def test_a_handshake_opens_a_websocket_without_compression() -> None:
-    async with parlour() as (made, _, port), visiting(port) as visitor:
-        visitor.say(handshake("/ws/?a=%20b"))
-        status, headers = await visitor.hear_head()
+    async with parlour() as (made, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake("/ws/?a=%20b"))
+        status, headers = await raw_client.hear_head()
         said = {name.lower(): value for name, value in headers}
         assert (status, said[b"sec-websocket-accept"]) == (101, ACCEPT)
         assert not {b"sec-websocket-extensions", b"sec-websocket-protocol", b"server"} & set(said)
-        visitor.say(text(b"hello"))
-        assert await visitor.hear_exactly(7) == b"\x81\x05hello"
+        raw_client.say(text(b"hello"))
+        assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
         (scope,) = made.scopes
         assert (scope["path"], scope["query_string"]) == ("/ws/", b"a=%20b")
         assert (b"upgrade", b"websocket") in scope["headers"]
@@ -113,12 +113,12 @@ async def test_a_handshake_opens_a_websocket_without_compression() -> None:
 async def test_bytes_behind_the_head_are_not_lost_however_they_are_cut() -> None:
     whole = handshake() + text(b"early")
     for cut in (len(whole), len(whole) - 1, len(whole) - 6, len(whole) - 11, len(whole) - 13, 40):
-        async with parlour() as (_, _, port), visiting(port) as visitor:
-            visitor.say(whole[:cut])
+        async with parlour() as (_, _, port), connect_raw(port) as raw_client:
+            raw_client.say(whole[:cut])
             await asyncio.sleep(0)
-            visitor.say(whole[cut:])
-            assert (await visitor.hear_head())[0] == 101
-            assert await visitor.hear_exactly(7) == b"\x81\x05early"
+            raw_client.say(whole[cut:])
+            assert (await raw_client.hear_head())[0] == 101
+            assert await raw_client.hear_exactly(7) == b"\x81\x05early"
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ async def test_bytes_behind_the_head_are_not_lost_however_they_are_cut() -> None
 async def test_a_subprotocol_is_chosen_of_those_that_are_offered(
     offered: str | None, chosen: str | None, answered: bytes | None
 ) -> None:
-    async with parlour() as (made, _, port), visiting(port) as visitor:
+    async with parlour() as (made, _, port), connect_raw(port) as raw_client:
         made.subprotocol = chosen
-        visitor.say(handshake(Sec_WebSocket_Protocol=offered))
-        status, headers = await visitor.hear_head()
+        raw_client.say(handshake(Sec_WebSocket_Protocol=offered))
+        status, headers = await raw_client.hear_head()
         said = {name.lower(): value for name, value in headers}
         assert (status, said.get(b"sec-websocket-protocol")) == (101, answered)
         assert made.sockets[0].chosen == (answered.decode() if answered else None)
@@ -156,125 +156,125 @@ async def test_a_subprotocol_is_chosen_of_those_that_are_offered(
     ],
 )
 async def test_a_bad_handshake_is_answered_as_any_bad_request(fields: dict[str, Any], status: int) -> None:
-    async with parlour() as (made, _, port), visiting(port) as visitor:
-        visitor.say(handshake(**fields))
-        answer = await visitor.hear()
+    async with parlour() as (made, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake(**fields))
+        answer = await raw_client.hear()
         assert (answer.status, answer.header(b"connection")) == (status, b"close")
         problem = msgspec.json.decode(answer.body)
         assert (problem["status"], problem["executed"]) == (status, "no")
         assert "secret" not in problem["detail"]
         assert answer.header(b"sec-websocket-version") == (b"13" if status == 426 else None)
-        assert await visitor.hear_rest() == b""
+        assert await raw_client.hear_rest() == b""
         assert made.sockets == []
 
 
 async def test_a_body_of_no_bytes_is_none() -> None:
-    async with parlour() as (_, _, port), visiting(port) as visitor:
-        visitor.say(handshake(Content_Length="0") + text(b"early"))
-        assert (await visitor.hear_head())[0] == 101
-        assert await visitor.hear_exactly(7) == b"\x81\x05early"
+    async with parlour() as (_, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake(Content_Length="0") + text(b"early"))
+        assert (await raw_client.hear_head())[0] == 101
+        assert await raw_client.hear_exactly(7) == b"\x81\x05early"
 
 
 async def test_a_websocket_needs_http_1_1() -> None:
-    async with parlour() as (made, _, port), visiting(port) as visitor:
-        visitor.say(handshake().replace(b"HTTP/1.1", b"HTTP/1.0"))
-        assert (await visitor.hear()).status == 505
+    async with parlour() as (made, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert (await raw_client.hear()).status == 505
         assert made.sockets == []
 
 
 async def test_who_may_not_come_in_is_told_with_status_words_and_headers() -> None:
     denied = Denied(401, "Show a token.", ((b"www-authenticate", b"Bearer"),))
-    async with parlour(lambda _: denied) as (_, _, port), visiting(port) as visitor:
-        visitor.say(handshake())
-        answer = await visitor.hear()
+    async with parlour(lambda _: denied) as (_, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake())
+        answer = await raw_client.hear()
         assert (answer.status, answer.header(b"www-authenticate")) == (401, b"Bearer")
         assert msgspec.json.decode(answer.body)["detail"] == "Show a token."
-        assert await visitor.hear_rest() == b""
+        assert await raw_client.hear_rest() == b""
 
 
 async def test_where_no_websocket_is_offered_it_is_not_found() -> None:
-    async with opened(Echo()) as (_, port), visiting(port) as visitor:
-        visitor.say(handshake())
-        assert (await visitor.hear()).status == 404
-        assert await visitor.hear_rest() == b""
+    async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake())
+        assert (await raw_client.hear()).status == 404
+        assert await raw_client.hear_rest() == b""
 
 
-async def test_a_face_that_fails_is_one_clients_trouble() -> None:
+async def test_a_frontend_that_fails_is_one_clients_trouble() -> None:
     def fail(scope: Message) -> WebSocketOffer:
         raise RuntimeError("secret")
 
-    async with parlour(fail) as (_, _, port), visiting(port) as visitor:
-        visitor.say(handshake())
-        answer = await visitor.hear()
+    async with parlour(fail) as (_, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake())
+        answer = await raw_client.hear()
         assert (answer.status, b"secret" in answer.body) == (500, False)
-        async with visiting(port) as other:
+        async with connect_raw(port) as other:
             other.say(request("/next"))
             assert (await other.hear()).status == 200
 
 
 async def test_a_websocket_comes_after_the_answers_before_it() -> None:
-    async with parlour() as (_, _, port), visiting(port) as visitor:
-        visitor.say(request("/1", b"x"))
-        assert (await visitor.hear()).body == b"/1 x"
-        visitor.say(handshake() + text(b"hello"))
-        assert (await visitor.hear_head())[0] == 101
-        assert await visitor.hear_exactly(7) == b"\x81\x05hello"
+    async with parlour() as (_, _, port), connect_raw(port) as raw_client:
+        raw_client.say(request("/1", b"x"))
+        assert (await raw_client.hear()).body == b"/1 x"
+        raw_client.say(handshake() + text(b"hello"))
+        assert (await raw_client.hear_head())[0] == 101
+        assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
 
 
-async def test_open_websockets_are_not_counted_nor_cut_with_the_doors_own() -> None:
-    async with parlour(max_connections=1) as (made, door, port):
+async def test_open_websockets_are_not_counted_nor_cut_with_the_listeners_own() -> None:
+    async with parlour(max_connections=1) as (made, http_listener, port):
         async with AsyncExitStack() as stack:
-            visitors = []
+            raw_clients = []
             for _ in range(3):
-                visitors.append(await stack.enter_async_context(visiting(port)))
-                visitors[-1].say(handshake())
-                assert (await visitors[-1].hear_head())[0] == 101
-            assert inside(door) == []
-            assert await door.drain(within=PATIENCE_SECONDS)
-            await door.close()
-            for visitor in visitors:
-                visitor.say(text(b"hello"))
-                assert await visitor.hear_exactly(7) == b"\x81\x05hello"
+                raw_clients.append(await stack.enter_async_context(connect_raw(port)))
+                raw_clients[-1].say(handshake())
+                assert (await raw_clients[-1].hear_head())[0] == 101
+            assert inside(http_listener) == []
+            assert await http_listener.drain(within=PATIENCE_SECONDS)
+            await http_listener.close()
+            for raw_client in raw_clients:
+                raw_client.say(text(b"hello"))
+                assert await raw_client.hear_exactly(7) == b"\x81\x05hello"
         assert len(made.sockets) == 3
 
 
 async def test_nothing_of_the_http_connection_is_kept_for_a_websocket() -> None:
-    async with parlour() as (_, door, port), visiting(port) as visitor:
-        visitor.say(request("/1"))
-        await visitor.hear()
-        gone = weakref.ref(inside(door)[0])
+    async with parlour() as (_, http_listener, port), connect_raw(port) as raw_client:
+        raw_client.say(request("/1"))
+        await raw_client.hear()
+        gone = weakref.ref(inside(http_listener)[0])
         gc.disable()
         try:
-            visitor.say(handshake())
-            assert (await visitor.hear_head())[0] == 101
+            raw_client.say(handshake())
+            assert (await raw_client.hear_head())[0] == 101
             assert gone() is None
         finally:
             gc.enable()
 
 
-async def test_while_the_door_drains_no_websocket_is_opened() -> None:
+async def test_while_the_listener_drains_no_websocket_is_opened() -> None:
     app = Held()
-    async with opened(app) as (door, port), visiting(port) as visitor, visiting(port) as busy:
+    async with opened(app) as (http_listener, port), connect_raw(port) as raw_client, connect_raw(port) as busy:
         made = Parlour()
-        door.offer_sockets(made.decide)
+        http_listener.offer_sockets(made.decide)
         busy.say(request("/long"))
-        visit = await app.next_visit()
-        visitor.say(handshake()[:-2])
-        draining = asyncio.ensure_future(door.drain(within=PATIENCE_SECONDS))
+        asgi_request = await app.next_request()
+        raw_client.say(handshake()[:-2])
+        draining = asyncio.ensure_future(http_listener.drain(within=PATIENCE_SECONDS))
         await asyncio.sleep(0)
-        visitor.say(b"\r\n")
-        assert (await visitor.hear()).status == 503
-        visitor.leave()
+        raw_client.say(b"\r\n")
+        assert (await raw_client.hear()).status == 503
+        raw_client.leave()
         assert made.scopes == []
-        await visit.answer(b"done")
+        await asgi_request.answer(b"done")
         assert await draining
 
 
 async def test_a_head_that_is_too_long_or_too_slow_is_refused_as_any() -> None:
-    async with parlour(max_head_bytes=1000) as (made, _, port), visiting(port) as visitor:
-        visitor.say(handshake(X_Long="x" * 2000))
-        assert (await visitor.hear()).status == 431
-    async with parlour(header_seconds=0.1) as (made, _, port), visiting(port) as visitor:
-        visitor.say(handshake()[:-2])
-        assert (await visitor.hear()).status == 408
+    async with parlour(max_head_bytes=1000) as (made, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake(X_Long="x" * 2000))
+        assert (await raw_client.hear()).status == 431
+    async with parlour(header_seconds=0.1) as (made, _, port), connect_raw(port) as raw_client:
+        raw_client.say(handshake()[:-2])
+        assert (await raw_client.hear()).status == 408
         assert made.scopes == []

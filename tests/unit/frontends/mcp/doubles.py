@@ -1,4 +1,4 @@
-"""Callers of the MCP face, small in a test's hands: a peer over HTTP, a conversation, and a server behind both."""
+"""Callers of the MCP frontend, small in a test's hands: a peer over HTTP, a conversation, and a server behind both."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Announcer:
 
 
 class Hosted:
-    """A hub with one server that offers everything and holds its calls, and the face's dialogue."""
+    """A hub with one server that offers everything and holds its calls, and the frontend's methods."""
 
     def __init__(self, server_status: ServerStatus = OFFER) -> None:
         self.stage = Stage.of(server_status)
@@ -152,7 +152,7 @@ class Talk:
     async def settle(self) -> None:
         """Wait until every request has been worked off that waits for nobody else."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - a crew tells nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
                 await asyncio.sleep(0)
 
 

@@ -303,7 +303,7 @@ async def test_a_call_waits_for_servers_that_only_start() -> None:
     starting(hosted)
     talk.say("tools/call", {"name": "slow.find"}, id=1)
     hosted.hub.publish(ready(tool("find", SLOW), server=SLOW))
-    assert outcome(await talk.reply(1)) == -32011  # it was found; its lane has no link in this test
+    assert outcome(await talk.reply(1)) == -32011  # it was found; its server queue has no link in this test
 
 
 async def test_a_call_withdrawn_while_it_waits_is_not_started() -> None:

@@ -25,7 +25,7 @@ class Streams:
         self.background = BackgroundTasks("stdio")
         self.written: list[Any] = []
         mcp_methods = McpMethods(self.stage.hub, Implementation("isthmus", "1"))
-        self.face = McpStdio(mcp_methods, ANYONE, EVERYTHING, self.background, self._write)
+        self.frontend = McpStdio(mcp_methods, ANYONE, EVERYTHING, self.background, self._write)
 
     def _write(self, line: bytes) -> None:
         assert line.endswith(b"\n")
@@ -38,17 +38,17 @@ async def test_a_line_is_a_message_however_it_arrives(size: int) -> None:
     streams = Streams()
     text = CALL + b"\n\r\n" + CALL.replace(b'"id": 1', b'"id": 2') + b"\n"
     for start in range(0, len(text), size):
-        streams.face.feed(text[start : start + size])
+        streams.frontend.feed(text[start : start + size])
     assert len(streams.stage.link.sent) == 2
-    streams.face.cancel_all("enough")
+    streams.frontend.cancel_all("enough")
     assert {answer["id"] for answer in streams.written} == {1, 2}
 
 
 async def test_what_is_no_message_is_refused_on_a_line_of_its_own() -> None:
     streams = Streams()
-    streams.face.feed(b"nonsense\n" + b"x" * 5000 + b"\n" + CALL + b"\n")
+    streams.frontend.feed(b"nonsense\n" + b"x" * 5000 + b"\n" + CALL + b"\n")
     assert [answer["error"]["code"] for answer in streams.written] == [-32700, -32600]
     assert "4096 bytes" in streams.written[1]["error"]["message"]
     assert len(streams.stage.link.sent) == 1
-    streams.face.cancel_all("enough")
-    await streams.face.finish()
+    streams.frontend.cancel_all("enough")
+    await streams.frontend.finish()

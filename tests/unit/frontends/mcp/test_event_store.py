@@ -1,4 +1,4 @@
-"""Streams that can be come back to: every cut of a tape, its limits, and what a session missed."""
+"""Streams that can be come back to: every cut of a stream log, its limits, and what a session missed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ OWNER = "session"
 
 
 class Speaker:
-    """Remembers what it heard of its listener; `tape` is told of it as an exchange does."""
+    """Remembers what it heard of its listener; `stream_log` is told of it as an exchange does."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.tape: StreamLog | None = None
+        self.stream_log: StreamLog | None = None
 
     def disconnected(self, peer: Peer) -> None:
-        assert self.tape is not None
-        self.heard.append("left" if self.tape.disconnected(peer) else "left before")
+        assert self.stream_log is not None
+        self.heard.append("left" if self.stream_log.disconnected(peer) else "left before")
 
     def reconnected(self) -> None:
         self.heard.append("back")
@@ -41,10 +41,10 @@ def said(client: Client) -> list[str]:
 
 
 def started(store: StreamStore, client: Client, *, is_primed: bool = True) -> StreamLog:
-    tape = store.open(OWNER, speaker := Speaker())
-    speaker.tape = tape
-    tape.start(client, is_primed=is_primed)
-    return tape
+    stream_log = store.open(OWNER, speaker := Speaker())
+    speaker.stream_log = stream_log
+    stream_log.start(client, is_primed=is_primed)
+    return stream_log
 
 
 def resumed(store: StreamStore, last: str | None) -> Client:
@@ -67,9 +67,9 @@ async def test_a_primed_stream_begins_with_an_event_without_content_and_says_whe
 
 async def test_a_stream_that_is_not_primed_has_ids_on_its_events_all_the_same() -> None:
     client = Client()
-    tape = started(StreamStore(), client, is_primed=False)
-    tape.send_report(b"1")
-    tape.end(b"2")
+    stream_log = started(StreamStore(), client, is_primed=False)
+    stream_log.send_report(b"1")
+    stream_log.end(b"2")
     assert [event.data for event in events(client)] == [b"1", b"2"]
     assert all(event.id for event in events(client))
 
@@ -81,49 +81,49 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_told_twic
 ) -> None:
     store, whole = StreamStore(), [b"0", b"1", b"2", b"3", b"4"]
     client = Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     for message in whole[:cut]:
-        tape.end(message) if message == whole[-1] else tape.send_report(message)
+        stream_log.end(message) if message == whole[-1] else stream_log.send_report(message)
     heard, last = said(client), events(client)[-1].id
     if is_noticed:
-        tape.disconnected(client)
+        stream_log.disconnected(client)
     for message in whole[cut:-1]:
-        tape.send(message)
+        stream_log.send(message)
     back = resumed(store, last)
-    if not tape.is_over:
-        tape.end(whole[-1])
+    if not stream_log.is_over:
+        stream_log.end(whole[-1])
     assert [*heard, *said(back)] == [message.decode() for message in whole]
     assert len(back.ended) == 1
 
 
 async def test_who_missed_everything_comes_back_with_the_first_event() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     first = events(client)[0].id
-    tape.disconnected(client)
-    tape.end(b"answer")
+    stream_log.disconnected(client)
+    stream_log.end(b"answer")
     assert said(resumed(store, first)) == ["answer"]
 
 
 async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_ends() -> None:
     store, old, released = StreamStore(), Client(), list[str]()
-    tape = started(store, old)
+    stream_log = started(store, old)
     found = store.find(OWNER, events(old)[0].id or "")
     assert found is not None
     middle, new = Client(), Client()
-    tape.resume(middle, 0, lambda: released.append("middle"))
-    tape.resume(new, 0, lambda: released.append("new"))
+    stream_log.resume(middle, 0, lambda: released.append("middle"))
+    stream_log.resume(new, 0, lambda: released.append("new"))
     assert (len(old.ended), len(middle.ended), released) == (1, 1, ["middle"])
-    tape.send(b"x")
-    tape.end(b"y")
+    stream_log.send(b"x")
+    stream_log.end(b"y")
     assert (said(old), said(middle), said(new), released) == ([], [], ["x", "y"], ["middle", "new"])
 
 
 async def test_its_speaker_hears_who_leaves_and_who_comes_back() -> None:
     store, client = StreamStore(), Client()
     speaker = Speaker()
-    tape = speaker.tape = store.open(OWNER, speaker)
-    tape.start(client, is_primed=True)
+    stream_log = speaker.stream_log = store.open(OWNER, speaker)
+    stream_log.start(client, is_primed=True)
     back, again = (resumed(store, events(client)[0].id) for _ in range(2))
     back.leave()
     again.leave()
@@ -132,22 +132,22 @@ async def test_its_speaker_hears_who_leaves_and_who_comes_back() -> None:
 
 async def test_who_is_let_go_is_told_when_to_come_back_and_finds_the_rest() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
-    assert tape.pause(250)
+    stream_log = started(store, client)
+    assert stream_log.pause(250)
     assert client.ended == [b"retry: 250\n\n"]
-    assert not tape.pause(250)
-    tape.end(b"answer")
+    assert not stream_log.pause(250)
+    stream_log.end(b"answer")
     assert said(resumed(store, events(client)[0].id)) == ["answer"]
 
 
 async def test_reports_are_skipped_for_who_does_not_read_but_kept_for_who_is_away() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     client.unsent_bytes = CROWDED_BYTES + 1
-    tape.send_report(b"skipped")
-    tape.send(b"needed")
-    tape.disconnected(client)
-    tape.send_report(b"kept")
+    stream_log.send_report(b"skipped")
+    stream_log.send(b"needed")
+    stream_log.disconnected(client)
+    stream_log.send_report(b"kept")
     assert said(resumed(store, events(client)[0].id)) == ["needed", "kept"]
 
 
@@ -156,14 +156,14 @@ async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
-    tape.disconnected(client)
-    tape.send_request(b"q", b"question")
-    tape.send_report(b"%03d" % 0)
-    monkeypatch.setattr(module, limit, 3 if limit == "EVENTS_MAX" else 3 * tape.size_bytes // 2)
+    stream_log = started(store, client)
+    stream_log.disconnected(client)
+    stream_log.send_request(b"q", b"question")
+    stream_log.send_report(b"%03d" % 0)
+    monkeypatch.setattr(module, limit, 3 if limit == "EVENTS_MAX" else 3 * stream_log.size_bytes // 2)
     for number in range(1, 100):
-        tape.send_report(b"%03d" % number)
-    tape.end(b"answer")
+        stream_log.send_report(b"%03d" % number)
+    stream_log.end(b"answer")
     told = said(resumed(store, events(client)[0].id))
     assert (told[0], told[-2:]) == ("question", ["099", "answer"])
     assert len(told) <= 5
@@ -214,7 +214,11 @@ async def test_ended_streams_are_bounded_and_those_that_were_heard_go_first(monk
     heard.end(b"heard")
     monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + heard.size_bytes)
     later.end(b"later")
-    assert [store.find(OWNER, f"{tape.name}.0") is not None for tape in (broken, heard, later)] == [True, False, True]
+    assert [store.find(OWNER, f"{stream_log.name}.0") is not None for stream_log in (broken, heard, later)] == [
+        True,
+        False,
+        True,
+    ]
     monkeypatch.setattr(module, "ANSWERS_BYTES", 0)
     last = started(store, Client())
     last.end(b"x" * 1_000)
@@ -294,46 +298,46 @@ def test_only_so_many_matters_are_remembered_and_the_oldest_go(monkeypatch: pyte
 
 async def test_who_comes_back_hears_the_questions_that_are_still_open() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
-        tape.send_request(number, b"question " + number)
-    tape.settle_request(b"2")
-    tape.settle_request(b"2")
+        stream_log.send_request(number, b"question " + number)
+    stream_log.settle_request(b"2")
+    stream_log.settle_request(b"2")
     assert said(client) == ["question 1", "question 2", "question 3"]
     assert said(resumed(store, first.id)) == ["question 1", "question 3"]
 
 
 async def test_what_was_answered_takes_no_room() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     for number in range(100):
-        tape.send_request(b"%d" % number, b"x" * 1_000_000)
-        tape.settle_request(b"%d" % number)
-    assert tape.size_bytes == 0
-    tape.end(b"answer")
-    tape.settle_request(b"99")
-    assert 0 < tape.size_bytes < 100
+        stream_log.send_request(b"%d" % number, b"x" * 1_000_000)
+        stream_log.settle_request(b"%d" % number)
+    assert stream_log.size_bytes == 0
+    stream_log.end(b"answer")
+    stream_log.settle_request(b"99")
+    assert 0 < stream_log.size_bytes < 100
 
 
 async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case() -> None:
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     (first,) = events(client)
     for number in range(8):
-        tape.send_request(b"%d" % number, b"%d" % number * 1_000_000)
-    assert tape.size_bytes < module.QUESTIONS_BYTES
+        stream_log.send_request(b"%d" % number, b"%d" % number * 1_000_000)
+    assert stream_log.size_bytes < module.QUESTIONS_BYTES
     assert [text[:1] for text in said(resumed(store, first.id))] == ["4", "5", "6", "7"]
-    tape.send_request(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
+    stream_log.send_request(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
     assert [text[:1] for text in said(resumed(store, first.id))] == ["x"]
 
 
 async def test_what_is_said_beside_questions_is_kept_only_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVENTS_MAX", 2)
     store, client = StreamStore(), Client()
-    tape = started(store, client)
+    stream_log = started(store, client)
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
-        tape.send(number)
+        stream_log.send(number)
     assert said(client) == ["1", "2", "3"]
     assert said(resumed(store, first.id)) == ["2", "3"]

@@ -1,4 +1,4 @@
-"""MCP over Streamable HTTP, visit by visit: sessions, every method of both eras, and the streams of changes."""
+"""MCP over Streamable HTTP, request by request: sessions, every method of both eras, and the streams of changes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ ARGUMENT = {"name": "path", "value": "/"}
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
-class Face:
-    """The face over HTTP, visited without a socket."""
+class HttpFrontend:
+    """The frontend over HTTP, called without a socket."""
 
     def __init__(self, server_status: ServerStatus = OFFER) -> None:
         self.hosted = Hosted(server_status)
@@ -67,7 +67,7 @@ class Face:
         client.scope = {"method": method, "headers": pairs, "path": "/mcp", "extensions": {PEER: client}}
         return client.scope
 
-    async def visit(
+    async def http_request(
         self,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
@@ -87,23 +87,23 @@ class Face:
 
     async def open(self, **headers: str) -> str:
         """A session's id."""
-        client = await self.visit(request("initialize", HELLO), headers)
+        client = await self.http_request(request("initialize", HELLO), headers)
         (line,) = [line for line in client.lines[0].split(b"\r\n") if line.startswith(b"mcp-session-id: ")]
         return line.partition(b": ")[2].decode()
 
     async def ask(self, method: str, params: Mapping[str, Any] | None = None, session: str | None = None) -> Any:
         """Ask in the earlier era; returns the result, or the error's code."""
-        return outcome((await self.visit(request(method, params), of(session))).json)
+        return outcome((await self.http_request(request(method, params), of(session))).json)
 
     async def ask_modern(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """Ask in the modern era; returns the result, or the error's code."""
-        return outcome((await self.visit(*modern(method, params))).json)
+        return outcome((await self.http_request(*modern(method, params))).json)
 
     @asynccontextmanager
-    async def streaming(self, *visit: Any, **how: Any) -> AsyncIterator[Client]:
+    async def streaming(self, *http_request: Any, **how: Any) -> AsyncIterator[Client]:
         """A stream of changes that has begun; leaving the block leaves it."""
         client = Client()
-        task = asyncio.ensure_future(self.visit(*visit, client=client, **how))
+        task = asyncio.ensure_future(self.http_request(*http_request, client=client, **how))
         try:
             await client.until(lambda: bool(client.pushed))
             yield client
@@ -118,7 +118,7 @@ async def _nothing() -> Message:
 
 
 async def _nowhere(_message: Message) -> None:
-    raise AssertionError("the face answers through its peer")
+    raise AssertionError("the frontend answers through its peer")
 
 
 def request(method: str, params: Mapping[str, Any] | None = None, id: Any = 1) -> dict[str, Any]:
@@ -151,11 +151,11 @@ def of(session: str | None) -> dict[str, str]:
 async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
     method: str, member: str, named: list[str]
 ) -> None:
-    face = Face()
-    face.hub.open_server_queue(
-        ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
+    frontend = HttpFrontend()
+    frontend.hub.open_server_queue(
+        ServerQueue(SLOW, frontend.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
     )
-    for told in (await face.ask(method), await face.ask_modern(method)):
+    for told in (await frontend.ask(method), await frontend.ask_modern(method)):
         assert [entry["name"] for entry in told[member]] == named
         assert list(told["_meta"]["isthmus/missing"]) == ["slow"]
 
@@ -165,9 +165,9 @@ async def test_a_caller_is_told_what_the_servers_really_can() -> None:
         (OFFER, {"tools", "prompts", "resources", "completions", "logging"}),
         (ready(tool(), abilities=frozenset({"tools", "logging"})), {"tools", "logging"}),
     ):
-        face = Face(server_status)
-        assert (await face.ask("initialize", HELLO))["capabilities"].keys() == capabilities
-        assert (await face.ask_modern("server/discover"))["capabilities"].keys() == capabilities
+        frontend = HttpFrontend(server_status)
+        assert (await frontend.ask("initialize", HELLO))["capabilities"].keys() == capabilities
+        assert (await frontend.ask_modern("server/discover"))["capabilities"].keys() == capabilities
 
 
 CALLS: list[tuple[str, dict[str, Any], str]] = [
@@ -184,179 +184,181 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
 async def test_every_call_is_taken_at_once_reaches_its_server_and_comes_back(
     era: str, method: str, params: dict[str, Any], own: str
 ) -> None:
-    face, client = Face(), Client()
+    frontend, client = HttpFrontend(), Client()
     body, headers = modern(method, params) if era == "modern" else (request(method, params), {})
     client.body = json.dumps(body).encode()
-    face.scope(client, "POST", headers)
-    assert face.http.take(EVERYTHING, client)
-    assert face.hosted.last_call.name == own
-    face.hosted.answer(ok=1)
+    frontend.scope(client, "POST", headers)
+    assert frontend.http.take(EVERYTHING, client)
+    assert frontend.hosted.last_call.name == own
+    frontend.hosted.answer(ok=1)
     assert (client.status, client.json["result"]["ok"]) == (200, 1)
     assert ("resultType" in client.json["result"]) == (era == "modern")
 
 
 async def test_what_is_unknown_has_the_code_and_status_of_its_era() -> None:
-    face = Face(ready(abilities=frozenset({"tools"})))
-    earlier = await face.visit(request("resources/read", {"uri": "x:y"}))
+    frontend = HttpFrontend(ready(abilities=frozenset({"tools"})))
+    earlier = await frontend.http_request(request("resources/read", {"uri": "x:y"}))
     assert (earlier.status, outcome(earlier.json)) == (200, -32002)
-    later = await face.visit(*modern("resources/read", {"uri": "x:y"}))
+    later = await frontend.http_request(*modern("resources/read", {"uri": "x:y"}))
     assert (later.status, outcome(later.json)) == (400, -32602)
 
 
 @pytest.mark.parametrize("name", ["mcp-name", "mcp-method"])
 async def test_a_header_that_names_another_thing_than_the_body_is_refused(name: str) -> None:
-    face = Face()
+    frontend = HttpFrontend()
     body, headers = modern("resources/read", {"uri": NOTES})
-    client = await face.visit(body, {**headers, name: "another"})
+    client = await frontend.http_request(body, {**headers, name: "another"})
     assert (client.status, outcome(client.json)) == (400, -32020)
-    assert face.hosted.stage.link.sent == []
+    assert frontend.hosted.stage.link.sent == []
 
 
-def starting(face: Face) -> ServerQueue:
+def starting(frontend: HttpFrontend) -> ServerQueue:
     """A server that was never seen and whose first attempt runs."""
-    server_queue = ServerQueue(SLOW, face.hub.limits)
-    face.hub.open_server_queue(server_queue, ServerStatus(SLOW))
+    server_queue = ServerQueue(SLOW, frontend.hub.limits)
+    frontend.hub.open_server_queue(server_queue, ServerStatus(SLOW))
     return server_queue
 
 
-def is_there(face: Face, server_queue: ServerQueue) -> None:
+def is_there(frontend: HttpFrontend, server_queue: ServerQueue) -> None:
     """It has answered."""
-    server_queue.attach(face.hosted.stage.link)
-    face.hub.publish(ready(tool(server=SLOW), server=SLOW))
+    server_queue.attach(frontend.hosted.stage.link)
+    frontend.hub.publish(ready(tool(server=SLOW), server=SLOW))
 
 
 async def test_a_call_of_a_server_that_is_there_waits_for_no_other() -> None:
-    face = Face()
-    starting(face)
-    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "files.read"}), client=Client()))
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    face.hosted.answer(content=[])
+    frontend = HttpFrontend()
+    starting(frontend)
+    asking = asyncio.ensure_future(
+        frontend.http_request(request("tools/call", {"name": "files.read"}), client=Client())
+    )
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    frontend.hosted.answer(content=[])
     await asking
 
 
 async def test_a_call_waits_for_servers_that_only_start_and_can_be_withdrawn_meanwhile() -> None:
-    face = Face()
-    session = await face.open()
-    slow = starting(face)
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    slow = starting(frontend)
     client = Client()
     asking = asyncio.ensure_future(
-        face.visit(request("tools/call", {"name": "slow.read"}, id=5), of(session), client=client)
+        frontend.http_request(request("tools/call", {"name": "slow.read"}, id=5), of(session), client=client)
     )
     await asyncio.sleep(0)
     cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-    assert (await face.visit(cancelled, of(session))).status == 202
-    is_there(face, slow)
+    assert (await frontend.http_request(cancelled, of(session))).status == 202
+    is_there(frontend, slow)
     await asking
     assert outcome(client.json) == -32012
-    assert face.hosted.stage.link.sent == []
+    assert frontend.hosted.stage.link.sent == []
 
 
 async def test_a_modern_caller_that_leaves_while_a_server_starts_has_nothing_run() -> None:
-    face = Face()
-    slow = starting(face)
+    frontend = HttpFrontend()
+    slow = starting(frontend)
     client = Client()
-    asking = asyncio.ensure_future(face.visit(*modern("tools/call", {"name": "slow.read"}), client=client))
+    asking = asyncio.ensure_future(frontend.http_request(*modern("tools/call", {"name": "slow.read"}), client=client))
     await asyncio.sleep(0)
     client.leave()
-    is_there(face, slow)
+    is_there(frontend, slow)
     await asking
-    assert face.hosted.stage.link.sent == []
+    assert frontend.hosted.stage.link.sent == []
 
 
 async def test_an_earlier_caller_that_leaves_while_a_server_starts_has_withdrawn_nothing() -> None:
-    face = Face()
-    slow = starting(face)
+    frontend = HttpFrontend()
+    slow = starting(frontend)
     client = Client()
-    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "slow.read"}), client=client))
+    asking = asyncio.ensure_future(frontend.http_request(request("tools/call", {"name": "slow.read"}), client=client))
     await asyncio.sleep(0)
     client.leave()
-    is_there(face, slow)
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    face.hosted.answer(content=[])
+    is_there(frontend, slow)
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    frontend.hosted.answer(content=[])
     await asking
 
 
 @pytest.mark.parametrize(("key", "is_known"), [("other", True), ("anybody", False)])
 async def test_a_task_is_its_sessions_where_callers_cannot_be_told_apart(key: str, *, is_known: bool) -> None:
-    face = Face(ready(tool(), abilities=frozenset({"tools", "tasks"})))
-    session = await face.open(**{"x-api-key": key})
+    frontend = HttpFrontend(ready(tool(), abilities=frozenset({"tools", "tasks"})))
+    session = await frontend.open(**{"x-api-key": key})
     asked = request("tools/call", {"name": "files.read", "task": {}})
-    asking = asyncio.ensure_future(face.visit(asked, {**of(session), "x-api-key": key}))
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    assert face.hosted.last_call.call.session == ("" if is_known else session)
-    face.hosted.answer(content=[])
+    asking = asyncio.ensure_future(frontend.http_request(asked, {**of(session), "x-api-key": key}))
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    assert frontend.hosted.last_call.call.session == ("" if is_known else session)
+    frontend.hosted.answer(content=[])
     await asking
 
 
 # -- what a session wants ------------------------------------------------------------------------------------------
 
 
-async def hear_all(face: Face, body: Any, headers: Mapping[str, str]) -> list[str]:
+async def hear_all(frontend: HttpFrontend, body: Any, headers: Mapping[str, str]) -> list[str]:
     """The levels that a caller hears of a call during which its server logs at every level."""
-    client = await face.visit(body, headers)
+    client = await frontend.http_request(body, headers)
     for level in LOG_LEVELS:
-        face.hosted.last_call.emit(LogMessage(level, {"level": raw(level), "data": raw("x")}))
-    face.hosted.answer()
+        frontend.hosted.last_call.emit(LogMessage(level, {"level": raw(level), "data": raw("x")}))
+    frontend.hosted.answer()
     return [told["params"]["level"] for told in client.events if told.get("method") == "notifications/message"]
 
 
 async def test_a_session_hears_what_it_chose_and_servers_are_asked_for_it() -> None:
-    face = Face()
-    session = await face.open()
-    assert await face.ask("logging/setLevel", {"level": "error"}, session) == {}
-    assert face.hosted.level() == "error"
-    another = await face.open()
-    assert face.hosted.level() == "debug"  # it never chose, and must miss nothing
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    assert await frontend.ask("logging/setLevel", {"level": "error"}, session) == {}
+    assert frontend.hosted.level() == "error"
+    another = await frontend.open()
+    assert frontend.hosted.level() == "debug"  # it never chose, and must miss nothing
     call = request("tools/call", {"name": "files.read"})
-    assert await hear_all(face, call, of(session)) == ["error", "critical", "alert", "emergency"]
-    assert await hear_all(face, call, of(another)) == list(LOG_LEVELS)
-    assert await hear_all(face, call, {**of(another), "accept": "application/json"}) == []
-    await face.visit(headers=of(another), method="DELETE")
-    assert face.hosted.level() == "error"
+    assert await hear_all(frontend, call, of(session)) == ["error", "critical", "alert", "emergency"]
+    assert await hear_all(frontend, call, of(another)) == list(LOG_LEVELS)
+    assert await hear_all(frontend, call, {**of(another), "accept": "application/json"}) == []
+    await frontend.http_request(headers=of(another), method="DELETE")
+    assert frontend.hosted.level() == "error"
 
 
 async def test_a_modern_caller_hears_what_each_call_asks_for() -> None:
-    face = Face()
-    assert await hear_all(face, *modern("tools/call", {"name": "files.read"})) == []
+    frontend = HttpFrontend()
+    assert await hear_all(frontend, *modern("tools/call", {"name": "files.read"})) == []
     asked = modern("tools/call", {"name": "files.read"}, **{LOG_KEY: "alert"})
-    assert await hear_all(face, *asked) == ["alert", "emergency"]
+    assert await hear_all(frontend, *asked) == ["alert", "emergency"]
 
 
 async def test_a_session_follows_resources_and_is_told_of_them_on_its_stream() -> None:
-    face = Face()
-    session = await face.open()
-    assert await face.ask("resources/subscribe", {"uri": NOTES}, session) == {}
-    face.hub.subscriptions.updated(SERVER, NOTES)
-    async with face.streaming(None, of(session), method="GET") as stream:
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
+    frontend.hub.subscriptions.updated(SERVER, NOTES)
+    async with frontend.streaming(None, of(session), method="GET") as stream:
         await stream.until(lambda: len(stream.events) == 1)  # what was missed while nobody listened
-        face.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
         await stream.until(lambda: len(stream.events) == 2)
     update = {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": NOTES}}
     assert stream.events == [update, update]
-    assert await face.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
-    assert face.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+    assert await frontend.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
+    assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
 async def test_what_was_missed_of_a_resource_that_is_not_followed_any_more_is_not_told() -> None:
-    face = Face()
-    session = await face.open()
-    assert await face.ask("resources/subscribe", {"uri": NOTES}, session) == {}
-    face.hub.subscriptions.updated(SERVER, NOTES)
-    assert await face.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
-    async with face.streaming(None, of(session), method="GET") as stream:
-        face.hub.publish(ready(tool("new")))
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
+    frontend.hub.subscriptions.updated(SERVER, NOTES)
+    assert await frontend.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
+    async with frontend.streaming(None, of(session), method="GET") as stream:
+        frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: bool(stream.events))
     assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
 
 
 async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
-    face = Face()
-    session = await face.open()
-    assert await face.ask("resources/subscribe", {"uri": NOTES}, session) == {}
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
     can: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
     asked = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}}, **can)
-    async with face.streaming(*asked):
-        followers = list(face.hub.subscriptions.followers(SERVER))
+    async with frontend.streaming(*asked):
+        followers = list(frontend.hub.subscriptions.followers(SERVER))
     assert [(follower.session, follower.client_caps) for follower in followers] == [
         (session, frozenset()),
         ("", frozenset({"roots"})),
@@ -364,12 +366,12 @@ async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
 
 
 async def test_one_session_is_not_told_what_another_follows() -> None:
-    face = Face()
-    session, another = await face.open(), await face.open()
-    await face.ask("resources/subscribe", {"uri": NOTES}, session)
-    async with face.streaming(None, of(another), method="GET") as stream:
-        face.hub.subscriptions.updated(SERVER, NOTES)
-        face.hub.publish(ready(tool("new")))
+    frontend = HttpFrontend()
+    session, another = await frontend.open(), await frontend.open()
+    await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
+    async with frontend.streaming(None, of(another), method="GET") as stream:
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: len(stream.events) == 3)
     assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
 
@@ -384,111 +386,111 @@ async def test_one_session_is_not_told_what_another_follows() -> None:
 async def test_what_cannot_be_followed_is_refused(
     params: dict[str, Any], refusal: ServerError | None, code: int
 ) -> None:
-    face = Face()
-    face.hosted.announcer.refusal = refusal
-    assert await face.ask("resources/subscribe", params, await face.open()) == code
+    frontend = HttpFrontend()
+    frontend.hosted.announcer.refusal = refusal
+    assert await frontend.ask("resources/subscribe", params, await frontend.open()) == code
 
 
 @pytest.mark.parametrize("method", ["logging/setLevel", "resources/subscribe", "resources/unsubscribe"])
 async def test_who_has_no_session_can_want_nothing_for_longer_than_a_request(method: str) -> None:
-    face = Face()
+    frontend = HttpFrontend()
     params = {"level": "debug", "uri": NOTES}
-    assert await face.ask(method, params) == -32601
-    assert await face.ask_modern(method, params) == -32601
-    assert face.hosted.is_forgotten()
+    assert await frontend.ask(method, params) == -32601
+    assert await frontend.ask_modern(method, params) == -32601
+    assert frontend.hosted.is_forgotten()
 
 
 async def test_another_callers_session_is_as_unknown_as_none() -> None:
-    face = Face()
-    session = await face.open()
+    frontend = HttpFrontend()
+    session = await frontend.open()
     stolen = {**of(session), "x-api-key": "other"}
     for body in (request("resources/subscribe", {"uri": NOTES}), request("tools/call", {"name": "files.read"})):
-        assert (await face.visit(body, stolen)).status == 404
-    assert (await face.visit(headers=stolen, method="DELETE")).status == 404
-    assert (await face.visit(headers=stolen, method="GET")).status == 404
-    assert face.hosted.stage.link.sent == []
+        assert (await frontend.http_request(body, stolen)).status == 404
+    assert (await frontend.http_request(headers=stolen, method="DELETE")).status == 404
+    assert (await frontend.http_request(headers=stolen, method="GET")).status == 404
+    assert frontend.hosted.stage.link.sent == []
 
 
 async def test_an_ended_session_wants_nothing_any_more() -> None:
-    face = Face()
-    session = await face.open()
-    await face.ask("resources/subscribe", {"uri": NOTES}, session)
-    await face.visit(request("tools/call", {"name": "files.read"}), of(session))
-    assert (await face.visit(headers=of(session), method="DELETE")).status == 204
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
-    assert face.hosted.is_forgotten()
-    assert (await face.visit(headers=of(session), method="DELETE")).status == 404
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
+    await frontend.http_request(request("tools/call", {"name": "files.read"}), of(session))
+    assert (await frontend.http_request(headers=of(session), method="DELETE")).status == 204
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
+    assert frontend.hosted.is_forgotten()
+    assert (await frontend.http_request(headers=of(session), method="DELETE")).status == 404
 
 
 async def test_who_was_taken_out_loses_sessions_and_streams() -> None:
-    face = Face()
-    mine, theirs = await face.open(), await face.open(**{"x-api-key": "other"})
-    await face.ask("resources/subscribe", {"uri": NOTES}, mine)
+    frontend = HttpFrontend()
+    mine, theirs = await frontend.open(), await frontend.open(**{"x-api-key": "other"})
+    await frontend.ask("resources/subscribe", {"uri": NOTES}, mine)
     client = Client()
-    listening = asyncio.ensure_future(face.visit(headers=of(mine), method="GET", client=client))
+    listening = asyncio.ensure_future(frontend.http_request(headers=of(mine), method="GET", client=client))
     await client.until(lambda: bool(client.pushed))
-    face.http.retain({OTHER})
+    frontend.http.retain({OTHER})
     async with asyncio.timeout(30):
         await listening
     assert client.ended == [b""]
-    assert await face.ask("ping", session=mine) == -32600
-    assert outcome((await face.visit(request("ping"), {**of(theirs), "x-api-key": "other"})).json) == {}
-    assert face.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
-    assert (len(face.http.sessions), len(face.http.streams)) == (1, 0)
+    assert await frontend.ask("ping", session=mine) == -32600
+    assert outcome((await frontend.http_request(request("ping"), {**of(theirs), "x-api-key": "other"})).json) == {}
+    assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+    assert (len(frontend.http.sessions), len(frontend.http.streams)) == (1, 0)
 
 
 # -- streams of changes --------------------------------------------------------------------------------------------
 
 
 async def test_a_session_is_told_at_once_of_every_list_that_changed_since_it_saw_it() -> None:
-    face = Face()
-    session = await face.open()
+    frontend = HttpFrontend()
+    session = await frontend.open()
     for method in ("tools/list", "prompts/list", "resources/templates/list"):
-        await face.ask(method, session=session)
-    face.hub.publish(ready(tool(), prompts=[prompt("new")]))
-    async with face.streaming(None, of(session), method="GET") as stream:
+        await frontend.ask(method, session=session)
+    frontend.hub.publish(ready(tool(), prompts=[prompt("new")]))
+    async with frontend.streaming(None, of(session), method="GET") as stream:
         await stream.until(lambda: len(stream.events) == 2)
     changed = [told["method"] for told in stream.events]
     assert changed == ["notifications/prompts/list_changed", "notifications/resources/list_changed"]
 
 
 async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -> None:
-    face = Face()
+    frontend = HttpFrontend()
     wanted = {"promptsListChanged": True, "resourceSubscriptions": [NOTES]}
-    async with face.streaming(*modern("subscriptions/listen", {"notifications": wanted})) as stream:
+    async with frontend.streaming(*modern("subscriptions/listen", {"notifications": wanted})) as stream:
         assert stream.events[0]["params"]["notifications"] == wanted
-        face.hub.publish(ready(tool("new"), prompts=[prompt("new")]))
-        face.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.publish(ready(tool("new"), prompts=[prompt("new")]))
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
         await stream.until(lambda: len(stream.events) == 3)
     assert [told["method"] for told in stream.events[1:3]] == [
         "notifications/prompts/list_changed",
         "notifications/resources/updated",
     ]
     assert {told["params"]["_meta"][SUBSCRIPTION_KEY] for told in stream.events[:3]} == {1}
-    assert face.hosted.is_forgotten()
-    assert face.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+    assert frontend.hosted.is_forgotten()
+    assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
 async def test_a_subscription_ends_with_its_answer_when_the_hub_goes() -> None:
-    face = Face()
-    async with face.streaming(*modern("subscriptions/listen", {"notifications": {}})) as stream:
-        face.http.end_streams()
+    frontend = HttpFrontend()
+    async with frontend.streaming(*modern("subscriptions/listen", {"notifications": {}})) as stream:
+        frontend.http.end_streams()
         await stream.until(lambda: bool(stream.ended))
     assert stream.events[-1]["result"]["resultType"] == "complete"
-    assert not len(face.http.streams)
+    assert not len(frontend.http.streams)
 
 
 async def test_a_subscriber_that_leaves_before_it_is_acknowledged_leaves_nothing() -> None:
-    face, client = Face(), Client()
-    face.hosted.announcer.opened.clear()
+    frontend, client = HttpFrontend(), Client()
+    frontend.hosted.announcer.opened.clear()
     body, headers = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}})
-    task = asyncio.ensure_future(face.visit(body, headers, client=client))
+    task = asyncio.ensure_future(frontend.http_request(body, headers, client=client))
     async with asyncio.timeout(30):
-        while not face.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+        while not frontend.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait({task})
-    assert face.hosted.is_forgotten()
+    assert frontend.hosted.is_forgotten()
 
 
 @pytest.mark.parametrize(
@@ -499,10 +501,10 @@ async def test_a_subscription_that_cannot_be_given_is_refused(
     params: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     body, own = modern("subscriptions/listen", params)
-    assert (await Face().visit(body, {**own, **headers})).status == status
+    assert (await HttpFrontend().http_request(body, {**own, **headers})).status == status
 
 
-# -- doors and manners ---------------------------------------------------------------------------------------------
+# -- listeners and manners -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -521,7 +523,7 @@ async def test_a_subscription_that_cannot_be_given_is_refused(
 async def test_what_cannot_be_served_is_refused_with_its_status(
     method: str, headers: dict[str, str], status: int
 ) -> None:
-    assert (await Face().visit(request("ping"), headers, method=method)).status == status
+    assert (await HttpFrontend().http_request(request("ping"), headers, method=method)).status == status
 
 
 @pytest.mark.parametrize(
@@ -535,36 +537,40 @@ async def test_what_cannot_be_served_is_refused_with_its_status(
     ],
 )
 async def test_what_is_no_request_is_acknowledged_or_refused(body: Any, status: int, code: int | None) -> None:
-    client = await Face().visit(body)
+    client = await HttpFrontend().http_request(body)
     assert client.status == status
     assert code is None or outcome(client.json) == code
 
 
 async def test_a_notification_to_a_session_that_is_not_there_is_told_so() -> None:
-    client = await Face().visit({"jsonrpc": "2.0", "method": "notifications/cancelled"}, of("none"))
+    client = await HttpFrontend().http_request({"jsonrpc": "2.0", "method": "notifications/cancelled"}, of("none"))
     assert client.status == 404
 
 
 async def test_a_notification_cancels_the_call_that_it_names_and_no_other() -> None:
-    face = Face()
-    session = await face.open()
-    await face.visit(request("tools/call", {"name": "files.read"}, id=5), of(session))
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    await frontend.http_request(request("tools/call", {"name": "files.read"}, id=5), of(session))
     for params in ({}, {"requestId": 6}):
-        await face.visit({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}, of(session))
-    assert face.hub.running() == 1
-    await face.visit({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}, of(session))
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+        await frontend.http_request(
+            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}, of(session)
+        )
+    assert frontend.hub.running() == 1
+    await frontend.http_request(
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}, of(session)
+    )
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 async def test_a_header_that_is_given_twice_is_refused_where_somebody_may_route_on_it() -> None:
-    face, client = Face(), Client()
+    frontend, client = HttpFrontend(), Client()
     body, headers = modern("tools/list")
     client.body = json.dumps(body).encode()
-    scope = face.scope(client, "POST", headers)
+    scope = frontend.scope(client, "POST", headers)
     scope["headers"] += [(b"x-other", b"1"), (b"x-other", b"2")]
-    await face.http.serve(EVERYTHING, scope, _nothing, _nowhere)
+    await frontend.http.serve(EVERYTHING, scope, _nothing, _nowhere)
     scope["headers"].append((b"mcp-method", b"tools/list"))
-    await face.http.serve(EVERYTHING, scope, _nothing, _nowhere)
+    await frontend.http.serve(EVERYTHING, scope, _nothing, _nowhere)
     assert [status for status, _ in client.answers] == [200, 400]
     assert "mcp-method is given twice" in json.loads(client.answers[1][1])["error"]["message"]
 
@@ -575,7 +581,7 @@ async def test_a_body_is_read_as_it_comes_and_nothing_is_done_for_who_leaves_mea
         def take_body(self) -> bytes | None:
             return None
 
-    face, client = Face(), Slow()
+    frontend, client = HttpFrontend(), Slow()
     text = json.dumps(request("ping")).encode()
     last: Message = {"type": "http.request", "body": text[5:]} if stays else {"type": "http.disconnect"}
     parts = iter([{"type": "http.request", "body": text[:5], "more_body": True}, last])
@@ -583,7 +589,7 @@ async def test_a_body_is_read_as_it_comes_and_nothing_is_done_for_who_leaves_mea
     async def receive() -> Message:
         return next(parts)
 
-    await face.http.serve(EVERYTHING, face.scope(client, "POST", {}), receive, _nowhere)
+    await frontend.http.serve(EVERYTHING, frontend.scope(client, "POST", {}), receive, _nowhere)
     assert [status for status, _ in client.answers] == ([200] if stays else [])
 
 
@@ -594,82 +600,84 @@ async def test_a_body_is_read_as_it_comes_and_nothing_is_done_for_who_leaves_mea
 async def test_a_call_that_is_refused_after_waiting_for_servers_is_answered_too(
     params: dict[str, Any], headers: dict[str, str]
 ) -> None:
-    face = Face()
-    face.hub.open_server_queue(ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW))
+    frontend = HttpFrontend()
+    frontend.hub.open_server_queue(ServerQueue(SLOW, frontend.hub.limits), ServerStatus(SLOW))
     client = Client()
-    asking = asyncio.ensure_future(face.visit(request("tools/call", params), headers, client=client))
+    asking = asyncio.ensure_future(frontend.http_request(request("tools/call", params), headers, client=client))
     await asyncio.sleep(0)
-    face.hub.publish(ready(server=SLOW))
+    frontend.hub.publish(ready(server=SLOW))
     await asking
     assert "error" in client.json
-    assert face.hosted.stage.link.sent == []
+    assert frontend.hosted.stage.link.sent == []
 
 
 @pytest.mark.parametrize("accept", ["Application/JSON;q=0.5", "text/*", "application/*, text/html"])
 async def test_what_a_caller_accepts_is_read_however_it_is_written(accept: str) -> None:
-    assert (await Face().visit(request("ping"), {"accept": accept})).status == 200
+    assert (await HttpFrontend().http_request(request("ping"), {"accept": accept})).status == 200
 
 
 async def test_a_server_that_the_caller_may_not_see_has_no_path() -> None:
-    face = Face()
+    frontend = HttpFrontend()
     for server in (SERVER, SLOW):
-        status = (await face.visit(request("tools/list"), surface=Surface("own", server))).status
+        status = (await frontend.http_request(request("tools/list"), surface=Surface("own", server))).status
         assert status == (200 if server == SERVER else 404)
 
 
 async def test_a_caller_of_the_earlier_era_that_loses_its_connection_may_come_back_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    face = Face()
-    (await face.visit(request("resources/read", {"uri": NOTES}))).leave()
-    assert face.hub.running() == 1
-    face.hosted.last_call.finish(DONE)
+    frontend = HttpFrontend()
+    (await frontend.http_request(request("resources/read", {"uri": NOTES}))).leave()
+    assert frontend.hub.running() == 1
+    frontend.hosted.last_call.finish(DONE)
     monkeypatch.setattr(exchanges, "RESUME_SECONDS", 0.0)
-    client = await face.visit(request("prompts/get", {"name": "files.ask"}))
+    client = await frontend.http_request(request("prompts/get", {"name": "files.ask"}))
     client.leave()
     await client.until(lambda: bool(client.answers))
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 async def test_a_modern_caller_that_closes_its_connection_withdraws_its_call() -> None:
-    face = Face()
-    (await face.visit(*modern("resources/read", {"uri": NOTES}))).leave()
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    frontend = HttpFrontend()
+    (await frontend.http_request(*modern("resources/read", {"uri": NOTES}))).leave()
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 ASKS: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
 FORM = Question("elicitation/create", raw({"message": "who?"}))
 
 
-def asking(gather_seconds: float) -> Face:
-    """A face whose modern callers can be asked."""
-    face = Face()
-    face.hosted.mcp_methods.client_input = ModernClientInput(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
-    return face
+def asking(gather_seconds: float) -> HttpFrontend:
+    """A frontend whose modern callers can be asked."""
+    frontend = HttpFrontend()
+    frontend.hosted.mcp_methods.client_input = ModernClientInput(
+        ProcessSealer(), Limits(), gather_seconds=gather_seconds
+    )
+    return frontend
 
 
 async def test_a_modern_caller_that_leaves_before_it_is_asked_withdraws_its_call() -> None:
-    face = asking(gather_seconds=3600)
-    client = await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
-    face.hosted.last_call.ask(FORM, list[Reply]().append)
+    frontend = asking(gather_seconds=3600)
+    client = await frontend.http_request(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    frontend.hosted.last_call.ask(FORM, list[Reply]().append)
     client.leave()
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 async def test_a_modern_caller_that_was_asked_may_leave_and_come_back() -> None:
-    face = asking(gather_seconds=0)
-    client = await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
-    face.hosted.last_call.ask(FORM, list[Reply]().append)
+    frontend = asking(gather_seconds=0)
+    client = await frontend.http_request(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    frontend.hosted.last_call.ask(FORM, list[Reply]().append)
     client.leave()
-    assert (client.json["result"]["resultType"], face.hosted.last_call.outcome) == ("input_required", None)
+    assert (client.json["result"]["resultType"], frontend.hosted.last_call.outcome) == ("input_required", None)
 
 
 async def test_the_parked_calls_of_who_was_taken_out_are_withdrawn() -> None:
-    face = asking(gather_seconds=0)
-    await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
-    face.hosted.last_call.ask(FORM, list[Reply]().append)
-    face.http.retain({OTHER})
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    frontend = asking(gather_seconds=0)
+    await frontend.http_request(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    frontend.hosted.last_call.ask(FORM, list[Reply]().append)
+    frontend.http.retain({OTHER})
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 # -- streams that can be come back to ------------------------------------------------------------------------------
@@ -684,9 +692,9 @@ def calls_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 600.0)
 
 
-async def polling(face: Face, version: str = "2025-11-25") -> dict[str, str]:
+async def polling(frontend: HttpFrontend, version: str = "2025-11-25") -> dict[str, str]:
     """The headers of a session of a caller that speaks this version."""
-    client = await face.visit(request("initialize", {**HELLO, "protocolVersion": version}))
+    client = await frontend.http_request(request("initialize", {**HELLO, "protocolVersion": version}))
     (line,) = [line for line in client.lines[0].split(b"\r\n") if line.startswith(b"mcp-session-id: ")]
     return of(line.partition(b": ")[2].decode())
 
@@ -708,15 +716,15 @@ def last_id(client: Client) -> dict[str, str]:
 async def test_a_quick_call_is_answered_by_plain_json_and_a_slow_one_by_a_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    face = Face()
-    session = await polling(face)
-    quick = await face.visit(request("tools/call", READ), session)
-    face.hosted.answer(content=[])
+    frontend = HttpFrontend()
+    session = await polling(frontend)
+    quick = await frontend.http_request(request("tools/call", READ), session)
+    frontend.hosted.answer(content=[])
     assert (quick.status, quick.begun) == (200, [])
     monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 0.0)
-    slow = await face.visit(request("tools/call", READ), session)
+    slow = await frontend.http_request(request("tools/call", READ), session)
     await slow.until(lambda: bool(slow.pushed))
-    face.hosted.answer(content=[])
+    frontend.hosted.answer(content=[])
     assert slow.pushed[0].startswith(b"id: ")
     assert b"\ndata: \n\n" in slow.pushed[0]
     assert [event["id"] for event in slow.events] == [1]
@@ -729,96 +737,96 @@ async def test_who_could_not_come_back_waits_for_plain_json_however_long(
     monkeypatch: pytest.MonkeyPatch, version: str | None, accept: str
 ) -> None:
     monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 0.0)
-    face = Face()
-    session = {} if version is None else await polling(face, version)
-    client = await face.visit(request("tools/call", READ), {**session, "accept": accept})
+    frontend = HttpFrontend()
+    session = {} if version is None else await polling(frontend, version)
+    client = await frontend.http_request(request("tools/call", READ), {**session, "accept": accept})
     await asyncio.sleep(0.11)  # two turns of the wheel
-    face.hosted.answer(content=[])
+    frontend.hosted.answer(content=[])
     assert (client.status, client.begun) == (200, [])
 
 
 async def test_who_names_streams_first_is_answered_by_streams() -> None:
-    face = Face()
-    session = {**await polling(face), **STREAMS_FIRST}
-    listed = await face.visit(request("tools/list"), session)
-    called = await face.visit(request("tools/call", READ), session)
-    face.hosted.answer(content=[])
+    frontend = HttpFrontend()
+    session = {**await polling(frontend), **STREAMS_FIRST}
+    listed = await frontend.http_request(request("tools/list"), session)
+    called = await frontend.http_request(request("tools/call", READ), session)
+    frontend.hosted.answer(content=[])
     for client in (listed, called):
         assert (client.answers, [event["id"] for event in client.events]) == ([], [1])
     assert called.pushed[0].startswith(b"id: ")
-    assert (await face.visit(request("tools/list"), STREAMS_FIRST)).status == 200
+    assert (await frontend.http_request(request("tools/list"), STREAMS_FIRST)).status == 200
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])
 async def test_a_caller_comes_back_to_its_call_and_the_call_ran_once(*, is_noticed: bool) -> None:
-    face = Face()
-    session = {**await polling(face), **STREAMS_FIRST}
-    client = await face.visit(request("tools/call", READ), session)
+    frontend = HttpFrontend()
+    session = {**await polling(frontend), **STREAMS_FIRST}
+    client = await frontend.http_request(request("tools/call", READ), session)
     if is_noticed:
         client.leave()
-    async with face.streaming(None, {**session, **last_id(client)}, method="GET") as back:
-        face.hosted.last_call.emit(PROGRESSED)
+    async with frontend.streaming(None, {**session, **last_id(client)}, method="GET") as back:
+        frontend.hosted.last_call.emit(PROGRESSED)
         await back.until(lambda: len(back.pushed) == 2)
-        face.hosted.answer(content=[])
+        frontend.hosted.answer(content=[])
         await back.until(lambda: bool(back.ended))
         assert [event.get("id") for event in back.events] == [None, 1]
-    again = await face.visit(None, {**session, **last_id(client)}, method="GET")
+    again = await frontend.http_request(None, {**session, **last_id(client)}, method="GET")
     assert again.events == back.events
-    assert len(face.hosted.stage.link.sent) == 1
+    assert len(frontend.hosted.stage.link.sent) == 1
 
 
 async def test_a_call_goes_on_in_the_hands_of_who_comes_back_and_ends_when_that_leaves_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    face = Face()
-    session = {**await polling(face), **STREAMS_FIRST}
-    client = await face.visit(request("tools/call", READ), session)
+    frontend = HttpFrontend()
+    session = {**await polling(frontend), **STREAMS_FIRST}
+    client = await frontend.http_request(request("tools/call", READ), session)
     client.leave()
     monkeypatch.setattr(exchanges, "RESUME_SECONDS", 0.0)
-    async with face.streaming(None, {**session, **last_id(client)}, method="GET"):
-        assert face.hub.running() == 1
-    await until(lambda: not face.hub.running())
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    async with frontend.streaming(None, {**session, **last_id(client)}, method="GET"):
+        assert frontend.hub.running() == 1
+    await until(lambda: not frontend.hub.running())
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 @pytest.mark.parametrize("id", ["nothing", "x.1", "another's"])
 async def test_an_event_that_is_not_the_sessions_own_is_unknown(id: str) -> None:
-    face = Face()
-    theirs = {**await polling(face), **STREAMS_FIRST}
-    client = await face.visit(request("tools/call", READ), theirs)
+    frontend = HttpFrontend()
+    theirs = {**await polling(frontend), **STREAMS_FIRST}
+    client = await frontend.http_request(request("tools/call", READ), theirs)
     last = last_id(client) if id == "another's" else {"last-event-id": id}
-    refused = await face.visit(None, {**await polling(face), **last}, method="GET")
+    refused = await frontend.http_request(None, {**await polling(frontend), **last}, method="GET")
     assert (refused.status, refused.begun) == (400, [])
 
 
 async def test_a_session_hears_on_its_next_stream_what_it_missed_on_the_last() -> None:
-    face = Face()
-    session = await polling(face)
-    await face.visit(request("resources/subscribe", {"uri": NOTES}), session)
-    async with face.streaming(None, session, method="GET") as first:
+    frontend = HttpFrontend()
+    session = await polling(frontend)
+    await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
+    async with frontend.streaming(None, session, method="GET") as first:
         heard = last_id(first)
-        face.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
         await first.until(lambda: len(first.pushed) == 2)
-        face.hub.publish(ready(tool("new")))
+        frontend.hub.publish(ready(tool("new")))
         await first.until(lambda: len(first.pushed) >= 3)
-    face.hub.publish(ready(tool("newer"), prompts=[prompt()]))
-    async with face.streaming(None, {**session, **heard}, method="GET") as second:
+    frontend.hub.publish(ready(tool("newer"), prompts=[prompt()]))
+    async with frontend.streaming(None, {**session, **heard}, method="GET") as second:
         await second.until(lambda: len(second.events) >= 3)
         told = [event["method"] for event in second.events]
     assert told[0] == "notifications/resources/updated"
     assert "notifications/tools/list_changed" in told[1:]
     last = last_id(second)
-    async with face.streaming(None, {**session, **last}, method="GET") as third:
+    async with frontend.streaming(None, {**session, **last}, method="GET") as third:
         assert third.events == []
 
 
 async def test_what_a_stream_had_not_come_to_tell_is_told_on_the_one_before_it() -> None:
-    face = Face()
-    session = await polling(face)
-    async with face.streaming(None, session, method="GET") as first:
-        async with face.streaming(None, session, method="GET") as second:
+    frontend = HttpFrontend()
+    session = await polling(frontend)
+    async with frontend.streaming(None, session, method="GET") as first:
+        async with frontend.streaming(None, session, method="GET") as second:
             for name in ("new", "newer"):  # the second is told only after a while
-                face.hub.publish(ready(tool(name)))
+                frontend.hub.publish(ready(tool(name)))
             await second.until(lambda: bool(second.events))
             assert first.events == []
         told = [event["method"] for event in first.events]
@@ -826,13 +834,13 @@ async def test_what_a_stream_had_not_come_to_tell_is_told_on_the_one_before_it()
 
 
 async def test_updates_wait_while_the_caller_has_not_read_the_last() -> None:
-    face = Face()
-    session = await polling(face)
-    await face.visit(request("resources/subscribe", {"uri": NOTES}), session)
-    async with face.streaming(None, session, method="GET") as stream:
+    frontend = HttpFrontend()
+    session = await polling(frontend)
+    await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
+    async with frontend.streaming(None, session, method="GET") as stream:
         stream.unsent_bytes = 1
-        face.hub.subscriptions.updated(SERVER, NOTES)
-        face.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
+        frontend.hub.subscriptions.updated(SERVER, NOTES)
         assert stream.events == []
         stream.unsent_bytes = 0
         await stream.until(lambda: bool(stream.events))
@@ -840,33 +848,33 @@ async def test_updates_wait_while_the_caller_has_not_read_the_last() -> None:
 
 
 async def test_ending_a_session_ends_its_streams_at_once() -> None:
-    face = Face()
-    session = await polling(face)
-    async with face.streaming(None, session, method="GET") as stream:
-        assert (await face.visit(None, session, method="DELETE")).status == 204
+    frontend = HttpFrontend()
+    session = await polling(frontend)
+    async with frontend.streaming(None, session, method="GET") as stream:
+        assert (await frontend.http_request(None, session, method="DELETE")).status == 204
         await stream.until(lambda: bool(stream.ended))
-    assert not len(face.http.streams)
+    assert not len(frontend.http.streams)
 
 
 async def test_sessions_that_nobody_uses_go_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
     monkeypatch.setattr(http_streams, "IDLE_SECONDS", 0.0)
-    face = Face()
-    await polling(face)
-    await until(lambda: not len(face.http.sessions))
+    frontend = HttpFrontend()
+    await polling(frontend)
+    await until(lambda: not len(frontend.http.sessions))
     monkeypatch.setattr(http_streams, "IDLE_SECONDS", 3600.0)
-    await polling(face)
-    await until(lambda: len(face.http.sessions) == 1)
+    await polling(frontend)
+    await until(lambda: len(frontend.http.sessions) == 1)
     monkeypatch.setattr(http_streams, "IDLE_SECONDS", 0.0)
-    await until(lambda: not len(face.http.sessions))
+    await until(lambda: not len(frontend.http.sessions))
 
 
 # -- batches -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> None:
-    face = Face()
-    session = await polling(face, "2025-03-26")
+    frontend = HttpFrontend()
+    session = await polling(frontend, "2025-03-26")
     batch = [
         request("ping", id="a"),
         request("tools/call", {"name": "files.read"}, id="b"),
@@ -879,9 +887,9 @@ async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> Non
         7,
     ]
     client = Client()
-    asking = asyncio.ensure_future(face.visit(batch, session, client=client))
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    face.hosted.answer(content=[])
+    asking = asyncio.ensure_future(frontend.http_request(batch, session, client=client))
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    frontend.hosted.answer(content=[])
     await asking
     told = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
     assert told == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
@@ -889,14 +897,14 @@ async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> Non
 
 
 async def test_a_batch_in_which_a_call_has_events_is_answered_by_a_stream() -> None:
-    face = Face()
-    session = await polling(face, "2025-03-26")
+    frontend = HttpFrontend()
+    session = await polling(frontend, "2025-03-26")
     client = Client()
     batch = [request("ping", id="a"), request("tools/call", READ, id="b"), request("ping", id="c")]
-    asking = asyncio.ensure_future(face.visit(batch, session, client=client))
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    face.hosted.last_call.emit(PROGRESSED)
-    face.hosted.answer(content=[])
+    asking = asyncio.ensure_future(frontend.http_request(batch, session, client=client))
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    frontend.hosted.last_call.emit(PROGRESSED)
+    frontend.hosted.answer(content=[])
     await asking
     assert sorted(event["id"] for event in client.events if "id" in event) == ["a", "b", "c"]
     assert len([event for event in client.events if "method" in event]) == 1
@@ -904,39 +912,39 @@ async def test_a_batch_in_which_a_call_has_events_is_answered_by_a_stream() -> N
 
 
 async def test_a_batch_whose_caller_leaves_its_stream_is_let_go_and_its_call_goes_on() -> None:
-    face = Face()
-    session = await polling(face, "2025-03-26")
+    frontend = HttpFrontend()
+    session = await polling(frontend, "2025-03-26")
     client = Client()
-    asking = asyncio.ensure_future(face.visit([request("tools/call", READ, id="b")], session, client=client))
-    await until(lambda: bool(face.hosted.stage.link.sent))
-    face.hosted.last_call.emit(PROGRESSED)
+    asking = asyncio.ensure_future(frontend.http_request([request("tools/call", READ, id="b")], session, client=client))
+    await until(lambda: bool(frontend.hosted.stage.link.sent))
+    frontend.hosted.last_call.emit(PROGRESSED)
     assert client.events
     client.leave()
     await asking
-    assert face.hosted.last_call.outcome is None
-    face.hosted.answer(content=[])
+    assert frontend.hosted.last_call.outcome is None
+    frontend.hosted.answer(content=[])
 
 
 async def test_a_batch_without_requests_is_accepted_and_its_notifications_are_heard() -> None:
-    face = Face()
-    session = await polling(face, "2025-03-26")
-    call = await face.visit(request("tools/call", {"name": "files.read"}, id=5), session)
+    frontend = HttpFrontend()
+    session = await polling(frontend, "2025-03-26")
+    call = await frontend.http_request(request("tools/call", {"name": "files.read"}, id=5), session)
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-    assert (await face.visit([cancel], session)).answers == [(202, b"")]
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    assert (await frontend.http_request([cancel], session)).answers == [(202, b"")]
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
     assert call.answers
 
 
 @pytest.mark.parametrize(("version", "count"), [("2025-06-18", 1), ("2025-03-26", 0), ("2025-03-26", 101), (None, 1)])
 async def test_other_batches_are_refused(version: str | None, count: int) -> None:
-    face = Face()
-    session = {} if version is None else await polling(face, version)
-    client = await face.visit([request("ping", id=number) for number in range(count)], session)
+    frontend = HttpFrontend()
+    session = {} if version is None else await polling(frontend, version)
+    client = await frontend.http_request([request("ping", id=number) for number in range(count)], session)
     assert (client.status, outcome(client.json)) == (400, -32600)
 
 
 async def test_a_batch_of_an_unknown_session_is_told_that_it_is_unknown() -> None:
-    client = await Face().visit([request("ping")], of("none"))
+    client = await HttpFrontend().http_request([request("ping")], of("none"))
     assert (client.status, client.json["error"]["message"]) == (404, "Session not found")
 
 
@@ -960,23 +968,23 @@ async def test_a_batch_of_an_unknown_session_is_told_that_it_is_unknown() -> Non
 async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
     method: str, body: Any, version: str
 ) -> None:
-    face = Face()
-    session = await face.open()
+    frontend = HttpFrontend()
+    session = await frontend.open()
     headers = {**of(session), "mcp-protocol-version": version}
-    client = await face.visit(body, headers, method=method)
+    client = await frontend.http_request(body, headers, method=method)
     assert (client.status, outcome(client.json)) == (400, -32022)
     assert client.json["error"]["data"]["requested"] == version
     assert MODERN in client.json["error"]["message"]
-    assert await face.ask("ping", session=session) == {}
-    assert face.hosted.stage.link.sent == []
+    assert await frontend.ask("ping", session=session) == {}
+    assert frontend.hosted.stage.link.sent == []
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2024-11-05", None])
 async def test_a_version_that_is_spoken_is_good_for_everything(version: str | None) -> None:
-    face = Face()
-    headers = {**of(await face.open()), **({} if version is None else {"mcp-protocol-version": version})}
+    frontend = HttpFrontend()
+    headers = {**of(await frontend.open()), **({} if version is None else {"mcp-protocol-version": version})}
     told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    assert (await face.visit(told, headers)).status == 202
-    async with face.streaming(None, headers, method="GET"):
+    assert (await frontend.http_request(told, headers)).status == 202
+    async with frontend.streaming(None, headers, method="GET"):
         pass
-    assert (await face.visit(headers=headers, method="DELETE")).status == 204
+    assert (await frontend.http_request(headers=headers, method="DELETE")).status == 204

@@ -37,7 +37,7 @@ HELLO = {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}}, "
 
 
 class House:
-    """A hub with one plain server that holds its calls, an engine, and the face's tasks; time is the test's."""
+    """A hub with one plain server that holds its calls, an engine, and the frontend's tasks; time is the test's."""
 
     def __init__(self, journal: HeldJournal | None = None, keep: float = 1_000.0) -> None:
         self.hosted = Hosted(ready(tool(), tool("other")))

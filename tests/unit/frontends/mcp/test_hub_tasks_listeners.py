@@ -20,7 +20,7 @@ FORM = Question("elicitation/create", raw({"message": "go on?"}))
 
 
 async def begun(shop: Workshop, *news: HubTaskNotifier) -> LiveTask:
-    """A task of this face whose call runs."""
+    """A task of this frontend whose call runs."""
     brief = msgspec.Raw(msgspec.json.encode(HubTaskInfo(SERVER, 60.0)))
     made = msgspec.structs.replace(draft(call(), state="working"), brief=brief, realm=REALM, listeners=news)
     return await shop.engine.begin(made)

@@ -60,7 +60,7 @@ NAMESAKE = Caller("anyone", "elsewhere", Grants(("*",)))
 ARGUMENTS = {"path": "a", "depth": 1}
 
 
-class Visit:
+class CallerRequest:
     """One request of a modern caller, and how it was answered."""
 
     def __init__(self, asked: Call) -> None:
@@ -73,7 +73,7 @@ class Visit:
         self.events.append(event)
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        raise AssertionError("the desk asks")
+        raise AssertionError("the service asks")
 
     def end(self, outcome: Outcome) -> None:
         self.ends.append(outcome)
@@ -104,8 +104,8 @@ class Visit:
         return state
 
 
-class Visitor(Visit):
-    """The same as a face makes it: it asks by the client input."""
+class FrontendRequest(CallerRequest):
+    """The same as a frontend makes it: it asks by the client input."""
 
     def __init__(self, asked: Call, client_input: ModernClientInput) -> None:
         super().__init__(asked)
@@ -127,7 +127,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-class Desk:
+class AskingHub:
     """A hub with a server that asks, and modern callers."""
 
     def __init__(self, gather_seconds: float = 0) -> None:
@@ -147,7 +147,7 @@ class Desk:
         self.client_input = ModernClientInput(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
         self.mcp_methods = McpMethods(self.stage.hub, Implementation("isthmus", "1"), client_input=self.client_input)
 
-    def visit(
+    def caller_request(
         self,
         name: str = "files.read",
         *,
@@ -157,7 +157,7 @@ class Desk:
         caller: Caller = ANYONE,
         surface: Surface = EVERYTHING,
         kind: Kind = "tool",
-    ) -> Visitor:
+    ) -> FrontendRequest:
         """A request: a first one, or one that comes back."""
         extra: dict[str, msgspec.Raw] = {} if state is None else {"requestState": raw(state)}
         if responses is not None:
@@ -165,26 +165,28 @@ class Desk:
         given = ARGUMENTS if arguments is None else arguments
         written = given if isinstance(given, msgspec.Raw) else raw(given)
         asked = call(name, caller=caller, surface=surface, kind=kind, client_caps=ABLE, comes_back=True)
-        visit = Visitor(msgspec.structs.replace(asked, extra=extra, arguments=written), self.client_input)
-        inflight = self.mcp_methods.start(visit.call, visit)
-        if inflight is not None and inflight.outcome is None and inflight.exchange is visit:
-            visit.inflight = inflight
-        return visit
+        caller_request = FrontendRequest(
+            msgspec.structs.replace(asked, extra=extra, arguments=written), self.client_input
+        )
+        inflight = self.mcp_methods.start(caller_request.call, caller_request)
+        if inflight is not None and inflight.outcome is None and inflight.exchange is caller_request:
+            caller_request.inflight = inflight
+        return caller_request
 
-    def asked(self, *questions: Question, **more: Any) -> tuple[Visitor, list[Reply]]:
+    def asked(self, *questions: Question, **more: Any) -> tuple[FrontendRequest, list[Reply]]:
         """A request whose server, of the earlier era, asks something at once; and what that is answered."""
-        visit, answers = self.visit(**more), list[Reply]()
+        caller_request, answers = self.caller_request(**more), list[Reply]()
         for question in questions or (FORM,):
             self.last.ask(question, answers.append)
-        return visit, answers
+        return caller_request, answers
 
-    def required(self, state: str | None = "its own", **more: Any) -> Visitor:
+    def required(self, state: str | None = "its own", **more: Any) -> FrontendRequest:
         """A request that a modern server answers with a question."""
-        visit = self.visit(**more)
+        caller_request = self.caller_request(**more)
         asks = {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
         payload = raw(asks if state is None else {**asks, "requestState": state})
         self.last.finish(Result(payload, is_typed=True, asked_by=SERVER))
-        return visit
+        return caller_request
 
     @property
     def sent(self) -> list[InFlight]:
@@ -196,149 +198,153 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> Desk:
-    return Desk()
+async def asking_hub() -> AskingHub:
+    return AskingHub()
 
 
-def is_refused(visit: Visit) -> bool:
-    return isinstance(visit.outcome, BadState) and visit.outcome.executed == "unknown"
+def is_refused(caller_request: CallerRequest) -> bool:
+    return isinstance(caller_request.outcome, BadState) and caller_request.outcome.executed == "unknown"
 
 
 # -- a modern server: its own state, sealed --------------------------------------------------------------------------
 
 
-async def test_a_servers_state_is_hidden_from_the_caller_and_comes_back_to_the_server(desk: Desk) -> None:
-    asked = desk.required("its own")
+async def test_a_servers_state_is_hidden_from_the_caller_and_comes_back_to_the_server(asking_hub: AskingHub) -> None:
+    asked = asking_hub.required("its own")
     assert asked.result["inputRequests"] == {"q": {"method": "roots/list"}}
     assert "its own" not in asked.state
     assert b"its own" not in base64.urlsafe_b64decode(asked.state)
-    again = desk.visit(state=asked.state, responses={"q": {"roots": []}})
-    assert (again.ends, len(desk.sent)) == ([], 2)
-    extra = {key: json.loads(bytes(value)) for key, value in desk.last.call.extra.items()}
+    again = asking_hub.caller_request(state=asked.state, responses={"q": {"roots": []}})
+    assert (again.ends, len(asking_hub.sent)) == ([], 2)
+    extra = {key: json.loads(bytes(value)) for key, value in asking_hub.last.call.extra.items()}
     assert extra == {"requestState": "its own", "inputResponses": {"q": {"roots": []}}}
 
 
-async def test_a_server_without_a_state_gets_none(desk: Desk) -> None:
-    desk.visit(state=desk.required(None).state, responses={"q": {}})
-    assert list(desk.last.call.extra) == ["inputResponses"]
+async def test_a_server_without_a_state_gets_none(asking_hub: AskingHub) -> None:
+    asking_hub.caller_request(state=asking_hub.required(None).state, responses={"q": {}})
+    assert list(asking_hub.last.call.extra) == ["inputResponses"]
 
 
-async def test_several_rounds_have_a_state_each(desk: Desk) -> None:
-    first = desk.required("one")
+async def test_several_rounds_have_a_state_each(asking_hub: AskingHub) -> None:
+    first = asking_hub.required("one")
     asks = {"resultType": "input_required", "requestState": "two"}
-    second = desk.visit(state=first.state, responses={"q": {}})
-    desk.last.finish(Result(raw(asks), is_typed=True, asked_by=SERVER))
-    desk.visit(state=second.state)
-    assert bytes(desk.last.call.extra["requestState"]) == b'"two"'
+    second = asking_hub.caller_request(state=first.state, responses={"q": {}})
+    asking_hub.last.finish(Result(raw(asks), is_typed=True, asked_by=SERVER))
+    asking_hub.caller_request(state=second.state)
+    assert bytes(asking_hub.last.call.extra["requestState"]) == b'"two"'
 
 
-async def test_a_state_is_good_once_unless_its_tool_may_run_twice(desk: Desk) -> None:
+async def test_a_state_is_good_once_unless_its_tool_may_run_twice(asking_hub: AskingHub) -> None:
     for name, times in (("files.read", 1), ("files.odd", 1), ("files.look", 3)):
-        state, before = desk.required(name=name).state, len(desk.sent)
-        visits = [desk.visit(name, state=state) for _ in range(3)]
-        assert [is_refused(visit) for visit in visits if visit.ends] == [True] * (3 - times)
-        assert len(desk.sent) - before == times
+        state, before = asking_hub.required(name=name).state, len(asking_hub.sent)
+        caller_requests = [asking_hub.caller_request(name, state=state) for _ in range(3)]
+        assert [is_refused(caller_request) for caller_request in caller_requests if caller_request.ends] == [True] * (
+            3 - times
+        )
+        assert len(asking_hub.sent) - before == times
 
 
-async def test_reading_and_prompting_may_be_repeated(desk: Desk) -> None:
+async def test_reading_and_prompting_may_be_repeated(asking_hub: AskingHub) -> None:
     kinds: dict[str, Kind] = {"a:b": "resource", "files.ask": "prompt"}
     for name, kind in kinds.items():
-        state = desk.required(name=name, kind=kind).state
-        assert [desk.visit(name, kind=kind, state=state).ends for _ in range(2)] == [[], []]
+        state = asking_hub.required(name=name, kind=kind).state
+        assert [asking_hub.caller_request(name, kind=kind, state=state).ends for _ in range(2)] == [[], []]
 
 
 async def test_states_that_were_used_are_forgotten_when_they_cease_to_hold(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
-    state = desk.required().state
-    desk.visit(state=state)
+    state = asking_hub.required().state
+    asking_hub.caller_request(state=state)
     monkeypatch.setattr(module, "STATE_SECONDS", 300.0)
-    fresh = desk.required().state
+    fresh = asking_hub.required().state
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(SECONDS):
         over = loop.time() + 0.02
         while loop.time() < over:  # noqa: ASYNC110 - time has to pass
             await asyncio.sleep(0.005)
-    assert is_refused(desk.visit(state=state))
-    assert desk.visit(state=fresh).ends == []
-    ((_, used),) = desk.client_input._used.items()
+    assert is_refused(asking_hub.caller_request(state=state))
+    assert asking_hub.caller_request(state=fresh).ends == []
+    ((_, used),) = asking_hub.client_input._used.items()
     assert len(used) == 1
 
 
 async def test_a_caller_that_comes_back_too_often_waits_and_nobody_else_does(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "USED_EACH_MAX", 2)
-    states = [desk.required().state for _ in range(3)]
-    assert [desk.visit(state=state).ends for state in states[:2]] == [[], []]
-    assert is_refused(desk.visit(state=states[2]))
-    assert desk.visit(state=desk.required(caller=OTHER).state, caller=OTHER).ends == []
+    states = [asking_hub.required().state for _ in range(3)]
+    assert [asking_hub.caller_request(state=state).ends for state in states[:2]] == [[], []]
+    assert is_refused(asking_hub.caller_request(state=states[2]))
+    assert asking_hub.caller_request(state=asking_hub.required(caller=OTHER).state, caller=OTHER).ends == []
 
 
-async def test_a_call_that_its_server_did_not_get_has_not_used_its_state_up(desk: Desk) -> None:
-    state, sent = desk.required().state, len(desk.sent)
-    desk.stage.server_queue.detach("away", is_failure=False)
-    assert isinstance(desk.visit(state=state).outcome, NotConnected)
-    desk.stage.server_queue.attach(desk.stage.link)
-    assert (desk.visit(state=state).ends, len(desk.sent)) == ([], sent + 1)
-    assert is_refused(desk.visit(state=state))
+async def test_a_call_that_its_server_did_not_get_has_not_used_its_state_up(asking_hub: AskingHub) -> None:
+    state, sent = asking_hub.required().state, len(asking_hub.sent)
+    asking_hub.stage.server_queue.detach("away", is_failure=False)
+    assert isinstance(asking_hub.caller_request(state=state).outcome, NotConnected)
+    asking_hub.stage.server_queue.attach(asking_hub.stage.link)
+    assert (asking_hub.caller_request(state=state).ends, len(asking_hub.sent)) == ([], sent + 1)
+    assert is_refused(asking_hub.caller_request(state=state))
 
 
-async def test_a_call_that_never_left_its_queue_has_not_used_its_state_up(desk: Desk) -> None:
-    state = desk.required().state
-    desk.stage.server_queue.adjust(1, 1, 30.0)
-    desk.visit()
-    queued = desk.visit(state=state)
-    assert is_refused(desk.visit(state=state)), "it may still be sent"
-    desk.stage.server_queue.detach("away", is_failure=False)
-    desk.last.finish(DONE)
-    desk.stage.server_queue.attach(desk.stage.link)
+async def test_a_call_that_never_left_its_queue_has_not_used_its_state_up(asking_hub: AskingHub) -> None:
+    state = asking_hub.required().state
+    asking_hub.stage.server_queue.adjust(1, 1, 30.0)
+    asking_hub.caller_request()
+    queued = asking_hub.caller_request(state=state)
+    assert is_refused(asking_hub.caller_request(state=state)), "it may still be sent"
+    asking_hub.stage.server_queue.detach("away", is_failure=False)
+    asking_hub.last.finish(DONE)
+    asking_hub.stage.server_queue.attach(asking_hub.stage.link)
     assert isinstance(queued.outcome, NotConnected)
-    assert desk.visit(state=state).ends == []
+    assert asking_hub.caller_request(state=state).ends == []
 
 
-async def test_a_call_that_was_sent_has_used_its_state_up_however_it_ended(desk: Desk) -> None:
-    state = desk.required().state
-    again = desk.visit(state=state)
-    desk.last.cancel("enough")
+async def test_a_call_that_was_sent_has_used_its_state_up_however_it_ended(asking_hub: AskingHub) -> None:
+    state = asking_hub.required().state
+    again = asking_hub.caller_request(state=state)
+    asking_hub.last.cancel("enough")
     assert isinstance(again.outcome, Cancelled)
-    assert is_refused(desk.visit(state=state))
+    assert is_refused(asking_hub.caller_request(state=state))
 
 
-async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(desk: Desk) -> None:
-    state = desk.required(name="a:b", kind="resource").state
-    desk.visit("a:b", kind="resource", state=state)
-    desk.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
-    assert len(desk.stage.hub.result_cache) == 1
+async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(asking_hub: AskingHub) -> None:
+    state = asking_hub.required(name="a:b", kind="resource").state
+    asking_hub.caller_request("a:b", kind="resource", state=state)
+    asking_hub.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
+    assert len(asking_hub.stage.hub.result_cache) == 1
 
 
-async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(desk: Desk) -> None:
-    assert len(desk.required("x" * 700_000).state) <= STATE_LENGTH_MAX
-    refused = desk.required("x" * 800_000)
+async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(asking_hub: AskingHub) -> None:
+    assert len(asking_hub.required("x" * 700_000).state) <= STATE_LENGTH_MAX
+    refused = asking_hub.required("x" * 800_000)
     assert isinstance(refused.outcome, BadReply)
     assert refused.outcome.server == SERVER
-    desk.client_input.limits = Limits(request_bytes=4096)
-    assert isinstance(desk.required("x" * 2000).outcome, BadReply)
-    assert desk.visit(state=desk.required("x" * 500).state).ends == []
+    asking_hub.client_input.limits = Limits(request_bytes=4096)
+    assert isinstance(asking_hub.required("x" * 2000).outcome, BadReply)
+    assert asking_hub.caller_request(state=asking_hub.required("x" * 500).state).ends == []
 
 
 # -- what is refused, for both kinds of servers ----------------------------------------------------------------------
 
 
-def both(desk: Desk, **more: Any) -> list[str]:
+def both(asking_hub: AskingHub, **more: Any) -> list[str]:
     """A state of a modern server's, and one of a call that is parked."""
-    return [desk.required(**more).state, desk.asked(**more)[0].state]
+    return [asking_hub.required(**more).state, asking_hub.asked(**more)[0].state]
 
 
-async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_nothing(desk: Desk) -> None:
-    for state in both(desk):
-        sent, parked = len(desk.sent), len(desk.client_input)
+async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_nothing(asking_hub: AskingHub) -> None:
+    for state in both(asking_hub):
+        sent, parked = len(asking_hub.sent), len(asking_hub.client_input)
         for at, was in enumerate(state):
             changed = state[:at] + ("A" if was != "A" else "B") + state[at + 1 :]
-            assert is_refused(desk.visit(state=changed, responses={"q1": ACCEPTED}))
-        assert (len(desk.sent), len(desk.client_input)) == (sent, parked)
-        assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []  # and none of that used it up
+            assert is_refused(asking_hub.caller_request(state=changed, responses={"q1": ACCEPTED}))
+        assert (len(asking_hub.sent), len(asking_hub.client_input)) == (sent, parked)
+        assert (
+            asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}).ends == []
+        )  # and none of that used it up
 
 
 @pytest.mark.parametrize(
@@ -358,48 +364,50 @@ async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_noth
     ids=str,
 )
 async def test_a_state_of_somebody_or_something_else_is_refused_and_the_server_sees_nothing(
-    desk: Desk, other: dict[str, Any]
+    asking_hub: AskingHub, other: dict[str, Any]
 ) -> None:
-    for state in both(desk):
-        sent, parked = len(desk.sent), len(desk.client_input)
-        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, **other))
-        assert (len(desk.sent), len(desk.client_input)) == (sent, parked)
-        assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []
+    for state in both(asking_hub):
+        sent, parked = len(asking_hub.sent), len(asking_hub.client_input)
+        assert is_refused(asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, **other))
+        assert (len(asking_hub.sent), len(asking_hub.client_input)) == (sent, parked)
+        assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}).ends == []
 
 
-async def test_a_state_that_has_ceased_to_hold_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_state_that_has_ceased_to_hold_is_refused(
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "STATE_SECONDS", 0.0)
-    for state in both(desk):
-        sent = len(desk.sent)
-        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}))
-        assert len(desk.sent) == sent
+    for state in both(asking_hub):
+        sent = len(asking_hub.sent)
+        assert is_refused(asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}))
+        assert len(asking_hub.sent) == sent
 
 
 @pytest.mark.parametrize("state", ["", "x", "A" * 2_000_000, "é", "\ud83d\ude00"])
-async def test_a_made_up_state_is_refused(desk: Desk, state: str) -> None:
-    assert is_refused(desk.visit(state=state))
-    assert desk.sent == []
+async def test_a_made_up_state_is_refused(asking_hub: AskingHub, state: str) -> None:
+    assert is_refused(asking_hub.caller_request(state=state))
+    assert asking_hub.sent == []
 
 
 @pytest.mark.parametrize("state", [7, None, {}, [], True])
-async def test_a_state_that_is_no_text_is_refused(desk: Desk, state: object) -> None:
-    visit = Visitor(
-        msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.client_input
+async def test_a_state_that_is_no_text_is_refused(asking_hub: AskingHub, state: object) -> None:
+    caller_request = FrontendRequest(
+        msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), asking_hub.client_input
     )
-    assert desk.mcp_methods.start(visit.call, visit) is None
-    assert is_refused(visit)
+    assert asking_hub.mcp_methods.start(caller_request.call, caller_request) is None
+    assert is_refused(caller_request)
 
 
-async def test_the_state_of_another_hub_is_refused(desk: Desk) -> None:
-    for state in both(Desk()):
-        assert is_refused(desk.visit(state=state))
-    assert desk.sent == []
+async def test_the_state_of_another_hub_is_refused(asking_hub: AskingHub) -> None:
+    for state in both(AskingHub()):
+        assert is_refused(asking_hub.caller_request(state=state))
+    assert asking_hub.sent == []
 
 
-async def test_arguments_are_the_same_however_they_are_spelt(desk: Desk) -> None:
-    for state in both(desk):
+async def test_arguments_are_the_same_however_they_are_spelt(asking_hub: AskingHub) -> None:
+    for state in both(asking_hub):
         spelt = msgspec.Raw(b'{ "depth": 1,\n "p\\u0061th": "a" }')
-        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=spelt).ends == []
+        assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=spelt).ends == []
 
 
 @pytest.mark.parametrize(
@@ -418,342 +426,361 @@ async def test_arguments_are_the_same_however_they_are_spelt(desk: Desk) -> None
         ('{"amount":[1,2]}', '{"amount":[2,1]}'),
     ],
 )
-async def test_arguments_that_somebody_could_read_otherwise_are_others(desk: Desk, asked: str, brought: str) -> None:
+async def test_arguments_that_somebody_could_read_otherwise_are_others(
+    asking_hub: AskingHub, asked: str, brought: str
+) -> None:
     written, other = msgspec.Raw(asked.encode()), msgspec.Raw(brought.encode())
-    for state in both(desk, arguments=written):
-        sent = len(desk.sent)
-        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=other))
-        assert len(desk.sent) == sent
-        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=written).ends == []
+    for state in both(asking_hub, arguments=written):
+        sent = len(asking_hub.sent)
+        assert is_refused(asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=other))
+        assert len(asking_hub.sent) == sent
+        assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=written).ends == []
 
 
 @pytest.mark.parametrize(
     "odd", [b'{"a":1e999}', b'{"a":-1e999}', b'{"a":123456789012345678901234567890}', b'{"a":"\\ud8009"}']
 )
-async def test_arguments_that_only_their_server_can_read_are_bound_as_well(desk: Desk, odd: bytes) -> None:
-    for state in both(desk, arguments=msgspec.Raw(odd)):
+async def test_arguments_that_only_their_server_can_read_are_bound_as_well(asking_hub: AskingHub, odd: bytes) -> None:
+    for state in both(asking_hub, arguments=msgspec.Raw(odd)):
         other = odd.replace(b"9", b"8")
-        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(other)))
-        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(odd)).ends == []
+        assert is_refused(
+            asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(other))
+        )
+        assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(odd)).ends == []
 
 
-async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(desk: Desk) -> None:
-    states = both(desk)
+async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(asking_hub: AskingHub) -> None:
+    states = both(asking_hub)
     narrowed = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.write",)))
-    sent = len(desk.sent)
-    outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}, caller=narrowed).outcome for state in states]
+    sent = len(asking_hub.sent)
+    outcomes = [
+        asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, caller=narrowed).outcome for state in states
+    ]
     assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
-    assert len(desk.sent) == sent
+    assert len(asking_hub.sent) == sent
 
 
-async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that_is_told(desk: Desk) -> None:
-    states = both(desk)
-    desk.stage.hub.publish(ready(tool("write")))
-    outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}).outcome for state in states]
+async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that_is_told(asking_hub: AskingHub) -> None:
+    states = both(asking_hub)
+    asking_hub.stage.hub.publish(ready(tool("write")))
+    outcomes = [asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}).outcome for state in states]
     assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
-    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.last]
-    desk.stage.hub.publish(ready(tool()))
-    assert isinstance(desk.visit(state=states[1]).outcome, Cancelled), "it is told how its call ended"
+    assert [withdrawn for withdrawn, _ in asking_hub.stage.link.withdrawn] == [asking_hub.last]
+    asking_hub.stage.hub.publish(ready(tool()))
+    assert isinstance(asking_hub.caller_request(state=states[1]).outcome, Cancelled), "it is told how its call ended"
 
 
-async def test_what_ended_before_its_tool_was_gone_is_not_told(desk: Desk) -> None:
-    asked, _ = desk.asked()
-    desk.last.finish(DONE)
-    desk.stage.hub.publish(ready(tool("write")))
-    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
-    assert desk.stage.link.withdrawn == []
+async def test_what_ended_before_its_tool_was_gone_is_not_told(asking_hub: AskingHub) -> None:
+    asked, _ = asking_hub.asked()
+    asking_hub.last.finish(DONE)
+    asking_hub.stage.hub.publish(ready(tool("write")))
+    assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
+    assert asking_hub.stage.link.withdrawn == []
 
 
-async def test_the_parked_calls_of_who_was_taken_out_are_given_up(desk: Desk) -> None:
-    asked, _ = desk.asked()
-    desk.asked(caller=OTHER)
-    desk.client_input.retain({OTHER})
-    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.sent[0]]
-    assert isinstance(desk.visit(state=asked.state).outcome, Cancelled)
-    desk.client_input.retain({OTHER})
-    assert desk.sent[1].outcome is None
+async def test_the_parked_calls_of_who_was_taken_out_are_given_up(asking_hub: AskingHub) -> None:
+    asked, _ = asking_hub.asked()
+    asking_hub.asked(caller=OTHER)
+    asking_hub.client_input.retain({OTHER})
+    assert [withdrawn for withdrawn, _ in asking_hub.stage.link.withdrawn] == [asking_hub.sent[0]]
+    assert isinstance(asking_hub.caller_request(state=asked.state).outcome, Cancelled)
+    asking_hub.client_input.retain({OTHER})
+    assert asking_hub.sent[1].outcome is None
 
 
-async def test_answers_without_a_state_are_the_callers_own_word_and_the_servers_to_judge(desk: Desk) -> None:
-    assert desk.visit(responses={"q": {"roots": []}}).ends == []
-    assert list(desk.last.call.extra) == ["inputResponses"]
+async def test_answers_without_a_state_are_the_callers_own_word_and_the_servers_to_judge(asking_hub: AskingHub) -> None:
+    assert asking_hub.caller_request(responses={"q": {"roots": []}}).ends == []
+    assert list(asking_hub.last.call.extra) == ["inputResponses"]
 
 
 # -- an earlier server: its call is parked ---------------------------------------------------------------------------
 
 
-async def test_a_question_is_the_result_and_the_call_goes_on_when_its_caller_is_back(desk: Desk) -> None:
-    asked, answers = desk.asked()
+async def test_a_question_is_the_result_and_the_call_goes_on_when_its_caller_is_back(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked()
     assert asked.result["resultType"] == "input_required"
     assert asked.result["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "who?"}}}
-    assert (len(desk.client_input), desk.stage.server_queue.running) == (1, 1)
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    assert (len(asking_hub.client_input), asking_hub.stage.server_queue.running) == (1, 1)
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     (answer,) = answers
     assert isinstance(answer, Answered)
     assert json.loads(bytes(answer.result)) == ACCEPTED
-    desk.last.emit(PROGRESS)
-    desk.last.finish(DONE)
-    assert (again.outcome, again.events, len(desk.sent), len(desk.client_input)) == (DONE, [PROGRESS], 1, 0)
+    asking_hub.last.emit(PROGRESS)
+    asking_hub.last.finish(DONE)
+    assert (again.outcome, again.events, len(asking_hub.sent), len(asking_hub.client_input)) == (DONE, [PROGRESS], 1, 0)
     assert len(asked.ends) == 1
 
 
-async def test_a_parked_call_can_be_come_back_to_once(desk: Desk) -> None:
-    asked, answers = desk.asked()
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+async def test_a_parked_call_can_be_come_back_to_once(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked()
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     for _ in range(3):
-        assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
-    desk.last.finish(DONE)
-    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+        assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
+    asking_hub.last.finish(DONE)
+    assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
     assert (again.outcome, len(answers)) == (DONE, 1)
 
 
-async def test_every_further_question_is_a_result_of_its_own(desk: Desk) -> None:
-    asked, answers = desk.asked()
+async def test_every_further_question_is_a_result_of_its_own(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked()
     for round_ in range(20):
         assert len(answers) == round_
-        before, asked = asked, desk.visit(state=asked.state, responses={"q1": ACCEPTED})
-        desk.last.ask(FORM, answers.append)
-        assert is_refused(desk.visit(state=before.state, responses={"q1": ACCEPTED}))
-    assert (len(desk.sent), len(desk.client_input)) == (1, 1)
+        before, asked = asked, asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
+        asking_hub.last.ask(FORM, answers.append)
+        assert is_refused(asking_hub.caller_request(state=before.state, responses={"q1": ACCEPTED}))
+    assert (len(asking_hub.sent), len(asking_hub.client_input)) == (1, 1)
 
 
-async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(desk: Desk) -> None:
-    asked, answers = desk.asked(FORM, ROOTS)
+async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked(FORM, ROOTS)
     assert list(asked.result["inputRequests"]) == ["q1"]
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
     assert len(answers) == 2, "who guesses has answered"
-    desk.last.finish(DONE)
+    asking_hub.last.finish(DONE)
     assert again.outcome is DONE
 
 
-async def test_who_answers_a_part_is_asked_for_the_rest(desk: Desk) -> None:
-    asked, answers = desk.asked(FORM, ROOTS)
-    more = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+async def test_who_answers_a_part_is_asked_for_the_rest(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked(FORM, ROOTS)
+    more = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     assert more.result["inputRequests"] == {"q2": {"method": "roots/list", "params": {}}}
-    assert (len(answers), len(desk.client_input)) == (1, 1)
-    assert is_refused(desk.visit(state=asked.state, responses={"q2": {"roots": []}}))
-    last = desk.visit(state=more.state, responses={"q2": {"roots": []}})
-    assert (len(answers), last.ends, len(desk.client_input)) == (2, [], 0)
+    assert (len(answers), len(asking_hub.client_input)) == (1, 1)
+    assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q2": {"roots": []}}))
+    last = asking_hub.caller_request(state=more.state, responses={"q2": {"roots": []}})
+    assert (len(answers), last.ends, len(asking_hub.client_input)) == (2, [], 0)
 
 
 async def test_what_a_server_asks_at_once_is_put_together() -> None:
-    desk = Desk(gather_seconds=0.001)
-    asked, answers = desk.asked(FORM, ROOTS)
+    asking_hub = AskingHub(gather_seconds=0.001)
+    asked, answers = asking_hub.asked(FORM, ROOTS)
     assert asked.ends == []
-    assert [parked.waiting_exchange for parked in desk.client_input._calls] == [asked]
+    assert [parked.waiting_exchange for parked in asking_hub.client_input._calls] == [asked]
     await until(lambda: bool(asked.ends))
-    assert [parked.waiting_exchange for parked in desk.client_input._calls] == [None]
+    assert [parked.waiting_exchange for parked in asking_hub.client_input._calls] == [None]
     assert list(asked.result["inputRequests"]) == ["q1", "q2"]
-    desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
-    assert (len(answers), len(desk.client_input)) == (2, 0)
+    asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
+    assert (len(answers), len(asking_hub.client_input)) == (2, 0)
 
 
 async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered() -> None:
-    desk = Desk(gather_seconds=0.001)
-    asked, _ = desk.asked()
-    desk.last.finish(DONE)
+    asking_hub = AskingHub(gather_seconds=0.001)
+    asked, _ = asking_hub.asked()
+    asking_hub.last.finish(DONE)
     await until(lambda: bool(asked.ends))
-    assert (asked.ends, len(desk.client_input)) == ([DONE], 0)
+    assert (asked.ends, len(asking_hub.client_input)) == ([DONE], 0)
 
 
 @pytest.mark.parametrize(
     "responses", [None, {}, {"q9": {}}, [], 7, "q1", {"q1": None}, {"q1": 5}, {"q1": []}, {"q1": "accept"}]
 )
-async def test_who_comes_back_without_an_answer_is_asked_again(desk: Desk, responses: object) -> None:
-    asked, answers = desk.asked()
-    again = desk.visit(state=asked.state, responses=responses)
+async def test_who_comes_back_without_an_answer_is_asked_again(asking_hub: AskingHub, responses: object) -> None:
+    asked, answers = asking_hub.asked()
+    again = asking_hub.caller_request(state=asked.state, responses=responses)
     assert again.result["inputRequests"] == asked.result["inputRequests"]
     assert (answers, again.state == asked.state) == ([], False)
-    desk.visit(state=again.state, responses={"q1": ACCEPTED})
+    asking_hub.caller_request(state=again.state, responses={"q1": ACCEPTED})
     assert len(answers) == 1
 
 
-async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(desk: Desk) -> None:
-    asked, answers = desk.asked()
-    desk.last.finish(DONE)
-    assert (desk.stage.server_queue.running, len(desk.client_input)) == (0, 1)
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
-    assert (again.outcome, again.inflight, len(answers), len(desk.client_input)) == (DONE, None, 1, 0)
+async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(asking_hub: AskingHub) -> None:
+    asked, answers = asking_hub.asked()
+    asking_hub.last.finish(DONE)
+    assert (asking_hub.stage.server_queue.running, len(asking_hub.client_input)) == (0, 1)
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
+    assert (again.outcome, again.inflight, len(answers), len(asking_hub.client_input)) == (DONE, None, 1, 0)
 
 
-async def test_an_end_is_kept_for_as_long_as_its_state_holds(desk: Desk) -> None:
-    desk.asked()
-    desk.last.finish(DONE)
-    (parked,) = desk.client_input._calls
+async def test_an_end_is_kept_for_as_long_as_its_state_holds(asking_hub: AskingHub) -> None:
+    asking_hub.asked()
+    asking_hub.last.finish(DONE)
+    (parked,) = asking_hub.client_input._calls
     assert parked.expiry is not None
     assert parked.expiry.when() == parked.until > asyncio.get_running_loop().time()
 
 
-async def test_an_end_that_nobody_comes_back_for_is_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_nobody_comes_back_for_is_forgotten(
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
-    asked, _ = desk.asked()
-    desk.last.finish(DONE)
+    asked, _ = asking_hub.asked()
+    asking_hub.last.finish(DONE)
     async with asyncio.timeout(SECONDS):
-        while len(desk.client_input):  # noqa: ASYNC110 - it tells nobody
+        while len(asking_hub.client_input):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
-    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+    assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
 
 
-async def test_a_caller_that_never_comes_back_ends_its_call_and_the_server_is_told(desk: Desk) -> None:
-    asked, _ = desk.asked()
-    inflight = desk.last
+async def test_a_caller_that_never_comes_back_ends_its_call_and_the_server_is_told(asking_hub: AskingHub) -> None:
+    asked, _ = asking_hub.asked()
+    inflight = asking_hub.last
     inflight.expire()
     assert isinstance(inflight.outcome, Unanswered)
-    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [inflight]
-    assert isinstance(desk.visit(state=asked.state, responses={"q1": ACCEPTED}).outcome, Unanswered)
+    assert [withdrawn for withdrawn, _ in asking_hub.stage.link.withdrawn] == [inflight]
+    assert isinstance(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}).outcome, Unanswered)
 
 
-async def test_a_link_that_breaks_as_it_is_answered_ends_the_call_once(desk: Desk) -> None:
-    asked = desk.visit()
-    inflight = desk.last
-    desk.last.ask(FORM, lambda _: inflight.cancel("the link broke"))
-    desk.last.ask(ROOTS, lambda _: None)
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+async def test_a_link_that_breaks_as_it_is_answered_ends_the_call_once(asking_hub: AskingHub) -> None:
+    asked = asking_hub.caller_request()
+    inflight = asking_hub.last
+    asking_hub.last.ask(FORM, lambda _: inflight.cancel("the link broke"))
+    asking_hub.last.ask(ROOTS, lambda _: None)
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     assert isinstance(again.outcome, Cancelled)
-    assert (again.inflight, len(desk.client_input)) == (None, 0)
+    assert (again.inflight, len(asking_hub.client_input)) == (None, 0)
 
 
-async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_again(desk: Desk) -> None:
+async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_again(asking_hub: AskingHub) -> None:
     answers: list[Reply] = []
-    asked, inflight = desk.visit(), desk.last
+    asked, inflight = asking_hub.caller_request(), asking_hub.last
 
     def ask_on(_: Reply) -> None:
         inflight.ask(ROOTS, answers.append)
 
     inflight.ask(FORM, ask_on)
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    again = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     assert list(again.result["inputRequests"]) == ["q2"]
-    desk.visit(state=again.state, responses={"q2": {}})
+    asking_hub.caller_request(state=again.state, responses={"q2": {}})
     assert len(answers) == 1
 
 
 async def test_only_so_many_calls_of_one_caller_are_parked_and_others_are_not_crowded_out(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parking, "SUSPENDED_EACH_MAX", 2)
-    parked = [desk.asked()[0] for _ in range(2)]
-    crowded, refusals = desk.asked()
-    assert (refusals, crowded.ends, len(desk.client_input)) == ([parking.FULL], [], 2)
+    parked = [asking_hub.asked()[0] for _ in range(2)]
+    crowded, refusals = asking_hub.asked()
+    assert (refusals, crowded.ends, len(asking_hub.client_input)) == ([parking.FULL], [], 2)
     for caller in (OTHER, NAMESAKE):
-        assert desk.asked(caller=caller)[1] == []
-    desk.visit(state=parked[0].state, responses={"q1": ACCEPTED})
-    assert desk.asked()[1] == []
+        assert asking_hub.asked(caller=caller)[1] == []
+    asking_hub.caller_request(state=parked[0].state, responses={"q1": ACCEPTED})
+    assert asking_hub.asked()[1] == []
 
 
 async def test_a_question_that_is_too_much_to_keep_is_declined_and_nothing_is_parked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parking, "QUESTIONS_BYTES_MAX", 10)
-    visit, answers = desk.asked()
-    assert (answers, visit.ends, visit.inflight, len(desk.client_input)) == ([parking.LARGE], [], desk.last, 0)
-    desk.last.finish(DONE)
-    assert visit.ends == [DONE]
+    caller_request, answers = asking_hub.asked()
+    assert (answers, caller_request.ends, caller_request.inflight, len(asking_hub.client_input)) == (
+        [parking.LARGE],
+        [],
+        asking_hub.last,
+        0,
+    )
+    asking_hub.last.finish(DONE)
+    assert caller_request.ends == [DONE]
 
 
-async def test_only_so_many_calls_are_parked_in_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_calls_are_parked_in_all(asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parking, "SUSPENDED_MAX", 2)
-    desk.asked()
-    desk.asked(caller=OTHER)
-    assert desk.asked(caller=NAMESAKE)[1] == [parking.FULL]
-    desk.sent[0].finish(DONE)
-    assert len(desk.client_input) == 2, "its end waits for its caller"
+    asking_hub.asked()
+    asking_hub.asked(caller=OTHER)
+    assert asking_hub.asked(caller=NAMESAKE)[1] == [parking.FULL]
+    asking_hub.sent[0].finish(DONE)
+    assert len(asking_hub.client_input) == 2, "its end waits for its caller"
 
 
-async def test_who_is_not_parked_can_be_counted_on_not_to_be(desk: Desk) -> None:
+async def test_who_is_not_parked_can_be_counted_on_not_to_be(asking_hub: AskingHub) -> None:
     for _ in range(parking.SUSPENDED_EACH_MAX * 3):
-        asked, _ = desk.asked()
-        desk.visit(state=asked.state, responses={"q1": ACCEPTED})
-        desk.last.finish(DONE)
-    assert (len(desk.client_input), desk.client_input._calls._counts, desk.client_input._used) == (0, {}, {})
+        asked, _ = asking_hub.asked()
+        asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
+        asking_hub.last.finish(DONE)
+    assert (len(asking_hub.client_input), asking_hub.client_input._calls._counts, asking_hub.client_input._used) == (
+        0,
+        {},
+        {},
+    )
 
 
 # -- questions that are not asked any more -----------------------------------------------------------------------------
 
 
-async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_on(desk: Desk) -> None:
-    visit, answers = desk.visit(), list[Reply]()
-    question = desk.last.ask(FORM, answers.append)
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_on(asking_hub: AskingHub) -> None:
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    question = asking_hub.last.ask(FORM, answers.append)
     assert question is not None
     question.retract()
-    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
-    assert (again.ends, answers, len(desk.sent)) == ([], [], 1)
-    desk.last.emit(PROGRESS)
-    desk.last.finish(DONE)
-    assert (again.events, again.ends, len(desk.client_input)) == ([PROGRESS], [DONE], 0)
+    again = asking_hub.caller_request(state=caller_request.state, responses={"q1": ACCEPTED})
+    assert (again.ends, answers, len(asking_hub.sent)) == ([], [], 1)
+    asking_hub.last.emit(PROGRESS)
+    asking_hub.last.finish(DONE)
+    assert (again.events, again.ends, len(asking_hub.client_input)) == ([PROGRESS], [DONE], 0)
 
 
-async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(desk: Desk) -> None:
-    visit, answers = desk.visit(), list[Reply]()
-    question = desk.last.ask(FORM, answers.append)
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(asking_hub: AskingHub) -> None:
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    question = asking_hub.last.ask(FORM, answers.append)
     assert question is not None
     question.retract()
-    desk.last.finish(DONE)
-    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
+    asking_hub.last.finish(DONE)
+    again = asking_hub.caller_request(state=caller_request.state, responses={"q1": ACCEPTED})
     assert (again.ends, answers) == ([DONE], [])
 
 
-async def test_of_several_questions_only_what_is_still_asked_is_asked_again(desk: Desk) -> None:
-    visit, answers = desk.visit(), list[Reply]()
-    first, _, third = [desk.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
+async def test_of_several_questions_only_what_is_still_asked_is_asked_again(asking_hub: AskingHub) -> None:
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    first, _, third = [asking_hub.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
     assert first is not None
     assert third is not None
     third.retract()
-    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED, "q3": ACCEPTED})
+    again = asking_hub.caller_request(state=caller_request.state, responses={"q1": ACCEPTED, "q3": ACCEPTED})
     assert (list(again.result["inputRequests"]), len(answers)) == (["q2"], 1)
-    last = desk.visit(state=again.state, responses={"q2": {"roots": []}})
-    desk.last.finish(DONE)
+    last = asking_hub.caller_request(state=again.state, responses={"q2": {"roots": []}})
+    asking_hub.last.finish(DONE)
     assert (last.ends, len(answers)) == ([DONE], 2)
 
 
 async def test_a_question_that_is_taken_back_before_it_is_handed_out_is_never_seen() -> None:
-    desk = Desk(gather_seconds=0.001)
-    visit, answers = desk.visit(), list[Reply]()
-    question = desk.last.ask(FORM, answers.append)
+    asking_hub = AskingHub(gather_seconds=0.001)
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    question = asking_hub.last.ask(FORM, answers.append)
     assert question is not None
     question.retract()
-    await until(lambda: desk.last.exchange is visit)
-    assert (visit.ends, visit.inflight, len(desk.client_input)) == ([], desk.last, 0)
-    desk.last.finish(DONE)
-    assert visit.ends == [DONE]
+    await until(lambda: asking_hub.last.exchange is caller_request)
+    assert (caller_request.ends, caller_request.inflight, len(asking_hub.client_input)) == ([], asking_hub.last, 0)
+    asking_hub.last.finish(DONE)
+    assert caller_request.ends == [DONE]
 
 
-async def test_a_call_that_ends_while_it_is_asked_ends_its_questions(desk: Desk) -> None:
-    visit, answers = desk.asked()
-    desk.last.finish(DONE)
+async def test_a_call_that_ends_while_it_is_asked_ends_its_questions(asking_hub: AskingHub) -> None:
+    caller_request, answers = asking_hub.asked()
+    asking_hub.last.finish(DONE)
     assert answers == [TOO_LATE]
-    assert desk.visit(state=visit.state, responses={"q1": ACCEPTED}).ends == [DONE]
+    assert asking_hub.caller_request(state=caller_request.state, responses={"q1": ACCEPTED}).ends == [DONE]
     assert answers == [TOO_LATE]
 
 
 async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visit, answers = desk.visit(), list[Reply]()
-    desk.last.ask(ROOTS, answers.append, lasts=True)
-    desk.last.finish(DONE)
-    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    asking_hub.last.ask(ROOTS, answers.append, lasts=True)
+    asking_hub.last.finish(DONE)
+    assert asking_hub.caller_request(state=caller_request.state, responses={"q1": {"roots": []}}).ends == [DONE]
     assert [type(answer) for answer in answers] == [Answered]
     monkeypatch.setattr(module, "STATE_SECONDS", 0.0)
-    desk.visit()
-    desk.last.ask(ROOTS, answers.append, lasts=True)
-    desk.last.finish(DONE)
+    asking_hub.caller_request()
+    asking_hub.last.ask(ROOTS, answers.append, lasts=True)
+    asking_hub.last.finish(DONE)
     await until(lambda: len(answers) == 2)
-    assert (answers[1], len(desk.client_input)) == (TOO_LATE, 0)
+    assert (answers[1], len(asking_hub.client_input)) == (TOO_LATE, 0)
 
 
-async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(desk: Desk) -> None:
-    visit, answers = desk.visit(), list[Reply]()
-    question = desk.last.ask(ROOTS, answers.append, lasts=True)
-    desk.last.finish(DONE)
+async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(
+    asking_hub: AskingHub,
+) -> None:
+    caller_request, answers = asking_hub.caller_request(), list[Reply]()
+    question = asking_hub.last.ask(ROOTS, answers.append, lasts=True)
+    asking_hub.last.finish(DONE)
     assert question is not None
     question.retract()
-    assert [parked.questions for parked in desk.client_input._calls] == [{}]
-    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    assert [parked.questions for parked in asking_hub.client_input._calls] == [{}]
+    assert asking_hub.caller_request(state=caller_request.state, responses={"q1": {"roots": []}}).ends == [DONE]
     assert answers == []
 
 
-async def test_a_caller_that_is_not_parked_was_asked_nothing(desk: Desk) -> None:
-    visit = desk.visit()
-    desk.client_input.retract(visit, list[Reply]().append)
-    desk.client_input.outlive(list[Reply]().append, None)
-    assert visit.ends == []
+async def test_a_caller_that_is_not_parked_was_asked_nothing(asking_hub: AskingHub) -> None:
+    caller_request = asking_hub.caller_request()
+    asking_hub.client_input.retract(caller_request, list[Reply]().append)
+    asking_hub.client_input.outlive(list[Reply]().append, None)
+    assert caller_request.ends == []

@@ -151,7 +151,7 @@ async def test_a_cursor_leads_to_the_next_page_and_to_nothing_else(monkeypatch: 
         assert await page(host, wrong) is None
 
 
-async def test_the_dialogue_lists_for_callers_of_the_earlier_era_that_can_have_tasks() -> None:
+async def test_the_methods_lists_for_callers_of_the_earlier_era_that_can_have_tasks() -> None:
     talk = Talk(hosted())
     assert await talk.ask("tasks/list", id=1) == {"tasks": []}
     assert await talk.ask("tasks/list", {"cursor": 7}, id=2) == -32602

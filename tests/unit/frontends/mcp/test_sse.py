@@ -1,4 +1,4 @@
-"""MCP over HTTP+SSE, visit by visit: whose a session is, how many there may be, and when one is over."""
+"""MCP over HTTP+SSE, request by request: whose a session is, how many there may be, and when one is over."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class Stream:
         return next(message for message in self.told if message.get("id") == id)
 
 
-class Face:
-    """The face over HTTP+SSE, visited without a socket."""
+class HttpFrontend:
+    """The frontend over HTTP+SSE, called without a socket."""
 
     def __init__(self) -> None:
         self.hosted = Hosted()
-        self.background = BackgroundTasks("face")
-        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
-        self.sse = McpSse(self.hosted.mcp_methods, gate, self.background, EVERYTHING)
+        self.background = BackgroundTasks("frontend")
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
+        self.sse = McpSse(self.hosted.mcp_methods, auth, self.background, EVERYTHING)
 
     @staticmethod
     def _identify(fields: Fields) -> Caller | None:
         return {b"other": OTHER, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
 
-    async def visit(
+    async def http_request(
         self, method: str, address: str, body: Any = None, *, key: str = "", client: Client | None = None
     ) -> Client:
         """Send a request and wait for the end of its answer."""
@@ -76,13 +76,13 @@ class Face:
         return client
 
     async def post(self, address: str, body: Any, *, key: str = "") -> int:
-        return (await self.visit("POST", address, body, key=key)).status
+        return (await self.http_request("POST", address, body, key=key)).status
 
     @asynccontextmanager
     async def listening(self, key: str = "") -> AsyncIterator[Stream]:
         """A stream that has begun; leaving the block leaves it, unless it has ended."""
         client = Client()
-        task = asyncio.ensure_future(self.visit("GET", STREAM_PATH, key=key, client=client))
+        task = asyncio.ensure_future(self.http_request("GET", STREAM_PATH, key=key, client=client))
         try:
             await client.until(lambda: bool(client.pushed))
             yield Stream(client)
@@ -101,12 +101,12 @@ async def _nothing() -> Message:
 
 
 async def _nowhere(_message: Message) -> None:
-    raise AssertionError("the face answers through its peer")
+    raise AssertionError("the frontend answers through its peer")
 
 
 @pytest.fixture
-async def face() -> AsyncIterator[Face]:
-    made = Face()
+async def frontend() -> AsyncIterator[HttpFrontend]:
+    made = HttpFrontend()
     yield made
     made.sse.end_streams()
     await made.background.aclose()
@@ -115,116 +115,120 @@ async def face() -> AsyncIterator[Face]:
 # -- whose it is -------------------------------------------------------------------------------------------------
 
 
-async def test_a_caller_is_told_where_to_speak_and_hears_the_answers_on_its_stream(face: Face) -> None:
-    async with face.listening() as stream:
-        assert await face.post(stream.address, PING) == 202
+async def test_a_caller_is_told_where_to_speak_and_hears_the_answers_on_its_stream(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream:
+        assert await frontend.post(stream.address, PING) == 202
         assert await stream.reply(1) == {"jsonrpc": "2.0", "id": 1, "result": {}}
-    assert len(face.sse) == 0
-    assert face.hosted.is_forgotten()
+    assert len(frontend.sse) == 0
+    assert frontend.hosted.is_forgotten()
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-async def test_another_callers_session_is_as_unknown_as_one_that_never_was(face: Face, method: str) -> None:
-    async with face.listening() as stream:
-        foreign = await face.visit(method, stream.address, PING, key="other")
-        unknown = await face.visit(method, f"{MESSAGES_PATH}?sessionId=none", PING, key="other")
+async def test_another_callers_session_is_as_unknown_as_one_that_never_was(frontend: HttpFrontend, method: str) -> None:
+    async with frontend.listening() as stream:
+        foreign = await frontend.http_request(method, stream.address, PING, key="other")
+        unknown = await frontend.http_request(method, f"{MESSAGES_PATH}?sessionId=none", PING, key="other")
         assert foreign.answers == unknown.answers
-        assert (foreign.status, stream.told, len(face.sse)) == (404, [], 1)
-        assert (await face.visit(method, stream.address, PING, key="nobody")).status == 401
+        assert (foreign.status, stream.told, len(frontend.sse)) == (404, [], 1)
+        assert (await frontend.http_request(method, stream.address, PING, key="nobody")).status == 401
 
 
 @pytest.mark.parametrize("query", ["", "?sessionId=", "?other=1", "?sessionId={id}&session_id={id}"])
-async def test_an_address_that_names_no_one_session_leads_nowhere(face: Face, query: str) -> None:
-    async with face.listening() as stream:
+async def test_an_address_that_names_no_one_session_leads_nowhere(frontend: HttpFrontend, query: str) -> None:
+    async with frontend.listening() as stream:
         id = stream.address.partition("=")[2]
-        assert await face.post(MESSAGES_PATH + query.format(id=id), PING) == 404
-        assert await face.post(f"{MESSAGES_PATH}?session_id={id}", PING) == 202
+        assert await frontend.post(MESSAGES_PATH + query.format(id=id), PING) == 404
+        assert await frontend.post(f"{MESSAGES_PATH}?session_id={id}", PING) == 202
 
 
-async def test_who_may_now_do_other_things_loses_its_session_and_its_calls(face: Face) -> None:
-    async with face.listening() as stream, face.listening("other") as other:
-        assert await face.post(stream.address, CALL) == 202
-        face.sse.retain({OTHER})
+async def test_who_may_now_do_other_things_loses_its_session_and_its_calls(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream, frontend.listening("other") as other:
+        assert await frontend.post(stream.address, CALL) == 202
+        frontend.sse.retain({OTHER})
         await stream.client.until(lambda: bool(stream.client.ended))
-        assert isinstance(face.hosted.last_call.outcome, Cancelled)
-        assert await face.post(other.address, PING, key="other") == 202
+        assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
+        assert await frontend.post(other.address, PING, key="other") == 202
 
 
-async def test_a_caller_that_leaves_withdraws_its_calls(face: Face) -> None:
-    async with face.listening() as stream:
-        assert await face.post(stream.address, CALL) == 202
-    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+async def test_a_caller_that_leaves_withdraws_its_calls(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream:
+        assert await frontend.post(stream.address, CALL) == 202
+    assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
 # -- how many ----------------------------------------------------------------------------------------------------
 
 
-async def test_one_caller_may_have_so_many_streams_and_no_more(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_caller_may_have_so_many_streams_and_no_more(
+    frontend: HttpFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 2)
-    async with face.listening():
-        async with face.listening():
-            refused = await face.visit("GET", STREAM_PATH)
+    async with frontend.listening():
+        async with frontend.listening():
+            refused = await frontend.http_request("GET", STREAM_PATH)
             assert refused.status == 429
-            assert len(face.sse) == 2
-            async with face.listening("other"):
-                assert len(face.sse) == 3, "others have room of their own"
-        async with face.listening():
-            assert len(face.sse) == 2, "a stream that was left makes room"
+            assert len(frontend.sse) == 2
+            async with frontend.listening("other"):
+                assert len(frontend.sse) == 3, "others have room of their own"
+        async with frontend.listening():
+            assert len(frontend.sse) == 2, "a stream that was left makes room"
 
 
 # -- how long ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_in_which_nobody_says_anything_is_ended(face: Face) -> None:
-    async with face.listening() as stream:
-        face.sweep(IDLE_SECONDS / 2)
-        assert await face.post(stream.address, PING) == 202
+async def test_a_session_in_which_nobody_says_anything_is_ended(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream:
+        frontend.sweep(IDLE_SECONDS / 2)
+        assert await frontend.post(stream.address, PING) == 202
         await stream.reply(1)
-        face.sweep(LATE)
+        frontend.sweep(LATE)
         await stream.client.until(lambda: bool(stream.client.ended))
-        assert await face.post(stream.address, PING) == 404
+        assert await frontend.post(stream.address, PING) == 404
 
 
-async def test_signs_of_life_are_nothing_that_is_said(face: Face) -> None:
-    async with face.listening() as stream:
+async def test_signs_of_life_are_nothing_that_is_said(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream:
         stream.client.push(sse.comment())
-        face.sweep(LATE)
+        frontend.sweep(LATE)
         await stream.client.until(lambda: bool(stream.client.ended))
 
 
-async def test_a_session_with_a_call_is_not_idle_however_long_it_takes(face: Face) -> None:
-    async with face.listening() as stream:
-        assert await face.post(stream.address, CALL) == 202
-        face.sweep(LATE)
-        face.hosted.last_call.finish(DONE)
+async def test_a_session_with_a_call_is_not_idle_however_long_it_takes(frontend: HttpFrontend) -> None:
+    async with frontend.listening() as stream:
+        assert await frontend.post(stream.address, CALL) == 202
+        frontend.sweep(LATE)
+        frontend.hosted.last_call.finish(DONE)
         assert (await stream.reply(2))["result"] is not None
         assert stream.client.ended == []
-        face.sweep(LATE)
+        frontend.sweep(LATE)
         await stream.client.until(lambda: bool(stream.client.ended))
 
 
 @pytest.mark.parametrize("says", ["the caller", "the hub"])
-async def test_whoever_says_something_keeps_the_session(face: Face, says: str) -> None:
-    async with face.listening() as stream:
-        (session,) = face.sse._sessions.values()
+async def test_whoever_says_something_keeps_the_session(frontend: HttpFrontend, says: str) -> None:
+    async with frontend.listening() as stream:
+        (session,) = frontend.sse._sessions.values()
         session.used_at -= LATE
         if says == "the caller":
-            await face.post(stream.address, {"jsonrpc": "2.0", "method": "notifications/initialized"})
+            await frontend.post(stream.address, {"jsonrpc": "2.0", "method": "notifications/initialized"})
         else:
             session.send(b"{}")
-        face.sweep(0.0)
+        frontend.sweep(0.0)
         assert not session.over.done()
         session.used_at -= LATE
-        face.sweep(0.0)
+        frontend.sweep(0.0)
         assert session.over.done()
 
 
-async def test_idle_sessions_are_looked_for_while_there_are_any(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_sessions_are_looked_for_while_there_are_any(
+    frontend: HttpFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
-    async with face.listening() as stream:
-        (session,) = face.sse._sessions.values()
+    async with frontend.listening() as stream:
+        (session,) = frontend.sse._sessions.values()
         session.used_at -= LATE
         await stream.client.until(lambda: bool(stream.client.ended))
     async with asyncio.timeout(SECONDS):
-        while face.sse._sweeping is not None:  # noqa: ASYNC110 - a timer tells nobody
+        while frontend.sse._sweeping is not None:  # noqa: ASYNC110 - a timer tells nobody
             await asyncio.sleep(0)

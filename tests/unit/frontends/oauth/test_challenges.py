@@ -7,25 +7,27 @@ from msgspec.structs import replace
 
 from isthmus.frontends.http.auth import Authenticator, Denied, OriginGuard
 from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
-from isthmus.model.callers import Face
+from isthmus.model.callers import FrontendName
 
 BASE = "https://hub.example"
 
 
-def refused(shown: RejectedCredential | None, face: Face = "mcp", base: str | None = BASE) -> tuple[int, str]:
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
-    gate.refuse = Challenges(lambda _: base, lambda _: shown).refuse
-    denied = gate.admit({b"host": b"localhost"}, face)
+def refused(
+    shown: RejectedCredential | None, frontend: FrontendName = "mcp", base: str | None = BASE
+) -> tuple[int, str]:
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    auth.refuse = Challenges(lambda _: base, lambda _: shown).refuse
+    denied = auth.admit({b"host": b"localhost"}, frontend)
     assert isinstance(denied, Denied)
     [(name, value)] = denied.headers
     assert name == b"www-authenticate"
     return denied.status, value.decode()
 
 
-@pytest.mark.parametrize(("face", "place"), [("mcp", "/mcp"), ("sse", "/sse"), ("a2a", ""), ("rest", "")])
-def test_a_stranger_is_told_where_to_ask(face: Face, place: str) -> None:
+@pytest.mark.parametrize(("frontend", "place"), [("mcp", "/mcp"), ("sse", "/sse"), ("a2a", ""), ("rest", "")])
+def test_a_stranger_is_told_where_to_ask(frontend: FrontendName, place: str) -> None:
     metadata = f"{BASE}/.well-known/oauth-protected-resource{place}"
-    assert refused(None, face) == (401, f'Bearer realm="isthmus", resource_metadata="{metadata}"')
+    assert refused(None, frontend) == (401, f'Bearer realm="isthmus", resource_metadata="{metadata}"')
 
 
 def test_where_there_is_nothing_to_be_found_nothing_is_named() -> None:
@@ -65,8 +67,8 @@ def test_nothing_that_is_said_can_leave_its_quotes() -> None:
 
 
 def test_a_gate_by_itself_asks_for_a_key() -> None:
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
-    denied = gate.admit({b"host": b"localhost"}, "mcp")
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    denied = auth.admit({b"host": b"localhost"}, "mcp")
     assert isinstance(denied, Denied)
     assert denied.headers == ((b"www-authenticate", b'Bearer realm="isthmus"'),)
 

@@ -70,15 +70,15 @@ async def ask(
     base: str | None = BASE,
     has_keys: bool = True,
 ) -> tuple[int, bytes, Any]:
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
-    gate.on_turned_away = lambda face, status: TURNED_AWAY.append((face, status))
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    auth.on_turned_away = lambda frontend, status: TURNED_AWAY.append((frontend, status))
     corp = TrustedIssuer("https://login.example", (BASE,), ())
-    face = OauthHttp(gate, Giver(has_keys=has_keys), lambda _: base, lambda: (corp,))
-    assert face.is_at(path)
+    frontend = OauthHttp(auth, Giver(has_keys=has_keys), lambda _: base, lambda: (corp,))
+    assert frontend.is_at(path)
     client = Reader(body)
     given = [(b"host", b"localhost"), *headers]
     scope = {"method": method, "path": path, "headers": given, "extensions": {PEER: client}}
-    await face.serve(scope, client.receive, _silent)
+    await frontend.serve(scope, client.receive, _silent)
     status, lines, said = client.told
     return status, lines, json.loads(said) if said else None
 

@@ -1,4 +1,4 @@
-"""The neighbours of the relay's face, small in a test's hands: servers in their seats, and a device's socket."""
+"""The neighbours of the relay's frontend, small in a test's hands: servers in their seats, and a device's socket."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Wire:
         self.closed = (code, reason)
 
 
-class Visit:
+class ConnectedDevice:
     """A device in a room, by its socket."""
 
     def __init__(self, room: Room, settings: RelaySettings | None = None) -> None:

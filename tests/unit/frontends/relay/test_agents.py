@@ -16,7 +16,7 @@ from isthmus.model.callers import Grants
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import tool
-from tests.unit.frontends.relay.doubles import KITCHEN, Room, Visit, until
+from tests.unit.frontends.relay.doubles import KITCHEN, ConnectedDevice, Room, until
 
 
 async def test_configured_servers_are_seen_where_the_rules_say_so_and_after_the_agents_own() -> None:
@@ -24,18 +24,18 @@ async def test_configured_servers_are_seen_where_the_rules_say_so_and_after_the_
     configured = room.sit("clock", "add", "now", is_own=False)
     room.sit("hidden", "secret", is_own=False)
     room.sit("s1", "add")
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock.add", "clock.now"))}))
-    listed = visit.list_tools()
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock.add", "clock.now"))}))
+    listed = device.list_tools()
     assert [(entry["name"], entry["server_id"]) for entry in listed["tools"]] == [
         ("add", "s1"),
         ("clock.add", "clock"),
         ("now", "clock"),
     ]
     assert (listed["total_servers"], listed["responded_servers"]) == (2, 2)
-    visit.call("clock.add")
+    device.call("clock.add")
     assert configured.call.name == "add"
-    visit.call("secret", id=2)
-    assert visit.last["error"]["code"] == -32601
+    device.call("secret", id=2)
+    assert device.last["error"]["code"] == -32601
 
 
 async def test_a_server_that_is_away_is_not_listed_and_leaves_the_bare_name() -> None:
@@ -43,25 +43,25 @@ async def test_a_server_that_is_away_is_not_listed_and_leaves_the_bare_name() ->
     gone = room.sit("s1", "add", "sub")
     room.sit("s2", "add")
     room.sit("clock", "now", "sub", is_own=False)
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}))
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add", "sub", "s2.add", "now", "clock.sub"]
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}))
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add", "sub", "s2.add", "now", "clock.sub"]
     room.go_away(gone)
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add", "now", "sub"]
-    visit.call("s1.sub")
-    assert visit.last["error"]["code"] == -32001, "a device may have listed it before"
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add", "now", "sub"]
+    device.call("s1.sub")
+    assert device.last["error"]["code"] == -32001, "a device may have listed it before"
 
 
 async def test_everything_means_whatever_is_configured_and_not_what_dials_in_elsewhere() -> None:
     room = Room()
     room.sit("clock", "now", is_own=False)
     room.hub.publish(ServerStatus(room.sit("x", is_own=False).server, "ready", tools=(tool("spy", "x"),), agent="bath"))
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("*",))}))
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["now"]
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("*",))}))
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["now"]
     shared = RelaySettings(agents={KITCHEN: AgentRules(allow=("agent:bath",))})
-    visit.agent.change(shared)
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["spy"]
-    visit.agent.change(RelaySettings())
-    assert visit.list_tools()["tools"] == []
+    device.agent.change(shared)
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["spy"]
+    device.agent.change(RelaySettings())
+    assert device.list_tools()["tools"] == []
 
 
 async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
@@ -74,8 +74,8 @@ async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
         room.sit("x", is_own=False).server, "ready", tools=(tool("now", "x"),), agent="bath", rules=rules
     )
     room.hub.publish(spy)
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("tag:safe",))}))
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["now"]
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("tag:safe",))}))
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["now"]
 
 
 async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
@@ -84,39 +84,39 @@ async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
     room.sit("clock", "now", is_own=False)
     bounds = TenantSettings(Grants(("*",), (f"{KITCHEN}_s1.sub", "clock")))
     settings = RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}, tenants=Tenants({"default": bounds}))
-    visit = Visit(room, settings)
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"]
+    device = ConnectedDevice(room, settings)
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"]
     none = RelaySettings(tenants=Tenants({"default": TenantSettings(Grants(()))}))
-    visit.agent.change(none)
-    assert (visit.list_tools()["tools"], visit.agent.seats()) == ([], [])
+    device.agent.change(none)
+    assert (device.list_tools()["tools"], device.agent.seats()) == ([], [])
 
 
 async def test_the_table_is_made_anew_only_when_something_in_it_changed() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    table = visit.agent.table()
+    device = ConnectedDevice(room)
+    table = device.agent.table()
     room.sit("elsewhere", "other", is_own=False)
-    assert visit.agent.table() is table
+    assert device.agent.table() is table
     room.relist(seat, "add", "sub")
-    assert visit.agent.table() is not table
-    assert list(visit.agent.table().entries) == ["add", "sub"]
+    assert device.agent.table() is not table
+    assert list(device.agent.table().entries) == ["add", "sub"]
 
 
 async def test_a_server_that_gets_up_before_the_hub_forgets_it_is_seen_no_more() -> None:
     room = Room()
     room.sit("s1", "add")
-    visit = Visit(room)
-    assert list(visit.agent.table().entries) == ["add"]
+    device = ConnectedDevice(room)
+    assert list(device.agent.table().entries) == ["add"]
     room.get_up("s1")
-    assert list(visit.agent.table().entries) == []
+    assert list(device.agent.table().entries) == []
 
 
 async def test_who_leaves_last_leaves_no_watcher_behind() -> None:
     room = Room()
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("*",))}))
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("*",))}))
     assert room.watchers == 1
-    visit.agent.close()
+    device.agent.close()
     assert room.watchers == 0
     assert not room.hub._watchers
 
@@ -125,8 +125,8 @@ async def test_a_configured_server_that_is_not_there_is_named() -> None:
     room = Room()
     clock = room.sit("clock", "now", is_own=False)
     room.go_away(clock, "it was stopped")
-    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock", "nobody.here"))}))
-    listed = visit.list_tools()
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock", "nobody.here"))}))
+    listed = device.list_tools()
     assert [entry["name"] for entry in listed["tools"]] == ["now"]
     assert listed["missing"] == [{"server_id": "clock", "reason": "it was stopped"}]
     assert (listed["total_servers"], listed["responded_servers"]) == (1, 0)
@@ -137,7 +137,7 @@ async def test_a_server_without_a_reason_is_not_connected() -> None:
     seat = room.sit("s1", "add")
     room.hub.close_server_queue(seat.server)
     seat.is_here = False
-    listed = Visit(room).list_tools()
+    listed = ConnectedDevice(room).list_tools()
     assert listed["tools"] == []
     assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected"}]
 
@@ -147,25 +147,25 @@ async def test_a_server_that_comes_back_is_not_missed_twice() -> None:
     seat = room.sit("s1", "add")
     room.go_away(seat)
     room.expect("s1")
-    assert [absent.server_id for absent in Visit(room).agent.absent()] == ["s1"]
+    assert [absent.server_id for absent in ConnectedDevice(room).agent.absent()] == ["s1"]
 
 
 async def test_a_device_that_cannot_be_told_does_not_keep_others_from_the_news() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
 
     class Broken:
         def tools_changed(self) -> None:
             raise RuntimeError("broken")
 
-    visit.agent.leave(visit.line)
-    visit.agent.join(Broken())
-    visit.agent.join(visit.line)
-    visit.send("notifications/initialized", {})
+    device.agent.leave(device.line)
+    device.agent.join(Broken())
+    device.agent.join(device.line)
+    device.send("notifications/initialized", {})
     with capture_logs() as logs:
         room.relist(seat, "sub")
-        await until(lambda: bool(visit.said))
+        await until(lambda: bool(device.said))
     assert [entry["event"] for entry in logs] == ["device could not be notified of changed tools"]
 
 
@@ -177,21 +177,21 @@ async def test_a_server_that_is_denied_is_neither_seen_nor_counted_nor_asked() -
     room.sit("off", "never", is_own=False)
     room.hub.publish(ServerStatus(ServerName("off"), "disabled"))
     rules = AgentRules(allow=("*",), deny=("kitchen_s1", "clock"))
-    visit = Visit(room, RelaySettings(agents={KITCHEN: rules}))
-    listed = visit.list_tools()
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: rules}))
+    listed = device.list_tools()
     assert [entry["name"] for entry in listed["tools"]] == ["sub"]
     assert (listed["total_servers"], listed["responded_servers"]) == (1, 1)
-    visit.send("ping", id=3)
-    assert visit.last["result"]["responses"] == [{"server_id": "s2"}]
-    visit.send("custom/thing", id=4)
+    device.send("ping", id=3)
+    assert device.last["result"]["responses"] == [{"server_id": "s2"}]
+    device.send("custom/thing", id=4)
     assert not denied.link.sent
 
 
 async def test_an_agent_keeps_no_old_snapshot_in_memory() -> None:
     room = Room()
     room.sit("s1", "add")
-    visit = Visit(room)
-    visit.list_tools()
+    device = ConnectedDevice(room)
+    device.list_tools()
     old = weakref.ref(room.hub.snapshot)
     room.sit("elsewhere", "other", is_own=False)
     assert "elsewhere" in room.hub.snapshot.server_statuses

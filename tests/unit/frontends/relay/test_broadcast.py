@@ -15,7 +15,7 @@ from isthmus.model.calls import Question, Result
 from isthmus.model.faults import ServerError
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import raw
-from tests.unit.frontends.relay.doubles import KITCHEN, Room, Seated, Visit, until
+from tests.unit.frontends.relay.doubles import KITCHEN, ConnectedDevice, Room, Seated, until
 
 
 class Party:
@@ -25,17 +25,17 @@ class Party:
         self.room = Room()
         self.one = self.room.sit("s1", "add")
         self.two = self.room.sit("s2", "sub")
-        self.visit = Visit(self.room, settings)
+        self.device = ConnectedDevice(self.room, settings)
 
     @property
     def result(self) -> Any:
-        (message,) = self.visit.said
+        (message,) = self.device.said
         assert "error" not in message
         return message["result"]
 
     @property
     def error(self) -> Any:
-        (message,) = self.visit.said
+        (message,) = self.device.said
         assert "result" not in message
         return message["error"]
 
@@ -50,15 +50,15 @@ def refuse(seat: Seated, code: int = -32601, message: str = "Method not found") 
 
 async def test_every_server_is_asked_and_one_answer_holds_all() -> None:
     party = Party()
-    party.visit.send("prompts/get", {"name": "p", "_meta": {"progressToken": 1, "x/y": 2}}, id="q")
+    party.device.send("prompts/get", {"name": "p", "_meta": {"progressToken": 1, "x/y": 2}}, id="q")
     for seat in (party.one, party.two):
         call = seat.call.call
         assert (call.kind, call.name, json.loads(bytes(call.arguments))) == ("method", "prompts/get", {"name": "p"})
         assert call.meta.keys() == {"x/y"}
     say(party.two, {"messages": [2]})
-    assert party.visit.said == []
+    assert party.device.said == []
     say(party.one, {"messages": [1]})
-    assert party.visit.last["id"] == "q"
+    assert party.device.last["id"] == "q"
     assert party.result == {
         "responses": [{"messages": [1], "server_id": "s1"}, {"messages": [2], "server_id": "s2"}],
         "total_servers": 2,
@@ -70,9 +70,9 @@ async def test_a_server_that_does_not_answer_in_time_is_named_and_left_out() -> 
     party = Party(RelaySettings(wait=0.05))
     away = party.room.sit("s3", "mul")
     party.room.go_away(away, "it is not connected: gone")
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     say(party.one, {"a": 1})
-    await until(lambda: bool(party.visit.said))
+    await until(lambda: bool(party.device.said))
     assert party.result["responses"] == [{"a": 1, "server_id": "s1"}]
     assert (party.result["total_servers"], party.result["responded_servers"]) == (3, 1)
     missing = {entry["server_id"]: entry["reason"] for entry in party.result["missing"]}
@@ -81,12 +81,12 @@ async def test_a_server_that_does_not_answer_in_time_is_named_and_left_out() -> 
     assert not away.link.sent
     assert party.two.link.withdrawn, "a server that is not waited for is told so"
     say(party.two, {"late": True})
-    assert len(party.visit.said) == 1
+    assert len(party.device.said) == 1
 
 
 async def test_lists_are_merged_under_their_own_member_with_all_their_pages() -> None:
     party = Party()
-    party.visit.send("prompts/list", id=1)
+    party.device.send("prompts/list", id=1)
     say(party.one, {"prompts": [{"name": "a"}], "nextCursor": "more"})
     assert json.loads(bytes(party.one.link.sent[-1].call.arguments)) == {"cursor": "more"}
     say(party.two, {"prompts": [{"name": "b"}, "nonsense"]})
@@ -107,7 +107,7 @@ async def test_lists_are_merged_under_their_own_member_with_all_their_pages() ->
 )
 async def test_in_a_list_an_error_is_no_entry(method: str, member: str) -> None:
     party = Party()
-    party.visit.send(method, id=1)
+    party.device.send(method, id=1)
     refuse(party.two)
     say(party.one, {member: [{"uri": "x:y"}]})
     assert party.result[member] == [{"uri": "x:y", "server_id": "s1"}]
@@ -116,7 +116,7 @@ async def test_in_a_list_an_error_is_no_entry(method: str, member: str) -> None:
 
 async def test_a_list_without_end_is_broken_off_and_what_is_no_list_is_named() -> None:
     party = Party()
-    party.visit.send("prompts/list", id=1)
+    party.device.send("prompts/list", id=1)
     say(party.two, {"prompts": 7})
     for _ in range(PAGES_MAX):
         say(party.one, {"prompts": [{"name": "a"}], "nextCursor": "again"})
@@ -127,7 +127,7 @@ async def test_a_list_without_end_is_broken_off_and_what_is_no_list_is_named() -
 
 async def test_a_servers_error_stands_beside_anothers_success() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     refuse(party.one, -32000, "broken")
     say(party.two, {})
     assert party.result["responses"] == [
@@ -139,7 +139,7 @@ async def test_a_servers_error_stands_beside_anothers_success() -> None:
 
 async def test_if_all_fail_the_answer_is_an_error() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     refuse(party.two, -32000, "broken")
     party.one.link.sent[-1].cancel("gone")
     missing = [{"server_id": "s1", "reason": "Cancelled: gone"}]
@@ -151,8 +151,8 @@ async def test_who_is_silent_is_told_before_who_may_not_be_asked() -> None:
     party = Party(RelaySettings(agents={KITCHEN: rules}, wait=0.02))
     party.room.sit("s3", "add")
     party.room.go_away(party.room.sit("s4", "mul"), "it left")
-    party.visit.send("prompts/list", id=1)
-    await until(lambda: bool(party.visit.said))
+    party.device.send("prompts/list", id=1)
+    await until(lambda: bool(party.device.said))
     assert (party.error["code"], party.error["message"]) == (-32002, "转发消息失败")
     missing = {entry["server_id"]: entry["reason"] for entry in party.error["data"]["missing"]}
     assert missing.keys() == {"s1", "s2", "s3", "s4"}
@@ -162,26 +162,26 @@ async def test_who_is_silent_is_told_before_who_may_not_be_asked() -> None:
 
 async def test_if_nobody_says_anything_the_answer_says_why() -> None:
     party = Party(RelaySettings(wait=0.02))
-    party.visit.send("custom/thing", id=1)
-    await until(lambda: bool(party.visit.said))
+    party.device.send("custom/thing", id=1)
+    await until(lambda: bool(party.device.said))
     assert (party.error["code"], party.error["message"]) == (-32002, "转发消息失败")
 
 
 async def test_with_nobody_here_the_servers_are_not_connected() -> None:
-    visit = Visit(Room())
-    visit.send("prompts/list", id=1)
-    assert (visit.last["error"]["code"], visit.last["error"]["message"]) == (-32001, "工具端未连接")
-    assert visit.last["error"]["data"]["agent_id"] == KITCHEN
-    assert not visit.line._broadcasts
+    device = ConnectedDevice(Room())
+    device.send("prompts/list", id=1)
+    assert (device.last["error"]["code"], device.last["error"]["message"]) == (-32001, "工具端未连接")
+    assert device.last["error"]["data"]["agent_id"] == KITCHEN
+    assert not device.line._broadcasts
 
 
 async def test_the_first_success_can_be_enough() -> None:
     party = Party(RelaySettings(aggregate="first", wait=30))
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     refuse(party.one)
-    assert party.visit.said == []
+    assert party.device.said == []
     third = party.room.sit("s3")
-    party.visit.send("custom/other", id=2)
+    party.device.send("custom/other", id=2)
     say(third, {"a": 1})
     assert party.result == {"responses": [{"a": 1, "server_id": "s3"}], "total_servers": 3, "responded_servers": 1}
     assert {entry[0].call.name for entry in party.two.link.withdrawn} == {"custom/other"}
@@ -190,38 +190,38 @@ async def test_the_first_success_can_be_enough() -> None:
 async def test_who_may_not_use_all_of_a_server_may_not_ask_it_just_anything() -> None:
     rules = AgentRules(deny=("kitchen_s1.add", "kitchen_s2.sub"))
     party = Party(RelaySettings(agents={KITCHEN: rules}))
-    party.visit.send("prompts/list", id=1)
+    party.device.send("prompts/list", id=1)
     assert party.error == {"code": -32601, "message": "Method not found: prompts/list"}
     assert not party.one.link.sent
 
 
 async def test_a_question_is_dropped_when_a_call_uses_its_id_or_it_is_withdrawn() -> None:
     party = Party()
-    party.visit.send("prompts/list", id=1)
-    party.visit.call("no such tool", id=1)
-    party.visit.send("prompts/list", id=2)
-    party.visit.send("notifications/cancelled", {"requestId": 2})
-    assert [message["id"] for message in party.visit.said] == [1]
+    party.device.send("prompts/list", id=1)
+    party.device.call("no such tool", id=1)
+    party.device.send("prompts/list", id=2)
+    party.device.send("notifications/cancelled", {"requestId": 2})
+    assert [message["id"] for message in party.device.said] == [1]
     assert len(party.one.link.withdrawn) == len(party.two.link.withdrawn) == 2
-    assert not party.visit.line._broadcasts
+    assert not party.device.line._broadcasts
 
 
 async def test_only_so_many_questions_are_open_at_once() -> None:
     room = Room()
     room.sit("s1")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     for number in range(PENDING_MAX + 1):
-        visit.send("custom/thing", id=number)
-    assert (visit.last["id"], visit.last["error"]["code"]) == (PENDING_MAX, -32002)
-    assert len(visit.said) == 1
+        device.send("custom/thing", id=number)
+    assert (device.last["id"], device.last["error"]["code"]) == (PENDING_MAX, -32002)
+    assert len(device.said) == 1
 
 
 async def test_a_question_whose_id_is_used_again_is_answered_first_with_what_was_heard() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     say(party.two, {"a": 2})
-    party.visit.send("ping", id=1)
-    heard, ping = party.visit.said
+    party.device.send("ping", id=1)
+    heard, ping = party.device.said
     assert heard["result"]["responses"] == [{"a": 2, "server_id": "s2"}]
     assert [absent["server_id"] for absent in heard["result"]["missing"]] == ["s1"]
     assert (ping["id"], ping["result"]["total_servers"]) == (1, 2)
@@ -230,14 +230,14 @@ async def test_a_question_whose_id_is_used_again_is_answered_first_with_what_was
 
 async def test_a_question_that_nobody_answered_yet_is_an_error_when_its_id_is_used_again() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
-    party.visit.send("ping", id=1)
-    assert [list(message)[-1] for message in party.visit.said] == ["error", "result"]
+    party.device.send("custom/thing", id=1)
+    party.device.send("ping", id=1)
+    assert [list(message)[-1] for message in party.device.said] == ["error", "result"]
 
 
 async def test_a_list_with_far_too_many_entries_is_no_answer() -> None:
     party = Party(RelaySettings(frame_bytes=1 << 20))
-    party.visit.send("prompts/list", id=1)
+    party.device.send("prompts/list", id=1)
     say(party.one, {"prompts": [{}] * 10_001})
     say(party.two, {"prompts": [{"name": "p"}]})
     assert party.result["prompts"] == [{"name": "p", "server_id": "s2"}]
@@ -246,7 +246,7 @@ async def test_a_list_with_far_too_many_entries_is_no_answer() -> None:
 
 async def test_what_is_too_long_together_becomes_an_error() -> None:
     party = Party(RelaySettings(frame_bytes=4096))
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     say(party.one, {"a": "x" * 3000})
     say(party.two, {"a": "x" * 3000})
     assert party.error["code"] == -32002
@@ -255,7 +255,7 @@ async def test_what_is_too_long_together_becomes_an_error() -> None:
 
 async def test_what_can_never_fit_is_not_waited_for() -> None:
     party = Party(RelaySettings(frame_bytes=4096, wait=30))
-    party.visit.send("prompts/list", id=1)
+    party.device.send("prompts/list", id=1)
     say(party.one, {"prompts": [{"name": "x" * 5000}], "nextCursor": "more"})
     assert party.error["data"]["executed"] == "yes"
     assert len(party.one.link.sent) == 1
@@ -264,7 +264,7 @@ async def test_what_can_never_fit_is_not_waited_for() -> None:
 
 async def test_a_modern_servers_answer_has_no_type_that_devices_do_not_know() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     party.one.call.finish(Result(raw({"a": 1, "resultType": "complete"}), is_typed=True))
     say(party.two, {})
     assert party.result["responses"][0] == {"a": 1, "server_id": "s1"}
@@ -272,13 +272,13 @@ async def test_a_modern_servers_answer_has_no_type_that_devices_do_not_know() ->
 
 async def test_meta_that_is_no_object_is_refused() -> None:
     party = Party()
-    party.visit.send("custom/thing", {"_meta": 1}, id=1)
+    party.device.send("custom/thing", {"_meta": 1}, id=1)
     assert party.error["code"] == -32602
 
 
 async def test_a_question_of_a_server_is_declined_and_an_answer_that_says_a_thing_twice_is_none() -> None:
     party = Party()
-    party.visit.send("custom/thing", id=1)
+    party.device.send("custom/thing", id=1)
     replies: list[object] = []
     party.one.call.ask(Question("sampling/createMessage", raw({})), replies.append)
     assert len(replies) == 1

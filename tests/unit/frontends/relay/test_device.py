@@ -30,7 +30,7 @@ from isthmus.model.calls import NOT_ASKED, Declined, LogMessage, Outcome, Progre
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import DONE, raw, tool
-from tests.unit.frontends.relay.doubles import KITCHEN, ME, Room, Visit, answer, until
+from tests.unit.frontends.relay.doubles import KITCHEN, ME, ConnectedDevice, Room, answer, until
 
 GREETING = {
     "protocolVersion": "2024-11-05",
@@ -51,10 +51,10 @@ async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
     room = Room()
     room.sit("s1", "add")
     room.sit("s2", "sub")
-    visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
-    result = visit.last["result"]
-    assert visit.last["id"] == 1
+    device = ConnectedDevice(room)
+    device.send("initialize", GREETING, id=1)
+    result = device.last["result"]
+    assert device.last["id"] == 1
     assert result["protocolVersion"] == "2024-11-05"
     assert result["capabilities"] == {"tools": {"listChanged": True}}
     assert result["serverInfo"] == {"name": "isthmus", "version": "1.2.3"}
@@ -63,15 +63,15 @@ async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
     assert [entry["server_id"] for entry in result["responses"]] == ["s1", "s2"]
     assert (result["total_servers"], result["responded_servers"]) == (2, 2)
     assert "missing" not in result
-    assert visit.line.summary().title == "Pot 9"
+    assert device.line.summary().title == "Pot 9"
 
 
 async def test_a_version_that_nobody_speaks_is_answered_with_one_that_the_hub_does() -> None:
-    visit = Visit(Room())
-    visit.send("initialize", {**GREETING, "protocolVersion": "1999-01-01"}, id=1)
-    assert visit.last["result"]["protocolVersion"] == "2025-11-25"
-    visit.send("initialize", {}, id=2)
-    assert error_of(visit.last)["code"] == -32602
+    device = ConnectedDevice(Room())
+    device.send("initialize", {**GREETING, "protocolVersion": "1999-01-01"}, id=1)
+    assert device.last["result"]["protocolVersion"] == "2025-11-25"
+    device.send("initialize", {}, id=2)
+    assert error_of(device.last)["code"] == -32602
 
 
 async def test_tools_are_listed_as_their_servers_describe_them_with_whose_they_are() -> None:
@@ -80,7 +80,7 @@ async def test_tools_are_listed_as_their_servers_describe_them_with_whose_they_a
         "s1", tool("add", "kitchen_s1", description="adds", inputSchema={"type": "object"}, odd=[1], server_id="x")
     )
     room.sit("s2", "add")
-    listed = Visit(room).list_tools()
+    listed = ConnectedDevice(room).list_tools()
     whole = {"name": "add", "description": "adds", "inputSchema": {"type": "object"}, "odd": [1], "server_id": "s1"}
     assert listed["tools"][0] == whole
     assert [entry["name"] for entry in listed["tools"]] == ["add", "s2.add"]
@@ -89,45 +89,45 @@ async def test_tools_are_listed_as_their_servers_describe_them_with_whose_they_a
 
 
 async def test_with_no_server_the_device_is_ready_at_once_with_no_tools() -> None:
-    visit = Visit(Room())
-    visit.send("initialize", GREETING, id=1)
-    assert visit.list_tools() == {"tools": [], "total_servers": 0, "responded_servers": 0}
-    assert [message["id"] for message in visit.said] == [1, 2]
+    device = ConnectedDevice(Room())
+    device.send("initialize", GREETING, id=1)
+    assert device.list_tools() == {"tools": [], "total_servers": 0, "responded_servers": 0}
+    assert [message["id"] for message in device.said] == [1, 2]
 
 
 async def test_a_device_is_greeted_at_once_and_its_list_waits_for_servers_that_are_just_arriving() -> None:
     room = Room()
     room.expect("s1")
-    visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
-    visit.send("notifications/initialized", {})
-    visit.send("tools/list", id=2)
-    (greeted,) = visit.said
+    device = ConnectedDevice(room)
+    device.send("initialize", GREETING, id=1)
+    device.send("notifications/initialized", {})
+    device.send("tools/list", id=2)
+    (greeted,) = device.said
     assert (greeted["id"], greeted["result"]["responded_servers"]) == (1, 0)
     room.arrive("s1", "add")
-    await until(lambda: len(visit.said) == 2)
-    listed = visit.last
+    await until(lambda: len(device.said) == 2)
+    listed = device.last
     assert (listed["id"], [entry["name"] for entry in listed["result"]["tools"]]) == (2, ["add"])
 
 
 async def test_a_greeting_behind_a_list_that_waits_is_not_given_before_it() -> None:
     room = Room()
     room.expect("s1")
-    visit = Visit(room)
-    visit.send("tools/list", id=2)
-    visit.send("initialize", GREETING, id=1)
-    assert visit.said == []
+    device = ConnectedDevice(room)
+    device.send("tools/list", id=2)
+    device.send("initialize", GREETING, id=1)
+    assert device.said == []
 
 
 async def test_who_does_not_arrive_in_time_is_named_and_holds_nobody_up() -> None:
     room = Room()
     room.sit("s1", "add")
     room.expect("slow")
-    visit = Visit(room, RelaySettings(wait=0.02))
-    visit.send("initialize", GREETING, id=1)
-    visit.send("tools/list", id=2)
-    await until(lambda: len(visit.said) == 2)
-    for message in visit.said:
+    device = ConnectedDevice(room, RelaySettings(wait=0.02))
+    device.send("initialize", GREETING, id=1)
+    device.send("tools/list", id=2)
+    await until(lambda: len(device.said) == 2)
+    for message in device.said:
         (missing,) = message["result"]["missing"]
         assert missing["server_id"] == "slow"
         assert missing["reason"]
@@ -138,13 +138,13 @@ async def test_an_answer_that_waits_is_dropped_when_a_call_uses_its_id() -> None
     room = Room()
     room.sit("s0", "now")
     room.expect("s1")
-    visit = Visit(room)
-    visit.send("tools/list", id=1)
-    visit.send("tools/list", id=2)
-    visit.call("now", id=1)
+    device = ConnectedDevice(room)
+    device.send("tools/list", id=1)
+    device.send("tools/list", id=2)
+    device.call("now", id=1)
     room.arrive("s1", "add")
-    await until(lambda: bool(visit.said))
-    assert [message["id"] for message in visit.said] == [2], "a late list would be taken for the call's result"
+    await until(lambda: bool(device.said))
+    assert [message["id"] for message in device.said] == [2], "a late list would be taken for the call's result"
 
 
 @pytest.mark.parametrize("method", ["ping", "tools/list", "initialize", "custom/thing", "tasks/get"])
@@ -152,11 +152,11 @@ async def test_an_answer_that_waits_is_given_before_anything_but_a_call_uses_its
     room = Room()
     room.sit("s0", "now")
     room.expect("s1")
-    visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
-    visit.send("tools/list", id=2)
-    visit.send(method, GREETING if method == "initialize" else None, id=2)
-    greeted, listed = visit.said[:2]
+    device = ConnectedDevice(room)
+    device.send("initialize", GREETING, id=1)
+    device.send("tools/list", id=2)
+    device.send(method, GREETING if method == "initialize" else None, id=2)
+    greeted, listed = device.said[:2]
     assert (greeted["id"], greeted["result"]["serverInfo"]["name"]) == (1, "isthmus")
     assert (listed["id"], [entry["name"] for entry in listed["result"]["tools"]]) == (2, ["now"])
     assert [absent["server_id"] for absent in listed["result"]["missing"]] == ["s1"]
@@ -166,20 +166,20 @@ async def test_a_draining_device_goes_when_what_waited_is_answered_and_asks_noth
     room = Room()
     seat = room.sit("s0", "now")
     room.expect("s1")
-    visit = Visit(room)
-    visit.send("tools/list", id=1)
-    visit.line.drain()
-    visit.send("custom/thing", id=1)
-    assert visit.wire.closed is not None
-    assert ([message["id"] for message in visit.said], seat.link.sent) == ([1], [])
+    device = ConnectedDevice(room)
+    device.send("tools/list", id=1)
+    device.line.drain()
+    device.send("custom/thing", id=1)
+    assert device.wire.closed is not None
+    assert ([message["id"] for message in device.said], seat.link.sent) == ([1], [])
 
 
 async def test_a_server_that_is_away_is_not_listed_and_is_named_with_the_reason() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     room.go_away(seat, "it is not connected: the cable was pulled")
-    listed = visit.list_tools()
+    listed = device.list_tools()
     assert listed["tools"] == []
     assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected: the cable was pulled"}]
     assert (listed["total_servers"], listed["responded_servers"]) == (1, 0)
@@ -188,65 +188,65 @@ async def test_a_server_that_is_away_is_not_listed_and_is_named_with_the_reason(
 async def test_a_list_too_long_for_one_message_comes_in_pages_and_whole() -> None:
     room = Room()
     room.sit("s1", *(tool(f"t{number}", "kitchen_s1", description="x" * 500) for number in range(40)))
-    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
     names: list[str] = []
     params: dict[str, Any] | None = None
     for _ in range(40):
-        visit.send("tools/list", params, id=2)
-        assert len(visit.wire.frames[-1]) <= 4096
-        names += [entry["name"] for entry in visit.last["result"]["tools"]]
-        if "nextCursor" not in visit.last["result"]:
+        device.send("tools/list", params, id=2)
+        assert len(device.wire.frames[-1]) <= 4096
+        names += [entry["name"] for entry in device.last["result"]["tools"]]
+        if "nextCursor" not in device.last["result"]:
             break
-        params = {"cursor": visit.last["result"]["nextCursor"]}
+        params = {"cursor": device.last["result"]["nextCursor"]}
     assert names == [f"t{number}" for number in range(40)]
     room.relist(room.seats()[0], "other")
-    visit.send("tools/list", params, id=2)
-    assert [entry["name"] for entry in visit.last["result"]["tools"]] == ["other"], "an old cursor begins anew"
+    device.send("tools/list", params, id=2)
+    assert [entry["name"] for entry in device.last["result"]["tools"]] == ["other"], "an old cursor begins anew"
     for nonsense in ("!", "", 7, "AAAA"):
-        visit.send("tools/list", {"cursor": nonsense}, id=2)
-        assert error_of(visit.last)["code"] == -32602
-    visit.send("tools/list", {"cursor": None}, id=2)
-    assert "result" in visit.last
+        device.send("tools/list", {"cursor": nonsense}, id=2)
+        assert error_of(device.last)["code"] == -32602
+    device.send("tools/list", {"cursor": None}, id=2)
+    assert "result" in device.last
 
 
 async def test_a_greeting_leaves_out_what_does_not_fit() -> None:
     room = Room()
     for number in range(10):
         room.sit(f"s{number}").welcome = json.dumps({"instructions": "x" * 1000}).encode()
-    visit = Visit(room, RelaySettings(frame_bytes=4096))
-    visit.send("initialize", GREETING, id=1)
-    assert len(visit.wire.frames[-1]) <= 4096
-    assert visit.last["result"]["responses"] == [{"server_id": f"s{number}"} for number in range(10)]
+    device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
+    device.send("initialize", GREETING, id=1)
+    assert len(device.wire.frames[-1]) <= 4096
+    assert device.last["result"]["responses"] == [{"server_id": f"s{number}"} for number in range(10)]
 
 
 async def test_a_tool_too_long_to_be_listed_cannot_be_called() -> None:
     room = Room()
     room.sit("s1", "add", tool("huge", "kitchen_s1", description="x" * 4096))
-    visit = Visit(room, RelaySettings(frame_bytes=4096))
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"]
-    visit.call("huge")
-    assert error_of(visit.last)["code"] == -32601
+    device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"]
+    device.call("huge")
+    assert error_of(device.last)["code"] == -32601
 
 
 async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_told() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room, RelaySettings(frame_bytes=4096))
-    visit.wire.unread_bytes = 8192
+    device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
+    device.wire.unread_bytes = 8192
     for id in (1, 2, 3):
-        visit.call("add", id=id)
+        device.call("add", id=id)
     short, long, again = seat.link.sent
     short.finish(answer("x"))
-    assert visit.last["result"]
-    visit.wire.unread_bytes = 4 * 4096 - 3000
+    assert device.last["result"]
+    device.wire.unread_bytes = 4 * 4096 - 3000
     long.finish(answer("x" * 3000))
-    said = error_of(visit.last)
-    assert (visit.last["id"], said["code"], said["data"]["executed"]) == (2, -32002, "yes")
+    said = error_of(device.last)
+    assert (device.last["id"], said["code"], said["data"]["executed"]) == (2, -32002, "yes")
     assert "未读应答过多: 13384 字节未读" in said["data"]["details"]
     again.finish(answer("x" * 500))
-    assert visit.last["result"], "what is short is no burden"
-    visit.call("add", id=4)
-    said = error_of(visit.last)
+    assert device.last["result"], "what is short is no burden"
+    device.call("add", id=4)
+    said = error_of(device.last)
     assert (said["code"], said["data"]["executed"], len(seat.link.sent)) == (-32002, "no", 3)
 
 
@@ -257,10 +257,10 @@ async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_
 async def test_ids_come_back_as_they_were_written(id: bytes) -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.line.read(b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"add"}}\n' % id)
+    device = ConnectedDevice(room)
+    device.line.read(b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"add"}}\n' % id)
     seat.call.finish(answer())
-    assert visit.wire.frames == [
+    assert device.wire.frames == [
         b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id, b'{"content": [{"type": "text", "text": "well"}]}')
     ]
 
@@ -269,7 +269,7 @@ async def test_a_call_reaches_its_server_by_the_tools_own_name() -> None:
     room = Room()
     room.sit("s1", "add")
     seat = room.sit("s2", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     params = {
         "name": "s2.add",
         "arguments": {"a": 1},
@@ -278,29 +278,29 @@ async def test_a_call_reaches_its_server_by_the_tools_own_name() -> None:
         "requestState": "s",
         "more": 2,
     }
-    visit.send("tools/call", params, id=5)
+    device.send("tools/call", params, id=5)
     call = seat.call.call
     assert (seat.call.name, call.surface.server, bytes(call.arguments)) == ("add", "kitchen_s2", b'{"a": 1}')
     assert (set(call.meta), set(call.extra), call.wants_progress) == ({"x/y"}, {"more"}, True)
     assert (call.timeout, call.caller.name, call.caller.grants.allow) == (25.0, "relay:kitchen", ("agent:kitchen",))
     seat.call.emit(Progress({"progress": raw(1)}))
-    assert visit.last["params"] == {"progressToken": "p", "progress": 1}
-    visit.wire.unread_bytes = 1_000_000
+    assert device.last["params"] == {"progressToken": "p", "progress": 1}
+    device.wire.unread_bytes = 1_000_000
     seat.call.emit(Progress({"progress": raw(2)}))
-    assert len(visit.said) == 1, "who reads slowly is spared"
+    assert len(device.said) == 1, "who reads slowly is spared"
     seat.call.finish(answer())
-    assert visit.last["result"] == {"content": [{"type": "text", "text": "well"}]}
+    assert device.last["result"] == {"content": [{"type": "text", "text": "well"}]}
 
 
 async def test_progress_that_nobody_asked_for_is_not_told_and_questions_are_declined() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     seat.call.emit(Progress({"progress": raw(1)}))
     replies: list[object] = []
     seat.call.ask(Question("sampling/createMessage", raw({})), replies.append)
-    assert visit.said == []
+    assert device.said == []
     (declined,) = replies
     assert isinstance(declined, Declined)
 
@@ -308,100 +308,100 @@ async def test_progress_that_nobody_asked_for_is_not_told_and_questions_are_decl
 async def test_a_result_arrives_as_it_was() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     said = answer("7", structuredContent={"sum": 7}, _meta={"a": 1}, isError=False)
     seat.call.finish(said)
-    assert visit.last["result"] == json.loads(bytes(said.payload))
+    assert device.last["result"] == json.loads(bytes(said.payload))
 
 
 async def test_a_modern_servers_result_has_no_type_that_devices_do_not_know() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     seat.call.finish(answer(resultType="complete"))
-    assert visit.last["result"].keys() == {"content"}
+    assert device.last["result"].keys() == {"content"}
 
 
 async def test_a_tool_that_says_no_is_a_result_whose_text_devices_find() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     seat.call.finish(answer("no milk", isError=True))
-    assert visit.last["result"]["isError"] is True
-    assert visit.last["result"]["error"] == visit.last["result"]["content"][0]["text"] == "no milk"
+    assert device.last["result"]["isError"] is True
+    assert device.last["result"]["error"] == device.last["result"]["content"][0]["text"] == "no milk"
 
 
 async def test_a_servers_error_is_an_error() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=3)
+    device = ConnectedDevice(room)
+    device.call("add", id=3)
     seat.call.finish(ServerError(seat.server, -32000, "broken", raw([1])))
-    assert error_of(visit.last) == {"code": -32000, "message": "broken", "data": [1]}
+    assert error_of(device.last) == {"code": -32000, "message": "broken", "data": [1]}
 
 
 async def test_unknown_denied_and_nameless_tools_are_told_in_the_originals_words() -> None:
     room = Room()
     room.sit("s1", "add", "knife")
     rules = AgentRules(deny=("kitchen_s1.knife",))
-    visit = Visit(room, RelaySettings(agents={KITCHEN: rules}))
+    device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: rules}))
     for name in ("knife", "spoon"):
-        visit.call(name)
-        assert error_of(visit.last) == {"code": -32601, "message": f"工具 '{name}' 不存在"}
+        device.call(name)
+        assert error_of(device.last) == {"code": -32601, "message": f"工具 '{name}' 不存在"}
     nameless: list[dict[str, Any]] = [{}, {"arguments": {}}, {"name": ""}, {"name": 7}, {"name": None}]
     for params in nameless:
-        visit.send("tools/call", params, id=1)
-        assert error_of(visit.last) == {"code": -32602, "message": "缺少工具名称"}
-    visit.send("tools/call", {"name": "add", "arguments": [1]}, id=1)
-    assert error_of(visit.last)["code"] == -32602
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"], "callable is what is listed"
+        device.send("tools/call", params, id=1)
+        assert error_of(device.last) == {"code": -32602, "message": "缺少工具名称"}
+    device.send("tools/call", {"name": "add", "arguments": [1]}, id=1)
+    assert error_of(device.last)["code"] == -32602
+    assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"], "callable is what is listed"
 
 
 async def test_null_arguments_are_none() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.send("tools/call", {"name": "add", "arguments": None}, id=1)
+    device = ConnectedDevice(room)
+    device.send("tools/call", {"name": "add", "arguments": None}, id=1)
     assert bytes(seat.call.call.arguments) == b"{}"
 
 
 async def test_a_call_to_who_is_away_fails_at_once_and_works_when_it_is_back() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     room.go_away(seat)
-    visit.call("add")
-    error = error_of(visit.last)
+    device.call("add")
+    error = error_of(device.last)
     assert (error["code"], error["message"]) == (-32001, "工具端未连接")
     assert (error["data"]["agent_id"], error["data"]["executed"]) == (KITCHEN, "no")
     assert error["data"]["details"]
     room.come_back(seat)
-    visit.call("add", id=2)
+    device.call("add", id=2)
     seat.call.finish(answer())
-    assert visit.last["id"] == 2
-    assert "result" in visit.last
+    assert device.last["id"] == 2
+    assert "result" in device.last
 
 
 async def test_a_call_that_was_lost_says_whether_the_tool_may_have_run() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     seat.call.finish(Lost(seat.server, "gone", executed="unknown"))
-    error = error_of(visit.last)
+    error = error_of(device.last)
     assert (error["code"], error["message"], error["data"]["executed"]) == (-32002, "转发工具调用请求失败", "unknown")
 
 
 async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=4)
+    device = ConnectedDevice(room)
+    device.call("add", id=4)
     seat.call.finish(Result(msgspec.Raw(b'{"sum":5}'), is_bare=True))
-    assert visit.last["result"] == {
+    assert device.last["result"] == {
         "content": [{"type": "text", "text": '{"sum":5}'}],
         "structuredContent": {"sum": 5},
         "isError": False,
@@ -412,21 +412,21 @@ async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> N
 async def test_a_result_too_long_for_a_device_becomes_an_error(size: int) -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=4)
+    device = ConnectedDevice(room)
+    device.call("add", id=4)
     seat.call.finish(answer("x" * size))
-    error = error_of(visit.last)
-    assert (visit.last["id"], error["code"], error["data"]["executed"]) == (4, -32002, "yes")
+    error = error_of(device.last)
+    assert (device.last["id"], error["code"], error["data"]["executed"]) == (4, -32002, "yes")
     assert str(1024 * 1024) in error["data"]["details"]
-    assert all(len(frame) <= 1024 * 1024 for frame in visit.wire.frames)
+    assert all(len(frame) <= 1024 * 1024 for frame in device.wire.frames)
 
 
 @pytest.mark.parametrize("is_typed", [False, True])
 async def test_nothing_is_made_of_a_result_that_is_too_long_for_a_device(*, is_typed: bool) -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=4)
+    device = ConnectedDevice(room)
+    device.call("add", id=4)
     crowd = b",".join(b'"%d":0' % number for number in range(200_000))
     payload = b'{"resultType":"complete","isError":true,"content":[{"type":"text","text":"no"}],%b}' % crowd
     tracemalloc.start()
@@ -435,15 +435,15 @@ async def test_nothing_is_made_of_a_result_that_is_too_long_for_a_device(*, is_t
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert error_of(visit.last)["code"] == -32002
+    assert error_of(device.last)["code"] == -32002
     assert peak < 3 * len(payload)
 
 
 async def test_an_id_too_long_to_be_repeated_is_refused_without_it() -> None:
-    visit = Visit(Room(), RelaySettings(frame_bytes=4096))
-    visit.call("add", id="x" * 5000)
-    visit.line.read(b'{"jsonrpc":"1.0","id":"%b","method":"ping"}' % (b"x" * 5000))
-    for message in visit.said:
+    device = ConnectedDevice(Room(), RelaySettings(frame_bytes=4096))
+    device.call("add", id="x" * 5000)
+    device.line.read(b'{"jsonrpc":"1.0","id":"%b","method":"ping"}' % (b"x" * 5000))
+    for message in device.said:
         assert message["id"] is None
         assert error_of(message)["code"] == -32600
 
@@ -451,48 +451,48 @@ async def test_an_id_too_long_to_be_repeated_is_refused_without_it() -> None:
 async def test_a_text_that_does_not_fit_twice_stays_where_it_was() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add")
+    device = ConnectedDevice(room)
+    device.call("add")
     seat.call.finish(answer("x" * 600_000, isError=True))
-    assert visit.last["result"].keys() == {"content", "isError"}
+    assert device.last["result"].keys() == {"content", "isError"}
 
 
 async def test_a_device_may_not_have_everything_it_asks_kept_without_end() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     for number in range(4):
-        visit.call("add", id=number, text="x" * 4_100_000)
-    visit.send("custom/thing", {"text": "x" * 4_100_000}, id=5)
-    visit.call("add", id=6, text="x" * 4_100_000)
-    await until(lambda: len(visit.said) == 2)
-    assert [(message["id"], error_of(message)["code"]) for message in visit.said] == [(5, -32002), (6, -32002)]
+        device.call("add", id=number, text="x" * 4_100_000)
+    device.send("custom/thing", {"text": "x" * 4_100_000}, id=5)
+    device.call("add", id=6, text="x" * 4_100_000)
+    await until(lambda: len(device.said) == 2)
+    assert [(message["id"], error_of(message)["code"]) for message in device.said] == [(5, -32002), (6, -32002)]
     for inflight in seat.link.sent:
         inflight.finish(answer())
     count = len(seat.link.sent)
-    visit.send("custom/thing", {"text": "x" * 4_100_000}, id=7)
+    device.send("custom/thing", {"text": "x" * 4_100_000}, id=7)
     await until(lambda: len(seat.link.sent) > count)
     seat.link.sent[-1].finish(answer())
-    assert "result" in visit.last
-    assert visit.line._held_bytes == 0
+    assert "result" in device.last
+    assert device.line._held_bytes == 0
 
 
 async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=1, text="x" * LONG_BYTES)
-    visit.send("notifications/cancelled", {"requestId": 1})
-    visit.send("ping", {}, id=2)
-    visit.line.read(b'{"jsonrpc":"2.0","id":3,"method":"ping","x":"' + b"x" * LONG_BYTES + b'","params":null}')
-    assert visit.said == []
-    await until(lambda: len(visit.said) == 3)
-    assert [message["id"] for message in visit.said] == [1, 2, 3]
-    assert "result" in visit.said[2]
+    device = ConnectedDevice(room)
+    device.call("add", id=1, text="x" * LONG_BYTES)
+    device.send("notifications/cancelled", {"requestId": 1})
+    device.send("ping", {}, id=2)
+    device.line.read(b'{"jsonrpc":"2.0","id":3,"method":"ping","x":"' + b"x" * LONG_BYTES + b'","params":null}')
+    assert device.said == []
+    await until(lambda: len(device.said) == 3)
+    assert [message["id"] for message in device.said] == [1, 2, 3]
+    assert "result" in device.said[2]
     assert isinstance(seat.link.sent[0].outcome, Cancelled)
-    visit.call("add", id=4, text="x" * LONG_BYTES)
-    visit.line.ended("gone")
-    visit.call("add", id=5)
+    device.call("add", id=4, text="x" * LONG_BYTES)
+    device.line.ended("gone")
+    device.call("add", id=5)
     for _ in range(20):  # more turns than the passes over the message
         await pause_after(LONG_BYTES + 1)
     assert len(seat.link.sent) == 1, "a device that has left calls nothing"
@@ -501,23 +501,23 @@ async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -
 async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     for number in range(CALLS_MAX + 1):
-        visit.call("add", id=number)
-    assert visit.last["id"] == CALLS_MAX
-    assert error_of(visit.last)["code"] == -32002
+        device.call("add", id=number)
+    assert device.last["id"] == CALLS_MAX
+    assert error_of(device.last)["code"] == -32002
     seat.link.sent[0].finish(answer())
-    visit.call("add", id=1000)
-    assert len(visit.said) == 2
+    device.call("add", id=1000)
+    assert len(device.said) == 2
     for number in range(1, CALLS_MAX + 1):
         seat.link.sent[number].finish(answer())
-    assert sorted(message["id"] for message in visit.said) == [*range(CALLS_MAX + 1), 1000]
+    assert sorted(message["id"] for message in device.said) == [*range(CALLS_MAX + 1), 1000]
 
 
 async def test_one_device_leaves_most_of_a_server_to_others() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    greedy, other = Visit(room), Visit(room)
+    greedy, other = ConnectedDevice(room), ConnectedDevice(room)
     for number in range(CALLS_MAX // 2):
         greedy.call("add", id=number)
     for number in range(CALLS_MAX // 2):
@@ -532,44 +532,44 @@ async def test_a_call_that_found_no_slot_in_time_is_told_that_the_server_is_busy
     room = Room()
     room.sit("s1", "add")
     for _ in range(4):
-        greedy = Visit(room)
+        greedy = ConnectedDevice(room)
         for number in range(room.hub.limits.max_calls // 4):
             greedy.call("add", id=number)
-    visit = Visit(room)
-    visit.call("add", id=1)
+    device = ConnectedDevice(room)
+    device.call("add", id=1)
     started = [each for each in room.hub.deadlines.pending() if isinstance(each, InFlight)]
     (unsent,) = [inflight for inflight in started if inflight.link is None]
     unsent.expire()
-    error = error_of(visit.last)
+    error = error_of(device.last)
     assert (error["code"], error["data"]["reason"], error["data"]["executed"]) == (-32002, "overloaded", "no")
 
 
 async def test_a_device_withdraws_a_call() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=7)
-    visit.send("notifications/cancelled", {"requestId": 8})
+    device = ConnectedDevice(room)
+    device.call("add", id=7)
+    device.send("notifications/cancelled", {"requestId": 8})
     assert not seat.link.withdrawn
-    visit.send("notifications/cancelled", {"requestId": 7})
+    device.send("notifications/cancelled", {"requestId": 7})
     assert [entry[0] for entry in seat.link.withdrawn] == [seat.call]
-    assert (visit.last["id"], error_of(visit.last)["code"]) == (7, -32002)
+    assert (device.last["id"], error_of(device.last)["code"]) == (7, -32002)
 
 
 async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=1)
-    visit.send("prompts/list", id=2)
+    device = ConnectedDevice(room)
+    device.call("add", id=1)
+    device.send("prompts/list", id=2)
     room.expect("s2")
-    visit.send("tools/list", id=3)
-    visit.line.ended("it closed the WebSocket")
+    device.send("tools/list", id=3)
+    device.line.ended("it closed the WebSocket")
     assert len(seat.link.withdrawn) == 2
-    assert visit.left == [visit.line]
+    assert device.left == [device.line]
     room.arrive("s2", "sub")
     await until(lambda: not room.hub.running())
-    assert visit.said == []
+    assert device.said == []
 
 
 # -- everything else ---------------------------------------------------------------------------------------------------
@@ -596,12 +596,12 @@ async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers()
     ],
 )
 async def test_what_is_no_message_is_told_so_and_the_next_is_answered(text: bytes, code: int, id: int | None) -> None:
-    visit = Visit(Room())
-    visit.line.read(text)
-    assert visit.last["id"] == id
-    assert error_of(visit.last)["code"] == code
-    visit.send("ping", id=9)
-    assert visit.last == {
+    device = ConnectedDevice(Room())
+    device.line.read(text)
+    assert device.last["id"] == id
+    assert error_of(device.last)["code"] == code
+    device.send("ping", id=9)
+    assert device.last == {
         "jsonrpc": "2.0",
         "id": 9,
         "result": {"responses": [], "total_servers": 0, "responded_servers": 0},
@@ -622,13 +622,13 @@ def test_whatever_comes_each_message_has_at_most_one_answer_and_the_device_stays
     async def say_all() -> None:
         room = Room()
         room.sit("s1", "add").link.at_once = lambda inflight: inflight.finish(answer())
-        visit = Visit(room)
+        device = ConnectedDevice(room)
         for number, text in enumerate(texts):
-            visit.line.read(text)
-            assert len(visit.said) <= number + 1
-        assert all(("result" in message) != ("error" in message) for message in visit.said)
-        visit.send("ping", id="last")
-        assert visit.last["id"] == "last"
+            device.line.read(text)
+            assert len(device.said) <= number + 1
+        assert all(("result" in message) != ("error" in message) for message in device.said)
+        device.send("ping", id="last")
+        assert device.last["id"] == "last"
 
     with capture_logs() as logs:
         asyncio.run(say_all())
@@ -636,19 +636,19 @@ def test_whatever_comes_each_message_has_at_most_one_answer_and_the_device_stays
 
 
 async def test_a_binary_message_is_told_to_be_none() -> None:
-    visit = Visit(Room())
-    assert visit.wire.on_binary is not None
-    visit.wire.on_binary(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
-    assert error_of(visit.last)["code"] == -32600
-    assert visit.wire.closed is None
+    device = ConnectedDevice(Room())
+    assert device.wire.on_binary is not None
+    device.wire.on_binary(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
+    assert error_of(device.last)["code"] == -32600
+    assert device.wire.closed is None
 
 
 async def test_a_ping_is_answered_by_the_hub_for_everybody_who_is_here() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.send("ping", id=4)
-    assert visit.last["result"] == {"responses": [{"server_id": "s1"}], "total_servers": 1, "responded_servers": 1}
+    device = ConnectedDevice(room)
+    device.send("ping", id=4)
+    assert device.last["result"] == {"responses": [{"server_id": "s1"}], "total_servers": 1, "responded_servers": 1}
     assert not seat.link.sent
 
 
@@ -677,59 +677,59 @@ async def test_a_ping_is_answered_by_the_hub_for_everybody_who_is_here() -> None
 async def test_methods_that_are_not_a_devices_to_ask_reach_no_server(method: str) -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.send(method, {}, id=1)
-    assert error_of(visit.last)["code"] == -32601
+    device = ConnectedDevice(room)
+    device.send(method, {}, id=1)
+    assert error_of(device.last)["code"] == -32601
     assert not seat.link.sent
 
 
 async def test_notifications_and_answers_are_taken_silently() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.send("notifications/initialized", {})
-    visit.send("notifications/anything")
-    visit.line.read(b'{"jsonrpc":"2.0","id":1,"result":{}}')
-    visit.line.read(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}')
-    assert visit.said == []
+    device = ConnectedDevice(room)
+    device.send("notifications/initialized", {})
+    device.send("notifications/anything")
+    device.line.read(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    device.line.read(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}')
+    assert device.said == []
     assert not seat.link.sent
 
 
 async def test_only_so_many_answers_wait_for_servers() -> None:
     room = Room()
     room.expect("s1")
-    visit = Visit(room)
+    device = ConnectedDevice(room)
     for number in range(PENDING_MAX + 1):
-        visit.send("tools/list", id=number)
-    (refused,) = visit.said
+        device.send("tools/list", id=number)
+    (refused,) = device.said
     assert (refused["id"], error_of(refused)["code"]) == (PENDING_MAX, -32002)
 
 
 async def test_a_device_that_listens_is_told_that_its_tools_changed_and_not_too_often() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    deaf, visit = Visit(room), Visit(room)
-    visit.send("notifications/initialized", {})
+    deaf, device = ConnectedDevice(room), ConnectedDevice(room)
+    device.send("notifications/initialized", {})
     room.relist(seat, "sub")
     room.relist(seat, "mul")
-    await until(lambda: bool(visit.said))
-    assert visit.said == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
+    await until(lambda: bool(device.said))
+    assert device.said == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
     room.go_away(seat)
     room.come_back(seat)
     room.relist(seat, "mul")
-    assert visit.agent._timer is not None
-    visit.agent._check()
-    assert len(visit.said) == 1, "the list is what it was"
+    assert device.agent._timer is not None
+    device.agent._check()
+    assert len(device.said) == 1, "the list is what it was"
     assert deaf.said == []
 
 
 async def test_a_drained_device_is_let_go_at_once_or_when_its_last_answer_is_given() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    idle, busy = Visit(room), Visit(room)
+    idle, busy = ConnectedDevice(room), ConnectedDevice(room)
     busy.call("add", id=1)
-    for visit in (idle, busy):
-        visit.line.drain()
+    for device in (idle, busy):
+        device.line.drain()
     assert idle.wire.closed == (1012, "the hub is restarting")
     assert not busy.left
     seat.call.finish(answer())
@@ -741,39 +741,39 @@ async def test_a_drained_device_is_let_go_at_once_or_when_its_last_answer_is_giv
 async def test_a_device_that_asks_on_while_it_is_drained_is_still_answered() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.send("custom/thing", id=1)
-    visit.line.drain()
-    visit.call("add", id=1)
-    assert not visit.left
+    device = ConnectedDevice(room)
+    device.send("custom/thing", id=1)
+    device.line.drain()
+    device.call("add", id=1)
+    assert not device.left
     seat.link.sent[-1].finish(answer())
-    assert [message["id"] for message in visit.said] == [1]
-    assert visit.left == [visit.line]
+    assert [message["id"] for message in device.said] == [1]
+    assert device.left == [device.line]
 
 
 async def test_a_defect_costs_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    visit = Visit(Room())
+    device = ConnectedDevice(Room())
 
     def broken() -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(visit.agent, "table", broken)
-    visit.call("add", id=1)
-    error = error_of(visit.last)
-    assert (visit.last["id"], error["code"]) == (1, -32603)
+    monkeypatch.setattr(device.agent, "table", broken)
+    device.call("add", id=1)
+    error = error_of(device.last)
+    assert (device.last["id"], error["code"]) == (1, -32603)
     assert error["data"]["incident"]
-    visit.send("tools/list", id=2)
-    assert (visit.last["id"], error_of(visit.last)["code"]) == (2, -32603)
-    visit.send("ping", id=3)
-    assert "result" in visit.last
+    device.send("tools/list", id=2)
+    assert (device.last["id"], error_of(device.last)["code"]) == (2, -32603)
+    device.send("ping", id=3)
+    assert "result" in device.last
 
 
 async def test_a_device_is_shown_with_what_it_does() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    visit = Visit(room)
-    visit.call("add", id=1)
-    shown = visit.line.summary()
+    device = ConnectedDevice(room)
+    device.call("add", id=1)
+    shown = device.line.summary()
     assert (shown.agent, shown.since, shown.client, shown.calls, shown.answered) == (
         KITCHEN,
         100.0,
@@ -782,7 +782,7 @@ async def test_a_device_is_shown_with_what_it_does() -> None:
         0,
     )
     seat.call.finish(answer())
-    assert (visit.line.summary().calls, visit.line.summary().answered) == (0, 1)
+    assert (device.line.summary().calls, device.line.summary().answered) == (0, 1)
 
 
 def members(**values: Any) -> dict[str, Any]:
@@ -822,15 +822,15 @@ async def test_a_greeting_that_fits_in_no_other_way_is_only_the_hubs_own() -> No
     room = Room()
     for number in range(32):
         room.sit(f"{number}" + "厨" * 60)
-    visit = Visit(room, RelaySettings(frame_bytes=4096))
-    told = json.loads(initialize_result(visit.agent, ME, "2024-11-05"))
+    device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
+    told = json.loads(initialize_result(device.agent, ME, "2024-11-05"))
     assert told.keys() == {"protocolVersion", "capabilities", "serverInfo"}
 
 
 async def test_a_server_without_a_welcome_is_still_named() -> None:
     room = Room()
     room.sit("s1").welcome = b""
-    told = json.loads(initialize_result(Visit(room).agent, ME, "2024-11-05"))
+    told = json.loads(initialize_result(ConnectedDevice(room).agent, ME, "2024-11-05"))
     assert told["responses"] == [{"server_id": "s1"}]
 
 
@@ -838,7 +838,7 @@ async def test_a_sign_of_life_names_who_is_here_and_who_is_not() -> None:
     room = Room()
     room.sit("s1")
     room.go_away(room.sit("s2"), "gone")
-    told = json.loads(ping_result(Visit(room).agent))
+    told = json.loads(ping_result(ConnectedDevice(room).agent))
     assert told["responses"] == [{"server_id": "s1"}]
     assert told["missing"] == [{"server_id": "s2", "reason": "gone"}]
 

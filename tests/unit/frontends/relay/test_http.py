@@ -1,4 +1,4 @@
-"""The relay's door: who may open a WebSocket, who gets it, and the documents beside them. Over real sockets."""
+"""The relay's listener: who may open a WebSocket, who gets it, and the documents beside them. Over real sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from isthmus.model.relay import AgentRules, Claim, DialledServer, RelayDevice
 from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import Hearer
 from tests.hubs import TRUSTED
-from tests.unit.frontends.http.visiting import opened
+from tests.unit.frontends.http.raw_client import opened
 from tests.unit.frontends.relay.doubles import KITCHEN, ME, SECONDS, Room, answer, until
 
 KEY = "the relay's own key"
@@ -120,14 +120,14 @@ def nobody(_: object) -> Caller | None:
 
 
 class House:
-    """The face behind an open door."""
+    """The frontend behind an open listener."""
 
     def __init__(self, room: Room, background: BackgroundTasks, settings: RelaySettings) -> None:
         self.room = room
         self.ring = Ring()
         self.hall = Hall(room)
-        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
-        self.face = RelayHttp(room.hub, background, gate, self.ring, self.hall, settings, ME, now=lambda: 7.0)
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
+        self.frontend = RelayHttp(room.hub, background, auth, self.ring, self.hall, settings, ME, now=lambda: 7.0)
         self.port = 0
 
     def http(self) -> httpx2.AsyncClient:
@@ -152,8 +152,8 @@ class House:
 async def housed(settings: RelaySettings | None = None) -> AsyncIterator[House]:
     background = BackgroundTasks()
     house = House(Room(), background, settings or RelaySettings())
-    async with opened(house.face.serve) as (door, port):
-        door.offer_sockets(house.face.upgrade)
+    async with opened(house.frontend.serve) as (http_listener, port):
+        http_listener.offer_sockets(house.frontend.upgrade)
         house.port = port
         yield house
     await background.aclose()
@@ -200,9 +200,9 @@ async def test_what_is_no_plain_path_says_what_it_is(house: House) -> None:
         assert (await http.get("/mcp_endpoint/else")).status_code == 404
         assert (await http.post("/mcp_endpoint/")).status_code == 405
         assert (await http.get("/mcp_endpoint/", headers={"host": "evil.test"})).status_code == 421
-    assert house.face.is_at("/mcp_endpoint/else")
-    assert not house.face.is_at("/mcp_endpoints")
-    assert not house.face.is_at("/")
+    assert house.frontend.is_at("/mcp_endpoint/else")
+    assert not house.frontend.is_at("/mcp_endpoints")
+    assert not house.frontend.is_at("/")
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ async def test_who_knocks_without_end_does_not_fill_the_log(house: House) -> Non
 async def test_a_token_of_the_other_role_opens_nothing(house: House) -> None:
     assert await house.turned_away("/mcp_endpoint/mcp/?token=device") == (1008, "token角色不符")
     assert await house.turned_away("/mcp_endpoint/call/?token=server") == (1008, "token角色不符")
-    assert house.face.devices() == ()
+    assert house.frontend.devices() == ()
 
 
 async def test_an_address_of_endless_parameters_opens_nothing(house: House) -> None:
@@ -305,10 +305,10 @@ async def test_servers_may_send_more_than_devices(house: House) -> None:
     limits = house.room.hub.limits
     for end, limit_bytes in (("mcp", limits.reply_bytes), ("call", limits.request_bytes)):
         scope = {"path": f"/mcp_endpoint/{end}/", "headers": [(b"host", b"localhost")]}
-        opening = house.face.upgrade(scope | {"query_string": b"token=both"})
+        opening = house.frontend.upgrade(scope | {"query_string": b"token=both"})
         assert isinstance(opening, WebSocketOffer)
         assert (opening.limit_bytes, opening.group) == (limit_bytes, KITCHEN)
-        refused = house.face.upgrade(scope | {"query_string": b""})
+        refused = house.frontend.upgrade(scope | {"query_string": b""})
         assert isinstance(refused, WebSocketOffer)
         assert (refused.limit_bytes, refused.group) == (1024, None)
 
@@ -322,13 +322,13 @@ async def test_a_device_calls_over_its_socket_and_is_shown(house: House) -> None
     async with house.socket("/mcp_endpoint/call/?token=device") as socket:
         called = await ask(socket, "tools/call", {"name": "add"}, id=0)
         assert called == {"jsonrpc": "2.0", "id": 0, "result": {"content": [{"type": "text", "text": "3"}]}}
-        (device,) = house.face.devices()
+        (device,) = house.frontend.devices()
         assert (device.agent, device.since, device.answered) == (KITCHEN, 7.0, 1)
         assert device.client
         await socket.send(b"\x00\x01")
         assert json.loads(await socket.recv())["error"]["code"] == -32600
         assert (await ask(socket, "ping"))["id"] == 1
-    await until(house.face.is_idle)
+    await until(house.frontend.is_idle)
     assert house.room.watchers == 0, "an agent without devices is forgotten"
 
 
@@ -356,20 +356,20 @@ async def test_a_device_whose_token_is_good_no_more_is_cut(house: House) -> None
         await ask(cut, "ping")
         await ask(kept, "ping")
         house.ring.revoked.add("d1")
-        house.face.recheck()
+        house.frontend.recheck()
         with pytest.raises(ConnectionClosed) as closed:
             await cut.recv()
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "token已失效")
         assert (await ask(kept, "ping"))["id"] == 1
-        assert len(house.face.devices()) == 1
+        assert len(house.frontend.devices()) == 1
 
 
 async def test_other_settings_hold_for_devices_that_are_connected(house: House) -> None:
     house.room.sit("clock", "now", is_own=False)
     async with house.socket("/mcp_endpoint/call/?token=device") as socket:
         assert (await ask(socket, "tools/list"))["result"]["tools"] == []
-        house.face.change(RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}), house.ring)
+        house.frontend.change(RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}), house.ring)
         assert [entry["name"] for entry in (await ask(socket, "tools/list"))["result"]["tools"]] == ["now"]
 
 
@@ -382,20 +382,20 @@ async def test_draining_lets_each_device_finish_and_then_says_goodbye_once(house
         await ask(idle, "ping")
         await busy.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
         await until(lambda: bool(seat.link.sent))
-        house.face.end_streams()
+        house.frontend.end_streams()
         with pytest.raises(ConnectionClosed) as closed:
             await idle.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
-        assert not house.face.is_idle()
+        assert not house.frontend.is_idle()
         seat.call.finish(answer("done"))
         assert json.loads(await busy.recv())["result"]["content"][0]["text"] == "done"
         with pytest.raises(ConnectionClosed) as closed:
             await busy.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
-    await house.face.wait_idle()
-    assert house.face.is_idle()
+    await house.frontend.wait_idle()
+    assert house.frontend.is_idle()
     with pytest.raises(InvalidStatus) as refused:
         async with house.socket("/mcp_endpoint/call/?token=both"):
             pass

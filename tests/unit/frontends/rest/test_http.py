@@ -1,4 +1,4 @@
-"""The face behind a door: requests in, calls on a held link, answers and problems out."""
+"""The frontend behind a listener: requests in, calls on a held link, answers and problems out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.features import Prompt, Resource, Template
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, raw, tool
-from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Answer, Visitor, opened, request, visiting
+from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Answer, RawClient, connect_raw, opened, request
 from tests.unit.frontends.mcp.doubles import Client
 
 JSON = "Content-Type: application/json"
@@ -41,18 +41,18 @@ def identify(fields: Fields) -> Caller | None:
 
 
 class Hall:
-    """A hub with one server, behind the face and a door."""
+    """A hub with one server, behind the frontend and a listener."""
 
     def __init__(self, stage: Stage, port: int) -> None:
         self.stage = stage
         self.port = port
 
     async def ask(self, path: str, *lines: str, method: str = "GET", body: bytes = b"") -> Answer:
-        async with visiting(self.port) as visitor:
-            visitor.say(request(path, body, *lines, method=method))
+        async with connect_raw(self.port) as raw_client:
+            raw_client.say(request(path, body, *lines, method=method))
             if method != "HEAD":
-                return await visitor.hear()
-            status, headers = await visitor.hear_head()
+                return await raw_client.hear()
+            status, headers = await raw_client.hear_head()
             return Answer(status, headers, b"")
 
     async def post(self, path: str, body: bytes = b"{}", *lines: str) -> Answer:
@@ -82,10 +82,10 @@ async def hall(*, is_taken: bool = True) -> AsyncIterator[Hall]:
     stage = Stage(limits=Limits(depth=8))
     stage.hub.publish(STANDING)
     stage.link.at_once = lambda inflight: inflight.finish(DONE)
-    face = RestHttp(stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify))
-    async with opened(face.serve) as (door, port):
+    frontend = RestHttp(stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify))
+    async with opened(frontend.serve) as (http_listener, port):
         if is_taken:
-            door.offer(face.take)
+            http_listener.offer(frontend.take)
         yield Hall(stage, port)
 
 
@@ -100,7 +100,7 @@ def problem(answer: Answer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/tools", "/openapi.json"])
-def test_paths_of_this_face(path: str) -> None:
+def test_paths_of_this_frontend(path: str) -> None:
     assert is_rest(path)
 
 
@@ -297,16 +297,16 @@ async def test_a_hub_that_goes_away_says_when_to_come_back() -> None:
 async def test_who_asks_for_events_gets_a_stream() -> None:
     async with hall() as here:
         here.stage.link.at_once = None
-        async with visiting(here.port) as visitor:
-            visitor.say(request(f"{CALL}?log=debug", b"{}", JSON, f"{STREAM}, application/json"))
-            status, headers = await visitor.hear_head()
+        async with connect_raw(here.port) as raw_client:
+            raw_client.say(request(f"{CALL}?log=debug", b"{}", JSON, f"{STREAM}, application/json"))
+            status, headers = await raw_client.hear_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
-            assert await visitor.hear_chunk() == b": \n\n"
+            assert await raw_client.hear_chunk() == b": \n\n"
             (inflight,) = here.stage.link.sent
             assert (inflight.call.wants_progress, inflight.call.log_level) == (True, "debug")
             assert here.stage.hub.levels.lowest == "debug"
             inflight.finish(DONE)
-            assert await visitor.hear_chunk() == b'event: result\ndata: {"content":[]}\n\n'
+            assert await raw_client.hear_chunk() == b'event: result\ndata: {"content":[]}\n\n'
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
@@ -314,8 +314,8 @@ async def test_who_asks_for_events_gets_a_stream() -> None:
 async def test_a_caller_that_leaves_cancels_the_call_at_the_server(line: str, *, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         here.stage.link.at_once = None
-        async with visiting(here.port) as visitor:
-            visitor.say(request(CALL, b"{}", JSON, line))
+        async with connect_raw(here.port) as raw_client:
+            raw_client.say(request(CALL, b"{}", JSON, line))
             await here.sent()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not here.stage.link.withdrawn:  # noqa: ASYNC110 - it is heard over a socket
@@ -325,9 +325,9 @@ async def test_a_caller_that_leaves_cancels_the_call_at_the_server(line: str, *,
 
 async def test_a_caller_that_leaves_before_its_body_came_costs_nothing() -> None:
     async with hall() as here:
-        async with visiting(here.port) as visitor:
-            visitor.say(request(CALL, b"{}", JSON, "Expect: 100-continue")[:-2])
-            await visitor.hear_head()
+        async with connect_raw(here.port) as raw_client:
+            raw_client.say(request(CALL, b"{}", JSON, "Expect: 100-continue")[:-2])
+            await raw_client.hear_head()
         assert await _is_still_there(here)
         assert here.stage.link.sent == []
 
@@ -338,11 +338,11 @@ async def test_a_caller_that_leaves_while_a_server_starts_has_nothing_run() -> N
     stage.hub.publish(STANDING)
     server_queue = ServerQueue(starting, stage.hub.limits)
     stage.hub.open_server_queue(server_queue, ServerStatus(starting))
-    face = RestHttp(stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify))
+    frontend = RestHttp(stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/tools/starting.read"
     scope = {"method": "POST", "path": path, "query_string": b"", "headers": headers, "extensions": {PEER: client}}
-    asking = asyncio.ensure_future(face.serve(scope, _nothing, _nowhere))
+    asking = asyncio.ensure_future(frontend.serve(scope, _nothing, _nowhere))
     await asyncio.sleep(0)
     client.leave()
     server_queue.attach(stage.link)
@@ -358,7 +358,7 @@ async def _nothing() -> Message:
 
 
 async def _nowhere(_message: Message) -> None:
-    raise AssertionError("the face answers through its peer")
+    raise AssertionError("the frontend answers through its peer")
 
 
 async def _is_still_there(here: Hall) -> bool:
@@ -366,14 +366,14 @@ async def _is_still_there(here: Hall) -> bool:
 
 
 async def test_requests_on_one_connection_follow_one_another() -> None:
-    async with hall() as here, visiting(here.port) as visitor:
+    async with hall() as here, connect_raw(here.port) as raw_client:
         for _ in range(3):
-            assert await _called(visitor) == b'{"content":[]}'
+            assert await _called(raw_client) == b'{"content":[]}'
 
 
-async def _called(visitor: Visitor) -> bytes:
-    visitor.say(request(CALL, b"{}", JSON))
-    return (await visitor.hear()).body
+async def _called(raw_client: RawClient) -> bytes:
+    raw_client.say(request(CALL, b"{}", JSON))
+    return (await raw_client.hear()).body
 
 
 class RecordingPeer:

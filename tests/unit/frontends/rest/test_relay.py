@@ -19,7 +19,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName
 from isthmus.model.relay import DialledServer, Forgetting, RelayDevice, RelayStatus
 from tests.unit.core.doubles import ANYONE, Stage, tool
-from tests.unit.frontends.http.visiting import Answer, opened, request, visiting
+from tests.unit.frontends.http.raw_client import Answer, connect_raw, opened, request
 
 
 def server(agent: str, id: str, state: Any = "ready", tools: tuple[str, ...] = (), **more: Any) -> DialledServer:
@@ -60,9 +60,9 @@ class Hall:
         self._port = port
 
     async def ask(self, path: str, key: str = "operator", method: str = "GET") -> Answer:
-        async with visiting(self._port) as visitor:
-            visitor.say(request(path, b"", f"X-Api-Key: {key}", method=method))
-            return await visitor.hear()
+        async with connect_raw(self._port) as raw_client:
+            raw_client.say(request(path, b"", f"X-Api-Key: {key}", method=method))
+            return await raw_client.hear()
 
     async def told(self, path: str, key: str = "operator") -> Any:
         answer = await self.ask(path, key)
@@ -91,10 +91,10 @@ async def hall(*, has_relay: bool = True) -> AsyncIterator[Hall]:
     stage = Stage()
     for told in STATUS.servers:
         dialled_in(stage, told)
-    face = RestHttp(
+    frontend = RestHttp(
         stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify), Book() if has_relay else None
     )
-    async with opened(face.serve) as (_, port):
+    async with opened(frontend.serve) as (_, port):
         yield Hall(port)
 
 

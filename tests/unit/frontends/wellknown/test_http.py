@@ -19,10 +19,10 @@ def identify(fields: Fields) -> Caller | None:
     return ANYONE if fields.get(b"x-api-key") == b"k" else None
 
 
-def face() -> WellKnown:
+def frontend() -> WellKnown:
     cards = ServerCards(Implementation("isthmus", "1"), "https://hub.example", ("2026-07-28",))
-    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
-    return WellKnown(Stage.of(OFFER).hub, gate, cards, lambda: True, lambda: "Helper")
+    auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
+    return WellKnown(Stage.of(OFFER).hub, auth, cards, lambda: True, lambda: "Helper")
 
 
 async def nothing_more() -> Message:
@@ -48,7 +48,7 @@ async def ask(path: str, *headers: tuple[bytes, bytes], method: str = "GET") -> 
         "headers": [(b"host", b"localhost"), *headers],
         "extensions": {PEER: client},
     }
-    await face().serve(scope, nothing_more, silent)
+    await frontend().serve(scope, nothing_more, silent)
     return client
 
 
@@ -69,7 +69,7 @@ KEY = (b"x-api-key", b"k")
     ],
 )
 async def test_only_its_own_paths_are_taken(path: str, method: str, *, is_ours: bool) -> None:
-    assert face().is_at(path, method) is is_ours
+    assert frontend().is_at(path, method) is is_ours
 
 
 async def entries(*headers: tuple[bytes, bytes]) -> list[Any]:

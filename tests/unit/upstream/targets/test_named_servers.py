@@ -152,7 +152,7 @@ def test_a_server_is_looked_for_where_it_may_be(url: str, ways: list[tuple[str, 
 async def test_whose_tenant_is_held_to_less_than_everything_names_nothing_else(scene: Scene) -> None:
     held = msgspec.structs.replace(PLANNER, grants=PLANNER.grants.bounded_by(Grants(("shop", "files"))))
     assert not isinstance(scene.targets.find(PLANNER, TargetSpec(A)), Fault)
-    assert "its tenant or this face" in scene.refusal(A, held)
+    assert "its tenant or this frontend" in scene.refusal(A, held)
     assert scene.targets.find(held, TargetSpec("https://shop.example.com")) == "shop"
 
 

@@ -1,6 +1,6 @@
 """What a raw server says: both eras of MCP for tools, without I/O and without any SDK.
 
-`Desk` answers everything except `tools/call`, which `raw_calls` performs. It keeps the tools and the ledger.
+`RawProtocol` answers everything except `tools/call`, which `raw_calls` performs. It keeps the tools and the ledger.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tool(name: str, description: str, /, **properties: str) -> Json:
     return {"name": name, "description": description, "inputSchema": schema}
 
 
-class Desk:
+class RawProtocol:
     """A raw server's answers; `era` is `legacy`, `modern` or `both`."""
 
     def __init__(self, era: str, ledger: Ledger, modes: Modes) -> None:

@@ -1,6 +1,6 @@
 """Every way into a hub by HTTP: one request for each that a caller with a key would make, and what answers it.
 
-The list is held against the faces' own paths, so that a way in without a row here fails a test.
+The list is held against the frontends' own paths, so that a way in without a row here fails a test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JSON = ("content-type", "application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """One way in, by a request that is right in every respect but what a test spoils."""
 
     method: str
@@ -51,74 +51,74 @@ class Door:
         return [*(("host", each) for each in host), *rest, *key_header(key)]
 
 
-def _posts(path: str, body: dict[str, Any], *more: tuple[str, str]) -> Door:
-    return Door("POST", path, encoded(body), (*BASE[1:], *more), takes_body=True)
+def _posts(path: str, body: dict[str, Any], *more: tuple[str, str]) -> Endpoint:
+    return Endpoint("POST", path, encoded(body), (*BASE[1:], *more), takes_body=True)
 
 
-def _socket(path: str) -> Door:
+def _socket(path: str) -> Endpoint:
     upgrade = (
         ("connection", "Upgrade"),
         ("upgrade", "websocket"),
         ("sec-websocket-version", "13"),
         ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
     )
-    return Door("GET", path, headers=upgrade, is_socket=True)
+    return Endpoint("GET", path, headers=upgrade, is_socket=True)
 
 
 MESSAGE = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "builtin.echo"}]}
 V1 = ("a2a-version", "1.0")
 
-DOORS: dict[str, Door] = {
+ENDPOINTS: dict[str, Endpoint] = {
     "MCP, legacy": _posts("/mcp", legacy("ping")),
     "MCP, modern": _posts(
         "/mcp", modern("tools/list"), ("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/list")
     ),
     "MCP, one server": _posts("/mcp/raw", legacy("ping")),
-    "MCP, the stream": Door("GET", "/mcp", headers=(("accept", "text/event-stream"),)),
-    "MCP, the end": Door("DELETE", "/mcp"),
-    "SSE": Door("GET", "/sse", headers=(("accept", "text/event-stream"),)),
+    "MCP, the stream": Endpoint("GET", "/mcp", headers=(("accept", "text/event-stream"),)),
+    "MCP, the end": Endpoint("DELETE", "/mcp"),
+    "SSE": Endpoint("GET", "/sse", headers=(("accept", "text/event-stream"),)),
     "SSE, messages": _posts("/messages", legacy("ping")),
     "SSE, messages/": _posts("/messages/", legacy("ping")),
     "A2A": _posts("/a2a", legacy("SendMessage", {"message": MESSAGE}), V1),
     "A2A/": _posts("/a2a/", legacy("SendMessage", {"message": MESSAGE}), V1),
     "A2A at the root": _posts("/", legacy("SendMessage", {"message": MESSAGE}), V1),
     "A2A, plain": _posts("/a2a/rest/message:send", {"message": MESSAGE}, V1),
-    "A2A, plain, tasks": Door("GET", "/a2a/rest/tasks", headers=(V1,)),
-    "REST, tools": Door("GET", "/v1/tools"),
+    "A2A, plain, tasks": Endpoint("GET", "/a2a/rest/tasks", headers=(V1,)),
+    "REST, tools": Endpoint("GET", "/v1/tools"),
     "REST, a call": _posts("/v1/tools/builtin.echo", {"text": "x"}),
     "REST, answers to questions": _posts("/v1/questions/none", {"action": "decline"}),
-    "REST, figures": Door("GET", "/v1/stats"),
-    "REST, a log": Door("GET", "/v1/logs/none"),
-    "REST, a restart": Door("POST", "/v1/restart/none"),
-    "REST, servers": Door("GET", "/v1/servers"),
-    "REST, one server": Door("GET", "/v1/servers/raw"),
-    "REST, resources": Door("GET", "/v1/resources"),
-    "REST, templates": Door("GET", "/v1/resources/templates"),
-    "REST, a resource": Door("GET", "/v1/resources/read?uri=x:1"),
-    "REST, prompts": Door("GET", "/v1/prompts"),
-    "REST, a prompt": Door("GET", "/v1/prompts/raw.none"),
+    "REST, figures": Endpoint("GET", "/v1/stats"),
+    "REST, a log": Endpoint("GET", "/v1/logs/none"),
+    "REST, a restart": Endpoint("POST", "/v1/restart/none"),
+    "REST, servers": Endpoint("GET", "/v1/servers"),
+    "REST, one server": Endpoint("GET", "/v1/servers/raw"),
+    "REST, resources": Endpoint("GET", "/v1/resources"),
+    "REST, templates": Endpoint("GET", "/v1/resources/templates"),
+    "REST, a resource": Endpoint("GET", "/v1/resources/read?uri=x:1"),
+    "REST, prompts": Endpoint("GET", "/v1/prompts"),
+    "REST, a prompt": Endpoint("GET", "/v1/prompts/raw.none"),
     "REST, completions": _posts("/v1/completions", {"ref": {"type": "ref/prompt", "name": "x"}}),
-    "REST, agents": Door("GET", "/v1/relay/agents"),
-    "REST, one agent": Door("GET", "/v1/relay/agents/none"),
-    "REST, dialled in": Door("GET", "/v1/relay/servers"),
-    "REST, one that dialled in": Door("DELETE", "/v1/relay/servers/none"),
-    "REST, their tools": Door("GET", "/v1/relay/tools"),
-    "REST, devices": Door("GET", "/v1/relay/devices"),
-    "REST, the hub": Door("GET", "/v1/hub"),
-    "REST, description": Door("GET", "/openapi.json"),
-    "card": Door("GET", "/.well-known/agent-card.json", is_public=True),
-    "card at /a2a": Door("GET", "/a2a/.well-known/agent-card.json", is_public=True),
-    "card, 1.0": Door("GET", "/a2a/1.0/.well-known/agent-card.json", is_public=True),
-    "card, 0.3": Door("GET", "/a2a/0.3/.well-known/agent-card.json", is_public=True),
-    "card, earlier": Door("GET", "/.well-known/agent.json", is_public=True),
-    "card, root": Door("GET", "/agent-card.json", is_public=True),
-    "keys of push notifications": Door("GET", "/.well-known/jwks.json", is_public=True),
-    "card at /": Door("GET", "/", is_public=True),
-    "catalog": Door("GET", "/.well-known/ai-catalog.json", is_public=True),
-    "card of a server": Door("GET", "/mcp/server-card", is_public=True),
-    "OAuth, resource": Door("GET", "/.well-known/oauth-protected-resource", is_public=True),
-    "OAuth, server": Door("GET", "/.well-known/oauth-authorization-server", is_public=True),
-    "OAuth, a token": Door(
+    "REST, agents": Endpoint("GET", "/v1/relay/agents"),
+    "REST, one agent": Endpoint("GET", "/v1/relay/agents/none"),
+    "REST, dialled in": Endpoint("GET", "/v1/relay/servers"),
+    "REST, one that dialled in": Endpoint("DELETE", "/v1/relay/servers/none"),
+    "REST, their tools": Endpoint("GET", "/v1/relay/tools"),
+    "REST, devices": Endpoint("GET", "/v1/relay/devices"),
+    "REST, the hub": Endpoint("GET", "/v1/hub"),
+    "REST, description": Endpoint("GET", "/openapi.json"),
+    "card": Endpoint("GET", "/.well-known/agent-card.json", is_public=True),
+    "card at /a2a": Endpoint("GET", "/a2a/.well-known/agent-card.json", is_public=True),
+    "card, 1.0": Endpoint("GET", "/a2a/1.0/.well-known/agent-card.json", is_public=True),
+    "card, 0.3": Endpoint("GET", "/a2a/0.3/.well-known/agent-card.json", is_public=True),
+    "card, earlier": Endpoint("GET", "/.well-known/agent.json", is_public=True),
+    "card, root": Endpoint("GET", "/agent-card.json", is_public=True),
+    "keys of push notifications": Endpoint("GET", "/.well-known/jwks.json", is_public=True),
+    "card at /": Endpoint("GET", "/", is_public=True),
+    "catalog": Endpoint("GET", "/.well-known/ai-catalog.json", is_public=True),
+    "card of a server": Endpoint("GET", "/mcp/server-card", is_public=True),
+    "OAuth, resource": Endpoint("GET", "/.well-known/oauth-protected-resource", is_public=True),
+    "OAuth, server": Endpoint("GET", "/.well-known/oauth-authorization-server", is_public=True),
+    "OAuth, a token": Endpoint(
         "POST",
         "/oauth/token",
         b"grant_type=client_credentials",
@@ -126,31 +126,35 @@ DOORS: dict[str, Door] = {
         takes_body=True,
         is_form=True,
     ),
-    "relay, health": Door("GET", "/mcp_endpoint/health", is_public=True),
+    "relay, health": Endpoint("GET", "/mcp_endpoint/health", is_public=True),
     "relay, server": _socket("/mcp_endpoint/mcp/"),
     "relay, device": _socket("/mcp_endpoint/call/"),
-    "alive": Door("GET", "/livez", is_public=True),
-    "ready": Door("GET", "/readyz", is_public=True),
-    "well": Door("GET", "/healthz", is_public=True),
+    "alive": Endpoint("GET", "/livez", is_public=True),
+    "ready": Endpoint("GET", "/readyz", is_public=True),
+    "well": Endpoint("GET", "/healthz", is_public=True),
 }
 
-POSTS = {name: door for name, door in DOORS.items() if door.takes_body and not door.is_form}
-CLOSED = {name: door for name, door in DOORS.items() if not (door.is_public or door.is_socket or door.is_form)}
+POSTS = {name: endpoint for name, endpoint in ENDPOINTS.items() if endpoint.takes_body and not endpoint.is_form}
+CLOSED = {
+    name: endpoint
+    for name, endpoint in ENDPOINTS.items()
+    if not (endpoint.is_public or endpoint.is_socket or endpoint.is_form)
+}
 
-NO_DOORS = {
+NO_ENDPOINTS = {
     "/oauth/authorize": "it says where tokens are to be had, whoever asks",
     "/call": "a part of the relay's paths",
     "/health": "the same",
     "/server-card": "the end of the path of a card",
 }
-FACES = Path(frontends.__file__ or "").parent
+FRONTENDS = Path(frontends.__file__ or "").parent
 
 
 def spelt_paths() -> set[str]:
-    """Every text in the faces' source that can be a path of one, up to what it leaves open."""
+    """Every text in the frontends' source that can be a path of one, up to what it leaves open."""
     constants = (
         node.value
-        for file in FACES.rglob("*.py")
+        for file in FRONTENDS.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant)
     )
@@ -159,7 +163,7 @@ def spelt_paths() -> set[str]:
 
 
 def known_paths() -> set[str]:
-    """The paths that faces say are theirs."""
+    """The paths that frontends say are theirs."""
     return {
         "/mcp",
         *health.PATHS,
@@ -192,12 +196,12 @@ async def opened(folder: Path, **tables: Any) -> AsyncIterator[tuple[HubProcess,
         yield running, ledger
 
 
-async def knock(wire: Wire, door: Door, headers: list[tuple[str, str]], body: bytes | None = None) -> Reply:
-    """Make a door's request with these headers; of what goes on only the head is read."""
-    sent = door.body if body is None else body
+async def knock(wire: Wire, endpoint: Endpoint, headers: list[tuple[str, str]], body: bytes | None = None) -> Reply:
+    """Make an endpoint's request with these headers; of what goes on only the head is read."""
+    sent = endpoint.body if body is None else body
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    length = f"content-length: {len(sent)}\r\n" if door.takes_body or sent else ""
-    await wire.say(f"{door.method} {door.path} HTTP/1.1\r\n{lines}{length}\r\n".encode("latin-1") + sent)
+    length = f"content-length: {len(sent)}\r\n" if endpoint.takes_body or sent else ""
+    await wire.say(f"{endpoint.method} {endpoint.path} HTTP/1.1\r\n{lines}{length}\r\n".encode("latin-1") + sent)
     status, fields = await wire.head()
     if fields.get("content-type") == "text/event-stream" or status == 101 or "content-length" not in fields:
         return Reply(status, fields, b"")

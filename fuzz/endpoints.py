@@ -1,4 +1,4 @@
-"""What callers send, at every door of a running hub. Called by `fuzz.targets`.
+"""What callers send, at every endpoint of a running hub. Called by `fuzz.targets`.
 
 Whatever they send is answered, with something other than a defect of the hub's own.
 """
@@ -57,7 +57,7 @@ def _knock(request: bytes, *, is_whole: bool = True) -> None:
 
 
 def http(data: bytes) -> None:
-    """Bytes at the door, whatever they are, and a line that may end what they have begun."""
+    """Bytes at the endpoint, whatever they are, and a line that may end what they have begun."""
     _knock(data + b"\r\n\r\n", is_whole=False)
 
 
@@ -96,7 +96,7 @@ def agent(data: bytes) -> None:
 
 
 def rest(data: bytes) -> None:
-    """A body of the REST face."""
+    """A body of the REST frontend."""
     if data:
         _knock(_request(REST[data[0] % len(REST)], data[1:]))
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from tests.peers.serving import note, parse_options
 from tests.peers.serving_sdk1 import TRANSPORTS, serve_sdk1
 
-server = FastMCP("errands", log_level="CRITICAL")
+server = FastMCP("agent-tools", log_level="CRITICAL")
 
 LOOK_SECONDS = 0.01
 """How often a file that a tool waits for is looked for."""
@@ -111,7 +111,7 @@ async def gallery() -> CallToolResult:
 @server.tool()
 async def fail() -> str:
     """Fail as a tool does: a result that is an error."""
-    raise ToolError("this errand always fails")
+    raise ToolError("this call always fails")
 
 
 if __name__ == "__main__":

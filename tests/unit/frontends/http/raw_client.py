@@ -1,4 +1,4 @@
-"""Both sides of a door for its tests: an open door, and a client that says exactly what it is told to."""
+"""Both sides of a listener for its tests: an open listener, and a client that says exactly what it is told to."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ _UNHURRIED = {"header_seconds": LONG, "body_seconds": LONG, "stall_seconds": LON
 
 @asynccontextmanager
 async def opened(app: App, **limits: Any) -> AsyncIterator[tuple[HttpListener, int]]:
-    """A door around `app` on a port of the system's choice, in no hurry unless `limits` say so."""
-    door = HttpListener(app, HttpListenerSettings(port=0, **{**_UNHURRIED, **limits}))
-    port = await door.open()
+    """A listener around `app` on a port of the system's choice, in no hurry unless `limits` say so."""
+    http_listener = HttpListener(app, HttpListenerSettings(port=0, **{**_UNHURRIED, **limits}))
+    port = await http_listener.open()
     try:
-        yield door, port
+        yield http_listener, port
     finally:
-        await door.close()
+        await http_listener.close()
 
 
-def inside(door: HttpListener) -> list[HttpServerConnection]:
-    """The door's own ends of its connections."""
-    return [connection for connection in door._state.connections if isinstance(connection, HttpServerConnection)]
+def inside(http_listener: HttpListener) -> list[HttpServerConnection]:
+    """The listener's own ends of its connections."""
+    return [
+        connection for connection in http_listener._state.connections if isinstance(connection, HttpServerConnection)
+    ]
 
 
-def look_later(door: HttpListener, seconds: float) -> None:
-    """Have the door look at its connections as if it were so much later; it does not look by itself any more."""
-    assert door._timer is not None
-    door._timer.cancel()
+def look_later(http_listener: HttpListener, seconds: float) -> None:
+    """Have the listener look at its connections as if it were so much later; it does not look by itself any more."""
+    assert http_listener._timer is not None
+    http_listener._timer.cancel()
     later = asyncio.get_running_loop().time() + seconds
-    for connection in inside(door):
+    for connection in inside(http_listener):
         connection.inspect(later)
 
 
@@ -57,8 +59,8 @@ class Answer:
         return dict(self.headers).get(name)
 
 
-class Visitor:
-    """One raw connection to a door."""
+class RawClient:
+    """One raw connection to a listener."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -103,7 +105,7 @@ class Visitor:
             return await self._reader.readexactly(size)
 
     async def hear_rest(self) -> bytes:
-        """Whatever comes until the door closes the connection; a reset counts as that."""
+        """Whatever comes until the listener closes the connection; a reset counts as that."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             try:
                 return await self._reader.read()
@@ -118,8 +120,8 @@ class Visitor:
 
 
 @asynccontextmanager
-async def visiting(port: int, *, receive_bytes: int | None = None) -> AsyncIterator[Visitor]:
-    """A connection to the door; with `receive_bytes` its kernel takes no more than about that unread."""
+async def connect_raw(port: int, *, receive_bytes: int | None = None) -> AsyncIterator[RawClient]:
+    """A connection to the listener; with `receive_bytes` its kernel takes no more than about that unread."""
     sock = socket.socket()
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -131,7 +133,7 @@ async def visiting(port: int, *, receive_bytes: int | None = None) -> AsyncItera
         raise
     reader, writer = await asyncio.open_connection(sock=sock, limit=4096 if receive_bytes else 2**16)
     try:
-        yield Visitor(reader, writer)
+        yield RawClient(reader, writer)
     finally:
         writer.transport.abort()
         # An aborted transport tells its protocol on the loop's next round; not waiting would leak the socket.
@@ -165,20 +167,20 @@ class Echo:
 class Held:
     """An application whose every request waits in the open until the test lets it go on."""
 
-    arrived: asyncio.Queue[Visit] = field(default_factory=asyncio.Queue)
+    arrived: asyncio.Queue[AsgiRequest] = field(default_factory=asyncio.Queue)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        visit = Visit(scope, receive, send, scope["extensions"][PEER])
-        self.arrived.put_nowait(visit)
-        await visit.released.wait()
+        asgi_request = AsgiRequest(scope, receive, send, scope["extensions"][PEER])
+        self.arrived.put_nowait(asgi_request)
+        await asgi_request.released.wait()
 
-    async def next_visit(self) -> Visit:
+    async def next_request(self) -> AsgiRequest:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.arrived.get()
 
 
 @dataclass
-class Visit:
+class AsgiRequest:
     scope: Message
     receive: Receive
     send: Send

@@ -36,7 +36,7 @@ def fresh(name: str) -> str:
     return f"{name}-{uuid.uuid4().hex}"
 
 
-def errand(server: str, tool: str, **arguments: Any) -> dict[str, Any]:
+def tool_request(server: str, tool: str, **arguments: Any) -> dict[str, Any]:
     """The instruction to run a tool, in the hub's own words."""
     return {"tool": f"{server}.{tool}", "arguments": arguments}
 
@@ -48,12 +48,12 @@ def execution(server: str, tool: str, **arguments: Any) -> dict[str, Any]:
 
 def holding(server: str, token: str) -> dict[str, Any]:
     """The instruction to run what does not end by itself."""
-    return errand(server, "slow", seconds=600) if server == "rpc" else errand(server, "hold", token=token)
+    return tool_request(server, "slow", seconds=600) if server == "rpc" else tool_request(server, "hold", token=token)
 
 
 def failing(server: str) -> dict[str, Any]:
     """The instruction to run what fails."""
-    return errand(server, "refuse" if server == "rpc" else "fail")
+    return tool_request(server, "refuse" if server == "rpc" else "fail")
 
 
 def report(server: str, step: str, **found: Any) -> None:
