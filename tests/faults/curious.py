@@ -44,13 +44,13 @@ class Curious(Scripted):
             await asyncio.Event().wait()
         out.write(events(result) + b"0\r\n\r\n")
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         """Take an answer, or hear that a call is not wanted any more."""
         if heard.method == "notifications/cancelled":
             self.cancelled.append(heard.message["params"]["requestId"])
         elif (answer := self.answers.pop(heard.message.get("id", 0), None)) is not None:
             answer.set_result(heard.message)
-        await super().on_told(heard, out)
+        await super().on_refused(heard, out)
 
 
 class CuriousModern(Curious):

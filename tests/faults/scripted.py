@@ -146,7 +146,7 @@ class Scripted:
             case _, "ping":
                 out.write(reply(heard.result({})))
             case _:
-                await self.on_told(heard, out)
+                await self.on_refused(heard, out)
 
     async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         """Refuse the stream of changes."""
@@ -169,7 +169,7 @@ class Scripted:
             await asyncio.Event().wait()
         out.write(reply(heard.result({"content": []})))
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         """Take a notification, or an answer to what the server asked."""
         out.write(reply(None, status=202))
 

@@ -52,10 +52,10 @@ class Exhaustive(Curious):
         await asyncio.gather(*waited_for)
         out.write(events(heard.result({"content": [{"type": "text", "text": "all answered"}]})) + b"0\r\n\r\n")
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         """Take one, later."""
         await asyncio.sleep(0.01)
-        await super().on_told(heard, out)
+        await super().on_refused(heard, out)
 
 
 async def test_every_answer_reaches_a_server_that_takes_them_slowly(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Asking(Scripted):
         out.write(EVENTS + events(*asked) + events(heard.result({"content": []})) + b"0\r\n\r\n")
         return None
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         if not heard.method:
             await self.acknowledges.wait()
         out.write(reply(None, status=202))
@@ -102,10 +102,10 @@ async def test_a_server_that_asks_and_does_not_listen_is_sent_few_answers(tmp_pa
 class Deaf(Scripted):
     """Never acknowledges that a call was withdrawn."""
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         if heard.method == "notifications/cancelled":
             await asyncio.Event().wait()
-        await super().on_told(heard, out)
+        await super().on_refused(heard, out)
 
 
 async def test_withdrawals_that_nobody_acknowledges_give_their_connections_back(

@@ -245,7 +245,7 @@ async def test_a_caller_that_is_asked_by_a_request_and_never_answers_is_told_so(
         assert withdrawal["method"] == "notifications/cancelled"
         assert withdrawal["params"]["requestId"] == question["id"]
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
-        assert "nobody answered within 0.2 s" in answer["error"]["message"]
+        assert "no answer within 0.2 s" in answer["error"]["message"]
         if kind == "legacy":
             await eventually(lambda: len(server.cancelled) == 1, "the server is told")
         assert (server.calls, hub.running.hub.running()) == (1, 0)

@@ -36,8 +36,8 @@ class Working(Scripted):
         await self.may_end.wait()
         out.write(events(heard.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
 
-    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
         if heard.message.get("id") == "q":
             self.answered_with = heard.message.get("result")
             self.was_answered.set()
-        await super().on_told(heard, out)
+        await super().on_refused(heard, out)

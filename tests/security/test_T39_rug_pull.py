@@ -68,7 +68,7 @@ class Pinned(InProcess):
     def __init__(self, running: RunningHub, pins: DefinitionPins) -> None:
         super().__init__(running)
         self.told: list[str] = []
-        pins.tell = lambda kind, _facts: self.told.append(kind)
+        pins.record = lambda kind, _facts: self.told.append(kind)
 
     @property
     def names(self) -> set[str]:

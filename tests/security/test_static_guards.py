@@ -167,7 +167,11 @@ OTHERWISE = {
 
 def test_every_frontend_asks_who_is_calling() -> None:
     """Every class that takes requests from the listener asks an authenticator who is calling."""
-    found = {name: _calls_to_authenticators(tree) for name, tree in using({"serve", "take"}) if any(map(_takes_request, tree))}
+    found = {
+        name: _calls_to_authenticators(tree)
+        for name, tree in using({"serve", "take"})
+        if any(map(_takes_request, tree))
+    }
     assert found.keys() >= {
         "frontends/mcp/http.py",
         "frontends/mcp/sse.py",

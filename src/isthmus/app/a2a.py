@@ -123,7 +123,7 @@ class Pushes:
     def __init__(self, running: RunningHub, identities: Identities | None = None) -> None:
         """Nothing is sent before `start`. `[targets]` says which private addresses callers may name.
 
-        With `identities`, owners that are no longer known get no more notifications.
+        With `identities`, owners that are no longer known get no notifications.
         """
         self._running = running
         may_name_private = lambda caller: caller.can_name_targets or caller is LOCAL  # noqa: E731

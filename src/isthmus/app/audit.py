@@ -223,7 +223,7 @@ class AuditLog:
     def follow(self, running: RunningHub, pins: DefinitionPins | None) -> None:
         """The same for a hub without callers."""
         if pins is not None:
-            pins.tell = lambda event, facts: self.audit.note(event, **{key: str(each) for key, each in facts.items()})
+            pins.record = lambda event, facts: self.audit.note(event, **{key: str(each) for key, each in facts.items()})
 
         def keep() -> float:
             return running.configuration.audit.keep

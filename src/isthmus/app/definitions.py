@@ -55,14 +55,14 @@ class DefinitionPins:
         self._configuration = configuration
         self._is_lasting = is_lasting
         self._modes = _modes_of(configuration)
-        self.tell: Tell = lambda _event, _facts: None
+        self.record: Tell = lambda _event, _facts: None
         self._hub: Hub | None = None
         self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
         self._unkept: list[tuple[Sighting, SeenDefinition]] = []
         """Sightings that could not be written; only the worker thread uses it."""
-        self._has_told_unkept = False
+        self._has_logged_unkept = False
         self._withheld = 0
         self._looked_up_to = 0
         self._file, known, waiting = _opened(configuration, is_lasting=is_lasting)
@@ -131,7 +131,7 @@ class DefinitionPins:
         rest = Counter((_event_of(each), each.server) for each in sightings[TOLD_ONE_BY_ONE:])
         for (event, server), count in rest.items():
             log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
-            self.tell(event, {"server": server, "tools": count})
+            self.record(event, {"server": server, "tools": count})
         if self._file is None:
             return
         try:
@@ -149,15 +149,15 @@ class DefinitionPins:
         facts: dict[str, object] = {"server": sighting.server, "tool": sighting.tool}
         if sighting.variant:
             facts["listed_to"] = sighting.variant
-        self.tell(_event_of(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
+        self.record(_event_of(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
 
     def _left_out(self, server: ServerName, tools: LeftOut) -> None:
         for tool, why in list(tools.items())[:TOLD_ONE_BY_ONE]:
             log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
-            self.tell("definition.refused", {"server": server, "tool": tool, "reason": why})
+            self.record("definition.refused", {"server": server, "tool": tool, "reason": why})
         if (more := len(tools) - TOLD_ONE_BY_ONE) > 0:
             log.warning("more tools than are named are left out", server=server, tools=more)
-            self.tell("definition.refused", {"server": server, "tools": more})
+            self.record("definition.refused", {"server": server, "tools": more})
 
     def _take(self) -> list[Sighting]:
         taken, self._unwritten = self._unwritten, []
@@ -178,11 +178,11 @@ class DefinitionPins:
         try:
             self._file.keep([(seen, each.is_withheld) for each, seen in self._unkept])
         except (sqlite3.Error, OSError) as error:
-            if not self._has_told_unkept:
+            if not self._has_logged_unkept:
                 log.error("what tools look like could not be kept", tools=len(self._unkept), reason=str(error))
-            self._has_told_unkept = True
+            self._has_logged_unkept = True
         else:
-            self._unkept, self._has_told_unkept = [], False
+            self._unkept, self._has_logged_unkept = [], False
 
     # -- what was approved ---------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class DefinitionPins:
                         self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
                         about = {"server": change.server, "tool": change.tool, "fingerprint": change.fingerprint.hex()}
                         log.info("a tool's definition was approved", **about)
-                        self.tell("definition.approved", about)
+                        self.record("definition.approved", about)
                         self._review_again(server)
             await asyncio.sleep(LOOK_SECONDS)
 

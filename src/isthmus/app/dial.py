@@ -330,7 +330,7 @@ class Line:
             socket.kill()
             raise
         finally:
-            end("the hub is not connected any more")
+            end("the hub is no longer connected")
         code, words = socket.goodbye or (None, "")
         return LineLost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
 

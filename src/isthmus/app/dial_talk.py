@@ -319,7 +319,7 @@ class Channels:
             self._ear.named(offer, word.server)
 
     def leave(self) -> None:
-        """Ask the hub to send no more requests; received ones are still answered."""
+        """Ask the hub to stop sending requests; received ones are still answered."""
         for number, (_, talk) in self._open.items():
             talk.leave()
             self._wire.send(mux.write_leaving(mux.ChannelLeaving(number)))

@@ -111,7 +111,7 @@ def verifiers_of(configuration: Configuration) -> list[Verifier]:
 
 
 def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
-    """The policies of all extensions combined; None if there are none.
+    """The policies of all extensions combined; None without any.
 
     Raises:
         ConfigError: an extension cannot be used.

@@ -97,8 +97,8 @@ class Minted:
         except (OSError, StoreDamaged) as error:
             if (reason := reason_of(error)) != self._complaint:
                 self._complaint = reason
-                told = "cannot read the list of keys; its last known state is used for a short while"
-                log.error(told, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
+                message = "cannot read the list of keys; its last known state is used for a short while"
+                log.error(message, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
             return
         if self._complaint:
             log.info("the list of keys can be read again", file=str(self._file.path))
@@ -158,7 +158,7 @@ class Identities(Container[Caller]):
         self._taken: Keys = ()
         self._is_lost = False
         self._next_end = float("inf")
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._anybody: Caller | None = None
         """The caller of an open hub."""
         self._was_wanted = self._minted.is_wanted
@@ -167,7 +167,7 @@ class Identities(Container[Caller]):
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Decide whether credentials are required; before this call nobody is accepted.
+        """Decide whether credentials are required; before this call every caller is rejected.
 
         Raises:
             ConfigError: the hub would be open to a network.
@@ -394,9 +394,9 @@ class Identities(Container[Caller]):
         good = [key for key in self._minted.keys if key.is_good(now)]
         in_file = self._configuration.named | {caller.name for caller in known.values()}
         odd = {key.id: said for key in good if (said := self._odd(key, in_file))}
-        for id in odd.keys() - self._told:
+        for id in odd.keys() - self._reported:
             log.warning("a key is left out", key=id, reason=odd[id])
-        self._told = frozenset(odd)
+        self._reported = frozenset(odd)
         return tuple(key for key in good if key.id not in odd and bytes.fromhex(key.digest) not in known)
 
     def _odd(self, key: MintedKey, in_file: Container[str]) -> str | None:
@@ -406,7 +406,7 @@ class Identities(Container[Caller]):
             return f"{key.name!r} is what a caller of an issuer would be called"
         tenants = self._configuration.tenants.known
         if tenants and key.tenant != DEFAULT_TENANT and key.tenant not in tenants:
-            return f"the configuration has tenants, and {key.tenant!r} is none of them"
+            return f"the configuration has tenants, and {key.tenant!r} is not one of them"
         return None
 
     def _known(self) -> frozenset[Caller]:

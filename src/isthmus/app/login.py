@@ -80,14 +80,14 @@ async def log_in(
     background = BackgroundTasks("login")
     try:
         fetcher = fetcher_for(egress or Egress(), background, url, settings, wanted.server.ca)
-        kept = await _BrowserVisit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
+        kept = await _LoginAttempt(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
         vault.put(wanted.slot, msgspec.json.encode(kept))
     except (DiscoveryFailed, UrlRefused, FetchFailed, NoClient, LoginRefused, VaultDamaged) as failed:
         raise LoginFailed(str(failed)) from failed
     except GrantRefused as refused:
         raise LoginFailed(f"the authorization server says {refused}") from refused
     except TimeoutError:
-        raise LoginFailed(f"nobody logged in within {wanted.within:g} s") from None
+        raise LoginFailed(f"no login within {wanted.within:g} s") from None
     except OSError as error:
         raise LoginFailed(f"the login cannot be stored: {error.strerror}") from error
     finally:
@@ -124,7 +124,7 @@ def _known(vault: Vault, slot: Slot) -> StoredLogin | None:
         return None
 
 
-class _BrowserVisit:
+class _LoginAttempt:
     """One login, from discovery to the token."""
 
     def __init__(

@@ -94,9 +94,11 @@ class Keys:
         except OSError as error:
             if not self._has_complained:
                 self._has_complained = True
-                nobody = "the relay refuses everybody: its key cannot be stored"
-                told = nobody if self._kept is None else "the relay keeps its current key: the key file cannot be read"
-                log.warning(told, reason=str(error))
+                refused = "the relay refuses everybody: its key cannot be stored"
+                message = (
+                    refused if self._kept is None else "the relay keeps its current key: the key file cannot be read"
+                )
+                log.warning(message, reason=str(error))
         except KeyDamaged as damaged:
             raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {damaged}")) from damaged
         return self._kept

@@ -114,8 +114,8 @@ class Watch:
                 # For example, no watches are left, or a folder was just deleted; the next check finds another.
                 if not self._has_complained:
                     self._has_complained = True
-                    told = "files cannot be watched; they are polled instead"
-                    log.warning(told, reason=str(error), every=LOOK_SECONDS)
+                    message = "files cannot be watched; they are polled instead"
+                    log.warning(message, reason=str(error), every=LOOK_SECONDS)
                 await asyncio.sleep(LOOK_SECONDS)
                 seen = await self._compare(seen)
 
@@ -249,8 +249,8 @@ class Reloader:
         try:
             read, ahead = await asyncio.to_thread(self._read)
             if ahead is not None and ahead != self._ahead:
-                told = "another file takes precedence but is not used until a restart"
-                log.warning(told, file=str(ahead), followed=str(self._running.configuration.file))
+                message = "another file takes precedence but is not used until a restart"
+                log.warning(message, file=str(ahead), followed=str(self._running.configuration.file))
             self._ahead = ahead
             taken = keep_fixed_settings(self._running.configuration, read)
             self._on_change(taken)
@@ -275,7 +275,7 @@ class Reloader:
     def _read(self) -> tuple[Configuration, Path | None]:
         """Read the hub's own file; also return the file that a new start would prefer.
 
-        A file that somebody else puts into the working folder must not decide who may call.
+        A file that another user puts into the working folder must not decide who may call.
         """
         file = self._running.configuration.file
         if file is not None and not os.path.isfile(file):  # deleting it does not mean running without one
@@ -290,7 +290,7 @@ def _refuse(findings: list[str]) -> None:
 
 def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
     """Return only the differences."""
-    told: dict[str, object] = {
+    differences: dict[str, object] = {
         "added": [server.name for server in difference.added],
         "changed": [server.name for server in difference.changed],
         "removed": list(difference.removed),
@@ -298,4 +298,4 @@ def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) ->
         "callers": callers if difference.callers_changed else None,
         "needs_a_restart": list(waiting),
     }
-    return {word: names for word, names in told.items() if names not in ([], None)}
+    return {word: names for word, names in differences.items() if names not in ([], None)}

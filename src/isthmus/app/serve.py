@@ -103,7 +103,7 @@ class Access:
         is_open = not self.identities.wants_proof
         if warning := claim(self._configuration, is_open=is_open, is_insecure=self._is_insecure):
             log.warning(warning)
-        self._tell()
+        self._warn_if_open()
         self._auth = Authenticator(_guard(self._configuration.hub), self.identities.identify)
         self._auth.failed_auth_limit.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
         return self._auth
@@ -115,7 +115,7 @@ class Access:
         running.callers = self.identities
         running.know_tenants(self._known)
         if self._auth is not None:
-            self._auth.failed_auth_limit.on_told = lambda address, count: running.note(
+            self._auth.failed_auth_limit.on_refused = lambda address, count: running.note(
                 GUESSED, address=address, refused=count
             )
         running.background.spawn("keys", self.identities.run(self.let_go))
@@ -153,7 +153,7 @@ class Access:
             log_callers(gone, come)
             self._running.know_tenants(self._known)
 
-    def _tell(self) -> None:
+    def _warn_if_open(self) -> None:
         """Warn if the hub is open."""
         hub, issuers = self._configuration.hub, self._configuration.issuers
         if self.identities.wants_proof:
@@ -162,11 +162,11 @@ class Access:
             if self._is_insecure:
                 log.warning("--insecure has no effect: callers are configured, so every request needs a key")
         elif hub.is_loopback and not hub.is_published:
-            told = "open: every program on this machine may call everything; create a key to require one"
-            log.warning(told, run=MAKE_A_KEY)
+            message = "open: every program on this machine may call everything; create a key to require one"
+            log.warning(message, run=MAKE_A_KEY)
         else:
-            told = "INSECURE: everybody who can reach this address may call everything; create a key to require one"
-            log.warning(told, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
+            message = "INSECURE: everybody who can reach this address may call everything; create a key to require one"
+            log.warning(message, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
 
 
 def log_callers(gone: Iterable[Caller], come: Iterable[Caller]) -> None:
@@ -178,10 +178,10 @@ def log_callers(gone: Iterable[Caller], come: Iterable[Caller]) -> None:
         if not key:  # the callers of an open hub
             log.info("requests without a key are accepted" if identity in now else "requests without a key are refused")
             continue
-        told = "a key is now valid" if identity in now else "a key is no longer valid"
+        message = "a key is now valid" if identity in now else "a key is no longer valid"
         if identity in before and identity in now:
-            told = "the permissions of a caller have changed"
-        log.info(told, caller=name, tenant=tenant, key=key)
+            message = "the permissions of a caller have changed"
+        log.info(message, caller=name, tenant=tenant, key=key)
 
 
 def _guard(settings: HubSettings) -> OriginGuard:
@@ -343,7 +343,7 @@ async def _serve(
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
-        await _until_told(running, http_listener, grpc, relay, signals, announcement.close)
+        await _until_signal(running, http_listener, grpc, relay, signals, announcement.close)
     finally:
         announcement.close()
         monitor.close()
@@ -464,18 +464,18 @@ def _change(
         take_tokens()
 
 
-async def _until_told(
+async def _until_signal(
     running: RunningHub,
     http_listener: HttpListener,
     grpc: GrpcService | None,
     relay: Relay | None,
     signals: Signals,
-    on_told: Callable[[], None],
+    on_signal: Callable[[], None],
 ) -> None:
-    """Wait for a signal, call `on_told`, then drain; a second signal ends the wait."""
+    """Wait for a signal, call `on_signal`, then drain; a second signal ends the wait."""
     try:
         await signals.wait_for(1)
-        on_told()
+        on_signal()
         waits = ": waiting for the calls in flight" if running.calls() else ""
         log.info(f"shutting down{waits}", calls=running.calls())
         running.refuse_new_calls()

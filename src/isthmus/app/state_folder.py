@@ -33,7 +33,7 @@ OWNER_FILE = "configuration"
 
 KEYS = "keys"
 EARLIER = {"keys": KEYS, "credentials": "logins", "journal.db": "tasks"}
-"""What a folder of an earlier version may have that somebody would miss, by file."""
+"""Files of an earlier version that a user would miss, with what they contain."""
 
 
 class RunningHubInfo(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ def find_running(state: Path) -> RunningHubInfo | None:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return msgspec.json.decode(os.read(descriptor, RUNNING_BYTES_MAX), type=RunningHubInfo)
-        return None  # nobody holds it: its hub was killed
+        return None  # no process holds it: its hub was killed
     except (OSError, ValueError):
         return None
     finally:
@@ -134,7 +134,7 @@ def make_folder(folder: Path) -> None:
 
 
 def is_derived(configuration: Configuration) -> bool:
-    """Whether the state folder follows from the name of the file; otherwise somebody chose it."""
+    """Whether the state folder follows from the name of the file; otherwise a user chose it."""
     return Path(configuration.hub.state) == derived_state(configuration.file, os.environ, home_folder())
 
 
@@ -160,7 +160,7 @@ def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = Fa
 def left_behind(configuration: Configuration) -> list[str]:
     """What an earlier version, which had one folder for all configurations, left there that may be this hub's.
 
-    It is not moved: nobody can say whose it is. Empty once the hub has started with its own folder.
+    It is not moved: its owner is unknown. Empty once the hub has started with its own folder.
     """
     folder, earlier = Path(configuration.hub.state), earlier_folder()
     if folder == earlier or not is_derived(configuration) or (folder / OWNER_FILE).exists():

@@ -157,7 +157,7 @@ async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
 
 log = structlog.get_logger(__name__)
 
-assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "what is said of a token is true of it"
+assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "the announced lifetime is the real one"
 
 _PROVED = "isthmus.proved"
 """The scope key that marks a request's proof as accepted; its value is the request's own list of headers."""
@@ -280,7 +280,7 @@ class TokenService:
             return _shown(why if whose is fields else UNASKED, is_bound=True)
         credential = credential_of(fields)
         if credential is None:
-            # Contradicting credentials, or another scheme, count as none.
+            # Contradicting credentials and other schemes are ignored.
             return None
         unproven = self._issuers.refusal_of(credential)
         if unproven is None:
@@ -343,8 +343,8 @@ def secret_in(state: Path) -> bytes:
         return _read(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        told = "access tokens will not survive a restart: their secret cannot be stored"
-        log.warning(told, file=str(file), reason=reason)
+        message = "access tokens will not survive a restart: their secret cannot be stored"
+        log.warning(message, file=str(file), reason=reason)
         return secrets.token_bytes(SECRET_BYTES)
 
 

@@ -167,7 +167,7 @@ def sanitized_row(row: AuditRow) -> AuditRow:
 
 
 def _bytes(value: object) -> bytes:
-    """SQLite returns text if somebody wrote text in place of bytes."""
+    """SQLite returns text where text was written in place of bytes."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 

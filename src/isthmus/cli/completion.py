@@ -28,7 +28,7 @@ LISTS_FOLDER = "lists"
 """As in `storage.server_lists`, which takes too long to load here."""
 
 LISTS_BYTES_MAX = 8 * 1024 * 1024
-"""How much of the stored lists is read: more would take too long, and nobody completes so many names."""
+"""How much of the stored lists is read: more would take too long, and completes no better."""
 
 KEYS_FILE = "keys/keys.json"
 """As in `app.key_files`."""

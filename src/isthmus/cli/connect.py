@@ -312,7 +312,7 @@ class Plan:
 
         def entry(key: str) -> Entry:
             assert client.http is not None
-            # A key does not belong into a file that is shared with the project.
+            # A key does not belong in a file that is shared with the project.
             value = client.variable if options.is_project and client.variable else key
             headers = {"Authorization": f"Bearer {value}"} if key else {}
             return client.http(Http(target.name, url, headers))

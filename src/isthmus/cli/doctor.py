@@ -567,7 +567,7 @@ def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
 
 
 def _print_group(mark: str, code: FindingCode, group: Sequence[Diagnosis]) -> None:
-    """Print the findings with one code: what is said of several servers is said once."""
+    """Print the findings with one code: a sentence about several servers is printed once."""
     servers: dict[tuple[str, str], list[str]] = {}
     for diagnosis in group:
         servers.setdefault((first_line(diagnosis.message), first_line(diagnosis.fix)), []).append(diagnosis.server)

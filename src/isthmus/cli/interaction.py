@@ -297,7 +297,7 @@ class TerminalAnswers:
         async with self._lock:
             self._line.pause()
             try:
-                return await (self._visit(params) if params.get("mode") == "url" else self._fill(params))
+                return await (self._open_page(params) if params.get("mode") == "url" else self._fill(params))
             except InputClosed:
                 print_error("")
                 return CANCEL
@@ -336,7 +336,7 @@ class TerminalAnswers:
             except ValueError as wrong:
                 print_error(f"    {_sentence(str(wrong))}")
 
-    async def _visit(self, params: Mapping[str, Any]) -> ElicitAnswer:
+    async def _open_page(self, params: Mapping[str, Any]) -> ElicitAnswer:
         url = str(params.get("url", ""))
         print_error(f"{self._server} asks you to open a page: {params.get('message', '')}")
         sys.stderr.write(f"  {highlighted(url)}\n")

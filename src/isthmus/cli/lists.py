@@ -147,7 +147,7 @@ async def watch_servers(source: HubSource, *, wait: float) -> Exit:
     if not sys.stdout.isatty():
         raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the servers once.")
     rows: list[Row] = []
-    # Servers that start are shown as such: nobody has to wait for them.
+    # Servers that start are shown as such; the command does not wait for them.
     async with open_hub(source, wait=wait if isinstance(source, RemoteSource) else FIRST_LOOK_SECONDS) as hub:
         with in_place(sys.stdout, SERVER_HEAD) as show:
             while True:

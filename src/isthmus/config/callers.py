@@ -271,7 +271,7 @@ def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...
             known[name] = TenantSettings(bounds, None if most is None else values.integer("max_calls", most))
         except ValueError as error:
             known[name] = _DENY_TENANT
-            advice = "until it is fixed, nobody of this tenant may call anything"
+            advice = "until it is fixed, callers of this tenant may call nothing"
             findings.append(place.at(name).mistake(error, advice=advice, code=codes.BAD_TENANT))
     return Tenants(known), tuple(findings)
 
@@ -309,7 +309,7 @@ def read_issuers(
         issuers[settings.issuer] = settings
         if not (settings.grants.allow or settings.scopes):
             advice = 'allow = ["*"] would allow everything, scopes allow it scope by scope'
-            finding = place.at(name).finding("lets nobody call anything", advice=advice, code=codes.MAY_CALL_NOTHING)
+            finding = place.at(name).finding("allows no calls", advice=advice, code=codes.MAY_CALL_NOTHING)
             findings.append(finding)
     if entries and not issuers:
         message = "are configured but none is usable, and the hub must not be open"
@@ -365,7 +365,7 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
 def misspelt_grants(document: Document | None, servers: Collection[str]) -> list[Finding]:
     """Return findings about patterns whose server is unknown and is probably one of `servers`.
 
-    A mistyped `deny` denies nothing, and nobody would notice. It is only a warning: a server that dials in may have
+    A mistyped `deny` denies nothing, unnoticed. It is only a warning: a server that dials in may have
     any name.
     """
     if document is None or not document.dialect.has_hub:

@@ -233,7 +233,7 @@ KEY_STORE = FindingCode(
 BAD_TENANT = FindingCode(
     "ISC-411",
     "bad-tenant",
-    "fix the entry: until then nobody of the tenant may call anything",
+    "fix the entry: until then callers of the tenant may call nothing",
     "A tenant under `[tenants]` has a mistake. Its callers may call nothing.",
 )
 BAD_ISSUER = FindingCode(

@@ -120,7 +120,7 @@ def _json(file: Path, text: str) -> Parsed:
     repeated = list[_Repeated]()
 
     def table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """Make a table and note duplicate keys, of which JSON silently keeps the last."""
+        """Make a table and note duplicate keys; JSON silently keeps the last."""
         table: dict[str, object] = {}
         for key, value in pairs:
             if key in table:

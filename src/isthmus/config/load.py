@@ -250,7 +250,7 @@ def access_mode(
             advice=(
                 'make a key with: isthmus token create NAME --allow "*", or add [callers.NAME] with'
                 ' key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure'
-                " lets in everybody who can reach it"
+                " accepts everybody who can reach it"
             ),
             code=codes.OPEN_TO_NETWORK,
         )

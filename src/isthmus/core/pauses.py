@@ -110,6 +110,6 @@ PROTOBUF_BYTES = 16 * 1024
 async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES) -> _T:
     """Do work over so many bytes here, or on a thread if there are more than `over`; the interpreter alternates.
 
-    The work must be pure: it reads values that nobody changes.
+    The work must be pure: it reads values that do not change.
     """
     return work() if size <= over else await asyncio.to_thread(work)

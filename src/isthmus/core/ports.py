@@ -148,7 +148,7 @@ class RetractingExchange(Protocol):
     """An exchange that can tell its caller that a question no longer needs a response."""
 
     def retract(self, reply: OnReply) -> None:
-        """Cancel the question that came with this `reply`; `reply` is not called any more."""
+        """Cancel the question that came with this `reply`; `reply` is no longer called."""
 
     def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
         """A function that does the same after the call has ended, and keeps only what that needs alive."""

@@ -587,7 +587,7 @@ class Logins:
         own = credentials.own.get(subject.at_large)
         if own is None:
             return Login(self, slot, url, headers, credentials.oauth, subject)
-        # Shared headers are left out, except those that identify nobody and that the caller does not override.
+        # Shared headers are left out, except those that identify no caller and that the caller does not override.
         left_out = PROVING | {name.lower() for name in own.headers}
         common = {name: value for name, value in headers.items() if name.lower() not in left_out}
         oauth = own.oauth

@@ -156,7 +156,7 @@ class _LoopChannel:
         if self._eventfd is not None:
             os.eventfd_write(self._eventfd, 1)
             return
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self.loop.call_soon_threadsafe(self._receive)
 
     def _receive(self) -> None:
@@ -304,7 +304,7 @@ class TrioPromise(Generic[T]):
         return self._value  # type: ignore[return-value]  # it was set, and may be None itself
 
     def _wake(self) -> None:
-        with suppress(self._trio.RunFinishedError):  # nobody waits
+        with suppress(self._trio.RunFinishedError):  # no caller waits
             self._token.run_sync_soon(self._event.set)
 
 

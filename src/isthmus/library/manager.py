@@ -1,7 +1,7 @@
 """The tools of one agent: `ToolRegistry`, and `MCPManager`, which keeps the tools of an `mcp.json` in a registry.
 
 The registry has the tools under their names for language models, own functions and MCP tools alike. All servers of a
-manager are in one hub. The manager follows changes of their tools, so nobody has to list tools again at each turn. A
+manager are in one hub. The manager follows changes of their tools, so programs need not list tools at each turn. A
 server that fails costs its own tools and a log line.
 """
 

@@ -150,7 +150,7 @@ class ToolResolver:
 DENIED = "denied_tools"
 """The member of a task's metadata with the full names of tools that its user may not use.
 
-An ambiguous name of which the user may use no tool is listed as given."""
+An ambiguous name is listed as given if the user may use none of its tools."""
 
 MISSING = "missing_tools"
 """The member of a task's metadata with the names of no tool, if `report_missing` was set."""

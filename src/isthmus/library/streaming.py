@@ -30,7 +30,7 @@ from isthmus.upstream.python.runner import SERVING
 CHUNKS_MAX = 256
 """Chunks kept for a slow reader. Beyond it the oldest are dropped and counted; the last chunk is never dropped."""
 
-CLOSED = "the caller does not wait any more"
+CLOSED = "the caller no longer waits"
 
 P = TypeVar("P", bound=Promise[None])
 
@@ -263,7 +263,7 @@ class _ChunkReader:
         return chunk
 
     def __del__(self) -> None:
-        if self._execution is not None:  # `break` leaves an iterator that nobody closes
+        if self._execution is not None:  # `break` leaves an iterator unclosed
             self._cancel()
 
 

@@ -89,8 +89,8 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     def can_name_targets(self) -> bool:
         """Whether it may name servers that are not configured, here.
 
-        Its tenant and its frontend may narrow its grants, and what nobody configured is not among them; nor is it if
-        they deny by label, since the server could have that label.
+        Its tenant and its frontend may narrow its grants to servers that are configured. If they deny by label, it may
+        not either: the server could have that label.
         """
         if not self.may_name_targets:
             return False
@@ -142,7 +142,7 @@ def everywhere(callers: Iterable[Caller]) -> frozenset[Caller]:
 
 
 class Unprovable(msgspec.Struct, frozen=True):
-    """The caller cannot be identified now, because the proof cannot be read. It is not let in."""
+    """The caller cannot be identified now, because the proof cannot be read. It is rejected."""
 
     reason: str
     """The reason for the caller, without secrets."""

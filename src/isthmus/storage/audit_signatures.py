@@ -1,8 +1,8 @@
 """The key and the checkpoints of the audit log: files in the state folder, outside the database that they protect.
 
-Somebody who can write only to the database cannot cut the end of the log off, restore an older copy, or delete records
-as if they had expired. Somebody who can also write to this folder can; against that, use `isthmus audit export`. Opened
-by `app.audit`; read by `isthmus audit`.
+An attacker who can write only to the database cannot cut off the end of the log, restore an older copy, or delete
+records as if they had expired. An attacker who can also write to this folder can; against that, use `isthmus audit
+export`. Opened by `app.audit`; read by `isthmus audit`.
 """
 
 from __future__ import annotations

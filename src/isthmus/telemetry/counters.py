@@ -21,7 +21,7 @@ SERVERS_MAX = 20_000
 
 SAMPLES_MAX = 500
 WATCH_SECONDS = 15.0
-"""How long durations are kept after somebody looked at the figures; without that, a call pays for counters only."""
+"""How long durations are kept after the figures were read; otherwise a call only updates counters."""
 
 OTHERS = ServerName("#others")
 """The name for all further servers; no server can have it."""
@@ -38,7 +38,7 @@ class ServerCounts:
     outcomes: dict[str, int] = field(default_factory=dict)
     """Calls by outcome: `result`, `tool_error`, or the reason of a fault."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-    """How long the last calls took, as far as somebody looked."""
+    """How long the last calls took, while the figures are being read."""
 
     def figures(self) -> dict[str, object]:
         """The counters as JSON has them, with percentiles of the last calls."""
@@ -68,7 +68,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._watched_until = 0.0
-        """While somebody looks at the figures, each duration is kept as well."""
+        """While the figures are being read, each duration is kept as well."""
         self.servers: dict[ServerName | None, ServerCounts] = {}
 
     def ended(

@@ -385,7 +385,7 @@ class AcceptedSocket(SocketChannel):
         elif self._framing.reader.buffer or self._parts is not None or self._held_bytes:
             self._hold(self._unfinished_bytes())
 
-    def _hear(self, message: bytes, kind: Opcode) -> None:
+    def _receive_message(self, message: bytes, kind: Opcode) -> None:
         self._unfinished_since = 0.0
         hear = self._hearer.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
         try:
@@ -467,7 +467,7 @@ class AcceptedSocket(SocketChannel):
         """Close it and notify the owner in the next turn: a loop over many sockets must not lose one midway."""
         if not self._is_over:
             self._part(code, reason)
-            self._loop.call_soon(self._tell, reason)
+            self._loop.call_soon(self._report_end, reason)
 
     def _part(self, code: int, reason: str) -> None:
         """Send a close frame after everything that was written, and wait for the peer's."""

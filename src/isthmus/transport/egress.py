@@ -272,7 +272,7 @@ class Lookups:
 
         Raises:
             TooManyNames: too many lookups wait, or the system gives no thread.
-            OSError: there are none.
+            OSError: the host has no address.
         """
         domain = domain_of(host)
         share = self._shares.get(domain) or _DomainPlaces()

@@ -141,7 +141,7 @@ class Ticket:
         return not self._data
 
     def abort(self) -> None:
-        """Abort the request: no more bytes are written, no more callbacks are made. May be called at any time."""
+        """Abort the request: no further bytes are written and no further callbacks made. May be called at any time."""
         if self._sink is None:
             return
         self._sink = None

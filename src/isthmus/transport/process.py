@@ -163,14 +163,14 @@ class ProcessChannel:
         limits: ProcessLimits = UNLIMITED,
         program: str | None = None,
     ) -> ProcessChannel:
-        """Start `command` with the environment `env` (see `child_environment`), held to `limits`.
+        """Start `command` with the environment `env` (see `child_environment`), under `limits`.
 
         With a `program`, that file is executed under the name that the command begins with.
 
         No callback comes before this returns. `on_drained` is called when a child that had fallen behind has caught up.
 
         Raises:
-            SpawnFailed: there is no such command or directory, or it cannot be executed or held to the limits.
+            SpawnFailed: there is no such command or directory, it cannot be executed, or the limits cannot be set.
         """
         with marking() as mark:
             child = _start(command, env, cwd, program)

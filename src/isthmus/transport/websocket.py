@@ -210,7 +210,7 @@ class SocketChannel(asyncio.Protocol):
             return
         match event.opcode:
             case Opcode.TEXT | Opcode.BINARY if event.fin:
-                self._hear(bytes(event.data), event.opcode)
+                self._receive_message(bytes(event.data), event.opcode)
             case Opcode.TEXT | Opcode.BINARY | Opcode.CONT:
                 # A fragment. The first byte of the buffer is the opcode, so an idle channel stores nothing.
                 if self._parts is None:
@@ -218,13 +218,13 @@ class SocketChannel(asyncio.Protocol):
                 self._parts += event.data
                 if event.fin:
                     parts, self._parts = self._parts, None
-                    self._hear(bytes(memoryview(parts)[1:]), Opcode(parts[0]))
+                    self._receive_message(bytes(memoryview(parts)[1:]), Opcode(parts[0]))
             case Opcode.CLOSE:
-                self._end(farewell(self._framing))
+                self._end(close_reason(self._framing))
             case _:
                 pass  # a ping, which was answered, or a pong
 
-    def _hear(self, message: bytes, kind: Opcode) -> None:
+    def _receive_message(self, message: bytes, kind: Opcode) -> None:
         """Handle a whole message of this kind."""
         self._hearer.read(message)
 
@@ -264,9 +264,9 @@ class SocketChannel(asyncio.Protocol):
             cut(self._transport)
         else:
             self._say_goodbye()
-        self._tell(reason)
+        self._report_end(reason)
 
-    def _tell(self, reason: str) -> None:
+    def _report_end(self, reason: str) -> None:
         self._hearer.ended(reason)
 
     def _say_goodbye(self) -> None:
@@ -300,7 +300,7 @@ def in_words(error: Exception, limit_bytes: int) -> str:
     return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
 
 
-def farewell(framing: Framing) -> str:
+def close_reason(framing: Framing) -> str:
     """How the peer closed the connection."""
     said = framing.close_rcvd
     if said is None or said.code == CloseCode.NO_STATUS_RCVD:
@@ -412,9 +412,9 @@ class DialledSocket(SocketChannel):
             self._opened.set_result(None)
             self._begin_pinging()
 
-    def _tell(self, reason: str) -> None:
+    def _report_end(self, reason: str) -> None:
         if self._opened.done():
-            super()._tell(reason)
+            super()._report_end(reason)
             return
         failed = HandshakeFailed(reason)
         error = self._client.handshake_exc

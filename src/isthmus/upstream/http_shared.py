@@ -50,10 +50,10 @@ def advice_for(status: int, headers: Mapping[str, str], server: str, *, can_log_
     if status != FORBIDDEN or found is None:
         return ADVICE.get(status, "")
     scope = " ".join(found[1].split())
-    told = f"; it wants the scope {scope!r}"
+    wanted_scope = f"; it wants the scope {scope!r}"
     # The server's text goes into a command that a person may copy into a shell: single quotes keep it one argument.
     quoted = scope.replace("'", "'\\''")
-    return f"{told}: run isthmus login {server} --scope '{quoted}'" if can_log_in else told
+    return f"{wanted_scope}: run isthmus login {server} --scope '{quoted}'" if can_log_in else wanted_scope
 
 
 def media_type(headers: Mapping[str, str]) -> str:
@@ -89,7 +89,7 @@ def _plain(target: str) -> tuple[str, str]:
 
 
 HEADERS_BYTES_MAX = 8 * 1024
-"""All caller headers together: many servers accept no more in a whole head, and answer with a bare 431."""
+"""All caller headers together: many servers accept only this much in a whole head, and answer with a bare 431."""
 
 
 class CallerHeaders:
@@ -119,7 +119,7 @@ class CallerHeaders:
 
 
 ONE_WAY_MAX = 256
-"""POSTs at the same time; a server that asks faster than it reads gets no more of them."""
+"""POSTs at the same time; a server that asks faster than it reads must wait."""
 
 ONE_WAY_SECONDS = 5.0
 """How long a server may take to acknowledge a POST before the connection is closed."""

@@ -502,8 +502,8 @@ class BaseLink(ABC):
 
     def abilities(self) -> frozenset[Ability]:
         """What the server can do, as far as its era allows."""
-        told = self.capabilities.abilities() - OTHERS[self.dialect.era]
-        return told if self.is_persistent else told - TASK_ABILITIES
+        abilities = self.capabilities.abilities() - OTHERS[self.dialect.era]
+        return abilities if self.is_persistent else abilities - TASK_ABILITIES
 
     async def list_features(
         self,

@@ -291,8 +291,8 @@ class RelistSchedule:
 
     def take(self, now: float) -> dict[Topic, bool]:
         """Take the lists that are due, with whether each was announced; they are no longer stale."""
-        due = {topic: told for topic, told in self._stale.items() if self._rests.get(topic, now) <= now}
-        self._stale = {topic: told for topic, told in self._stale.items() if topic not in due}
+        due = {topic: since for topic, since in self._stale.items() if self._rests.get(topic, now) <= now}
+        self._stale = {topic: since for topic, since in self._stale.items() if topic not in due}
         return due
 
     def rest(self, topics: Iterable[Topic], now: float) -> None:

@@ -664,7 +664,7 @@ class Reconnector:
             # A busy server may be too slow to respond, or only finishes its work.
             if not self.server_queue.running:
                 why = str(getattr(silent, "why", silent))
-                failed = ConnectFailed(f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why)
+                failed = ConnectFailed(f"it no longer answers ({why})" if isinstance(silent, BadReply) else why)
                 if isinstance(silent, NotConnected):
                     failed.status, failed.login = silent.status, silent.login
                 raise failed from silent

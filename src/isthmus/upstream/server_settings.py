@@ -32,7 +32,7 @@ Carrier = Literal["auto", "http", "sse", "rpc"]
 named), or `auto` to detect it."""
 
 Isolation = Literal["shared", "caller", "call"]
-"""Who shares a link to the server: all callers, the calls of one caller, or nobody."""
+"""Who shares a link to the server: all callers, the calls of one caller, or single calls."""
 
 Way: TypeAlias = Literal["command", "url", "rpc", "agent", "python"]
 """The key that says how a server is reached; an entry has exactly one."""
@@ -420,8 +420,8 @@ class ServerSettings:
     isolation: Isolation = field(
         default="shared",
         metadata=_key(
-            "Who shares a link to the server: `shared` (all callers), `caller` (one caller's calls), `call` (nobody)."
-            " See [Who shares a link](concepts.md#who-shares-a-link).",
+            "Who shares a link to the server: `shared` (all callers), `caller` (one caller's calls), `call` (a link"
+            " per call). See [Who shares a link](concepts.md#who-shares-a-link).",
             is_noticed=True,
         ),
     )

@@ -230,7 +230,7 @@ class SseLink(DuplexLink):
         self._fail(reason)
 
     def ended(self, reason: str) -> None:
-        """The stream ended; no more responses can come."""
+        """The stream ended; no further responses can come."""
         self._on_broken(reason)
 
     # -- ending ----------------------------------------------------------------------------------------------------

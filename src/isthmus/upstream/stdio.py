@@ -121,7 +121,7 @@ class Programs:
     """The programs of one hub's servers; each path that everybody can write to is logged once."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[ServerName, Path]] = set()
+        self._warned: set[tuple[ServerName, Path]] = set()
 
     async def check(self, server: ServerName, reach: StdioSettings, environment: Mapping[str, str]) -> str | None:
         """The file to execute, if it was checked; None to let the system find it.
@@ -133,8 +133,8 @@ class Programs:
         for path in open_paths(reach, program):
             if not reach.may_be_open:
                 raise _refused(reach, f"everybody on this machine can write to {path}; chmod o-w it, or move it")
-            if (server, path) not in self._told:
-                self._told.add((server, path))
+            if (server, path) not in self._warned:
+                self._warned.add((server, path))
                 log.warning("everybody can write to what a server runs", server=server, path=str(path))
         if not reach.sha256:
             return None

@@ -58,7 +58,7 @@ class LegacySubscriptions:
         self._ask = ask
         self._forget = forget
         self._wanted: dict[str, Answer] = {}
-        self._told: set[str] = set()
+        self._subscribed: set[str] = set()
         self._under_way: set[str] = set()
 
     async def want(self, uri: str) -> None:
@@ -66,7 +66,7 @@ class LegacySubscriptions:
         answer = self._wanted.get(uri)
         if answer is None or answer.done():
             answer = self._wanted[uri] = asyncio.get_running_loop().create_future()
-        self._told.discard(uri)
+        self._subscribed.discard(uri)
         self._settle(uri)
         await _raised(answer)
 
@@ -79,10 +79,10 @@ class LegacySubscriptions:
         """Send a request if the wanted state differs from the server's."""
         if uri in self._under_way:
             return
-        if uri in self._wanted and uri not in self._told:
+        if uri in self._wanted and uri not in self._subscribed:
             self._send(SUBSCRIBE, uri, AGREE_SECONDS)
-        elif uri not in self._wanted and uri in self._told:
-            self._told.discard(uri)
+        elif uri not in self._wanted and uri in self._subscribed:
+            self._subscribed.discard(uri)
             self._send(UNSUBSCRIBE, uri, LEAVE_SECONDS)
 
     def _send(self, method: str, uri: str, within: float) -> None:
@@ -107,7 +107,7 @@ class LegacySubscriptions:
         if method == SUBSCRIBE:
             assert refusal is None or isinstance(refusal, Fault), "a HubRequest fails with nothing else"
             if refusal is None:
-                self._told.add(uri)
+                self._subscribed.add(uri)
                 _give(self._wanted.get(uri), None)
             else:
                 _give(self._wanted.pop(uri, None), refusal)
@@ -128,7 +128,7 @@ class ModernSubscriptions:
         self.wanted: set[str] = set()
         """All resources that are subscribed or wanted; other fields may name more until they are updated."""
         self._wanted_bytes = 0
-        self._told: set[str] = set()
+        self._subscribed: set[str] = set()
         """Resources that the server has accepted."""
         self._groups: deque[set[str]] = deque()
         self._newest: set[str] = set()
@@ -158,7 +158,7 @@ class ModernSubscriptions:
 
     async def want(self, uri: str) -> None:
         """Subscribe to a resource as well. Raises `Fault` if the server refuses."""
-        if uri in self._told:
+        if uri in self._subscribed:
             return
         if uri not in self._answers:
             if uri not in self.wanted:
@@ -186,7 +186,7 @@ class ModernSubscriptions:
         if uri in self.wanted:
             self.wanted.discard(uri)
             self._wanted_bytes -= _size(uri)
-        self._told.discard(uri)
+        self._subscribed.discard(uri)
         if self._trial is not None:
             self._trial.discard(uri)
         _give(self._answers.pop(uri, None), answer)
@@ -218,7 +218,7 @@ class ModernSubscriptions:
     def _try(self, group: set[str]) -> None:
         self._trial = {*group, *(self._trial or ())} & self.wanted
         self._is_overdue = self._is_due = False
-        named = self._told | self._trial
+        named = self._subscribed | self._trial
         self._named = len(named)
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(HEARING_SECONDS, self._believe)
@@ -242,7 +242,7 @@ class ModernSubscriptions:
         for uri in self._take_trial():
             # The server may spell names differently; if it names as many as requested, they are those.
             if honoured is None or uri in honoured or len(honoured) >= self._named:
-                self._told.add(uri)
+                self._subscribed.add(uri)
                 _give(self._answers.pop(uri, None), None)
             else:
                 self._give_up(
@@ -272,9 +272,9 @@ class ModernSubscriptions:
     def closed(self) -> None:
         """The subscription ended: the server may refuse next time what it accepted before."""
         self._is_open = False
-        if self._told:
-            self._groups.appendleft(self._told)
-            self._told = set()
+        if self._subscribed:
+            self._groups.appendleft(self._subscribed)
+            self._subscribed = set()
 
     def stop(self) -> None:
         """The link is lost: the next link gets the same subscriptions."""

@@ -176,13 +176,13 @@ class CallWaiter:
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # The usual case, without the checks below.
-            told = self._hidden(payload) if answer.is_error else payload
+            visible = self._hidden(payload) if answer.is_error else payload
             if is_later:
-                is_untyped = not answer.has_type and bytes(memoryview(told)[:2]) == b'{"'
+                is_untyped = not answer.has_type and bytes(memoryview(visible)[:2]) == b'{"'
                 is_typed = answer.result_type is not None
-                self._end_soon(Result(told, answer.is_error, is_typed, is_untyped=is_untyped))
+                self._end_soon(Result(visible, answer.is_error, is_typed, is_untyped=is_untyped))
             else:
-                self._end(Result(told, answer.is_error, answer.result_type is not None))
+                self._end(Result(visible, answer.is_error, answer.result_type is not None))
         elif answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
@@ -200,8 +200,8 @@ class CallWaiter:
             keeps = answer.ttl_seconds, answer.is_public
             if whose is not None:
                 note_task(self.inflight, self.server, payload)
-            told = self._hidden(payload) if answer.is_error else payload
-            ending = Result(told, answer.is_error, is_typed, *keeps, task_of=whose)
+            visible = self._hidden(payload) if answer.is_error else payload
+            ending = Result(visible, answer.is_error, is_typed, *keeps, task_of=whose)
             if is_later:
                 self._end_soon(ending)
             else:

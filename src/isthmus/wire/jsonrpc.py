@@ -288,7 +288,7 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     r"""Split an object of a decoded body one level deep; None if it is no object or has a key twice.
 
     An object with a quotation mark inside a key may be refused too, when a mark somewhere is spelt `\u0022`:
-    it cannot be told apart cheaply. UTF-8 is not checked again.
+    telling them apart would cost too much. UTF-8 is not checked again.
     """
     try:
         members = _decode_members(raw)
@@ -360,7 +360,7 @@ def same_id(answered: Payload, sent: bytes) -> bool:
 
 
 def notification(method: str, params: Payload | None = None) -> bytes:
-    """Render a notification, without `params` when there are none."""
+    """Render a notification, without `params` if they are empty."""
     if params is None:
         return b'{"jsonrpc":"2.0","method":%b}' % _encode(method)
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(method), bytes(params))
@@ -506,7 +506,7 @@ def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
 
 
 _USUAL = frozenset({"name", "arguments", "_meta", "uri", "cursor", "task"})
-"""Members of `params` that nearly all requests consist of, no two of which differ only in case."""
+"""Members of `params` that nearly all requests consist of. They differ in more than case."""
 
 
 def _has_twins(keys: KeysView[str]) -> bool:

@@ -45,7 +45,7 @@ class Kept:
         self.background = BackgroundTasks()
         self.hub = Hub(Limits(), Counters())
         self.pins = DefinitionPins(configuration(folder, pin))
-        self.pins.tell = lambda kind, facts: self.told.append((kind, facts))
+        self.pins.record = lambda kind, facts: self.told.append((kind, facts))
         self.pins.attach(self.hub, self.background)
 
     async def close(self) -> None:

@@ -442,7 +442,7 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
 
 def test_only_what_is_said_of_the_token_is_final() -> None:
     assert verdict_on(LineLost("", 1008, "token已过期")) == "token已过期"
-    assert verdict_on(LineLost("", 1008, "its token is good no more")) is not None
+    assert verdict_on(LineLost("", 1008, "its token is no longer valid")) is not None
     assert verdict_on(LineLost("", 1008, "no room")) is None
     assert verdict_on(LineLost("", 1011, "token")) is None
     assert verdict_on(LineLost("refused")) is None

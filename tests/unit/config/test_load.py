@@ -154,7 +154,7 @@ def test_the_hub_is_never_open_to_a_network() -> None:
     assert str(refused.value) == (
         "hub.host must be loopback while no caller is configured, not '0.0.0.0' "
         '(make a key with: isthmus token create NAME --allow "*", or add [callers.NAME] with key = "env:NAME_KEY" and '
-        'allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure lets in everybody who can reach it)'
+        'allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure accepts everybody who can reach it)'
     )
 
 

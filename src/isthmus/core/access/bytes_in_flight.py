@@ -45,7 +45,7 @@ class BytesInFlight:
         return None
 
     def hold(self, caller: Caller, size: int) -> None:
-        """Count a request that was let in already."""
+        """Count a request that was already accepted."""
         self._all.add(caller, size)
 
     def leave(self, caller: Caller, size: int) -> None:

@@ -241,7 +241,7 @@ class Hub:
         self.publish(server_status)
 
     def close_server_queue(self, server: ServerName) -> None:
-        """Remove a server: nobody sees it any more. Its running calls are not affected."""
+        """Remove a server from all lists. Its running calls are not affected."""
         self._retire(self.server_queues.pop(server))
         self._list_loaders.pop(server, None)
         self.result_cache.forget(server)

@@ -78,7 +78,7 @@ class Deadlines:
         return bucket
 
     def pending(self) -> list[Expiring]:
-        """Whatever has a deadline that has not come."""
+        """Everything whose deadline has not come."""
         return [expiring for bucket in self._buckets.values() for expiring in bucket]
 
     def _turn(self) -> None:
@@ -441,7 +441,7 @@ class InFlight:
                 return
         seconds = self._allowed()
         if self.questions:
-            self.go_unanswered(f"nobody answered within {seconds:g} s")
+            self.go_unanswered(f"no answer within {seconds:g} s")
         else:
             # A call that was never sent did not time out at its server: that was busy.
             server_queue = self.server_queue if self.link is None and not self.rounds else None
@@ -450,7 +450,7 @@ class InFlight:
             self._give_up(fault, f"no answer within {seconds:g} s")
 
     def _allowed(self) -> float:
-        """How long the hub waited in vain: `hard_seconds`, for an answer, or for the server."""
+        """How long the hub waited without success: `hard_seconds`, for an answer, or for the server."""
         clock, wanted = self._clock, self.call.timeout
         if self.server_queue is not None and clock is not None and not self._left_in_all():
             return self.server_queue.hard_seconds

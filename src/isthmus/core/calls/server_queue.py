@@ -505,7 +505,7 @@ class ServerQueue:
     @property
     def log(self) -> ServerLog:
         """What the operator can read of the server."""
-        if self._log is None:  # of many servers nobody has anything to say
+        if self._log is None:  # many servers never log anything
             self._log = ServerLog()
         return self._log
 

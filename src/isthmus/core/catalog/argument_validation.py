@@ -161,7 +161,7 @@ _SAYS_NOTHING = frozenset({"$schema", "$id", "$comment", "title", "description",
 
 
 def _allows_any_object(schema: object) -> bool:
-    """Whether every object fits: many tools have no more than `{"type": "object"}`."""
+    """Whether every object fits: many tools have only `{"type": "object"}`."""
     if not isinstance(schema, dict):
         return schema is True
     rest = schema.keys() - _SAYS_NOTHING

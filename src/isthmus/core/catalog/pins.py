@@ -68,7 +68,7 @@ PinKey: TypeAlias = tuple[ServerName, str, FeatureName]
 
 
 class Pins:
-    """The fingerprints of all tools; `tell` receives each sighting once.
+    """The fingerprints of all tools; `on_sighting` receives each sighting once.
 
     It also receives a tool that was withheld and has its known definition again.
     """
@@ -77,7 +77,7 @@ class Pins:
         self,
         known: Mapping[PinKey, bytes],
         mode_of: Callable[[ServerName], Pinning],
-        tell: Callable[[Sighting], None],
+        on_sighting: Callable[[Sighting], None],
         waiting: Iterable[PinKey] = (),
     ) -> None:
         """`waiting` are the tools that were withheld before."""
@@ -85,7 +85,7 @@ class Pins:
         self._counts: Counter[ServerName] = Counter()
         self._variants: dict[ServerName, set[str]] = {}
         self._mode_of = mode_of
-        self._tell = tell
+        self._on_sighting = on_sighting
         self._fingerprints: dict[bytes, bytes] = {}
         self._prepared: dict[bytes, bytes] = {}
         self._prepared_bytes = 0
@@ -128,7 +128,9 @@ class Pins:
         known = self._known_as(key)
         if known == fingerprint:
             if self._forget_report(key):
-                self._tell(Sighting(*key, fingerprint, self._definition(tool), is_change=False, is_withheld=False))
+                self._on_sighting(
+                    Sighting(*key, fingerprint, self._definition(tool), is_change=False, is_withheld=False)
+                )
             return True
         is_full = key not in self._known and (
             len(self._known) >= PINS_MAX or self._counts[key[0]] >= PINS_PER_SERVER_MAX
@@ -142,7 +144,7 @@ class Pins:
         else:
             self._remember(key, fingerprint)
             self._forget_report(key)
-        self._tell(Sighting(*key, fingerprint, self._definition(tool), known is not None, is_withheld))
+        self._on_sighting(Sighting(*key, fingerprint, self._definition(tool), known is not None, is_withheld))
         return not is_withheld
 
     def prepare(self, tool: Tool) -> None:

@@ -68,10 +68,10 @@ def measure(schema: object) -> Cost:
     Raises:
         ValueError: it unfolds to too much, branches into itself, or has a reference that is not a JSON pointer.
     """
-    unfolding = _Unfolding(schema)
-    total = unfolding.of(schema)
+    expansion = _Expansion(schema)
+    total = expansion.of(schema)
     keywords, patterns = _size(schema)
-    work = _Applied(unfolding)
+    work = _Applied(expansion)
     here, below = work.of(schema)
     most = here.or_more(below)
     if work.is_recursive:  # everything may apply at every level
@@ -110,8 +110,8 @@ class _Applied:
         "unevaluatedItems", "unevaluatedProperties",
     )  # fmt: skip
 
-    def __init__(self, unfolding: _Unfolding) -> None:
-        self._unfolding = unfolding
+    def __init__(self, expansion: _Expansion) -> None:
+        self._expansion = expansion
         self._known: dict[int, tuple[_Work, _Work]] = {}
         self._open: set[int] = set()
         self.is_recursive = False
@@ -160,7 +160,7 @@ class _Applied:
             yield from _subschemas(schema.get(keyword), is_map=is_map)
         for keyword in _REFERENCES:
             if isinstance(schema.get(keyword), str):
-                yield self._unfolding.target(schema[keyword])
+                yield self._expansion.target(schema[keyword])
 
 
 def _subschemas(value: object, *, is_map: bool = False) -> Iterator[object]:
@@ -202,7 +202,7 @@ def _size(schema: object) -> tuple[int, int]:
     return len(schema) + sum(size for size, _ in inner), own + sum(patterns for _, patterns in inner)
 
 
-class _Unfolding:
+class _Expansion:
     """Counts subschemas; a counted definition is not entered again, unless it refers to an enclosing one."""
 
     def __init__(self, root: object) -> None:

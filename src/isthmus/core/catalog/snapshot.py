@@ -85,7 +85,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     withheld: tuple[FeatureName, ...] = ()
     """Tools that callers do not see until the operator approves them."""
     left_out: Mapping[FeatureName, str] = {}
-    """Unusable tools that nobody sees, and why."""
+    """Unusable tools, hidden from all callers, and why."""
     rules: ToolRules = NO_TOOL_RULES
     variants: Mapping[ClientCapabilities, FeatureLists] = {}
     """Its lists by client capabilities, as far as they are loaded and differ."""

@@ -193,7 +193,7 @@ class View:
         return any(server == whose for whose, _ in (*self._withheld, *self._withheld_shapes))
 
     def may_receive_updates(self, server: ServerName, name: str, uri: str) -> bool:
-        """Whether the caller may receive updates of a resource it subscribed to, though it may not be listed any more.
+        """Whether the caller may receive updates of a resource it subscribed to, though it may no longer be listed.
 
         `name` is the server's URI, `uri` the caller's.
         """

@@ -142,7 +142,7 @@ class TaskEngine:
             now,
             now,
             said=draft.said,
-            # Stored before the first byte is sent: after a crash nobody knows whether it was.
+            # Stored before the first byte is sent: after a crash that is unknown.
             phase="idle" if draft.call is None and not draft.is_running else "sent",
             ending=draft.ending,
             brief=draft.brief,
@@ -473,7 +473,7 @@ class TaskEngine:
         self.change(live, besides=live.open_questions)
 
     def retract(self, live: LiveTask, reply: OnReply) -> None:
-        """Close the question with this `reply`: the server does not ask it any more."""
+        """Close the question with this `reply`: the server no longer asks it."""
         if reply is live.reply:
             live.reply = None
             if not self._ask_next(live):
@@ -518,7 +518,7 @@ class TaskEngine:
         return True
 
     def cancel_unanswered(self, why: str) -> None:
-        """Cancel the calls that wait for an answer of their callers, because none can arrive any more."""
+        """Cancel the calls that wait for an answer of their callers, because answers can no longer arrive."""
         for live in self._store.running():
             if live.reply is not None and live.inflight is not None:
                 live.inflight.cancel(why)

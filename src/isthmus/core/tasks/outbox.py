@@ -46,7 +46,7 @@ AT_ONCE_PER_HOST = 8
 
 QUEUES_MAX = 10_000
 """Delivery queues of one owner; further deliveries wait in the journal until half of them are finished. The limit is
-per owner, so that one owner's many silent recipients delay nobody else."""
+per owner, so that one owner's many silent recipients delay no other owner."""
 
 MISSED_MAX = 10_000
 """Deliveries that may arrive while the journal is read; for owners of further ones it is read again."""
@@ -75,7 +75,7 @@ RenderPush: TypeAlias = Callable[[PushRecipient, TaskRecord, str], Sequence[Push
 """The requests of one change for one recipient, in order; the last argument is an id that stays the same in retries."""
 
 OwnerStatus: TypeAlias = Literal["known", "away", "gone"]
-"""Whether an owner may still receive notifications. `away`: nobody can tell now, but perhaps later."""
+"""Whether an owner may still receive notifications. `away`: unknown now, perhaps known later."""
 
 CheckOwner: TypeAlias = Callable[[TaskOwner, str], OwnerStatus]
 """The status of an owner, and of the key by which it created a recipient."""
@@ -179,7 +179,7 @@ class PushOutbox:
                 await self._room.wait()
 
     def close(self) -> None:
-        """Start no more attempts; what is due stays due."""
+        """Start no further attempts; what is due stays due."""
         self._is_closed = True
         for queue in self._queues.values():
             if queue.timer is not None:

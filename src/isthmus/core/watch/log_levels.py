@@ -32,7 +32,7 @@ class LogLevels:
         """The level to set at servers; None until any caller has chosen one: then servers keep their defaults."""
 
     def listen(self, who: object) -> None:
-        """Add a caller that receives whatever servers log by default."""
+        """Add a caller that receives what servers log by default."""
         self._note(who, None)
 
     def want(self, who: object, level: LogLevel) -> None:

@@ -228,7 +228,7 @@ class ServerTasks:
         return sorted(meant, key=lambda task: task.number)
 
     def forget(self, task: ServerTask) -> None:
-        """Drop a task that its server does not know any more."""
+        """Drop a task that its server no longer knows."""
         if task in self._named.get(task.name, ()):
             self._drop(task)
 
@@ -239,10 +239,10 @@ class ServerTasks:
         owners = {task.owner for task in named if self._is_there(task) and not _is_lost(task.place)}
         return bool(owners) and owner not in owners
 
-    def listen(self, caller: Caller, session: str, tell: Tell) -> Callable[[], None]:
-        """Call `tell` with every reported task of a caller, until the returned function is called."""
+    def listen(self, caller: Caller, session: str, notify: Tell) -> Callable[[], None]:
+        """Call `notify` with every reported task of a caller, until the returned function is called."""
         owner, key = _owner(caller), object()
-        self._listeners.setdefault(owner, {})[key] = (session, tell)
+        self._listeners.setdefault(owner, {})[key] = (session, notify)
 
         def stop() -> None:
             listeners = self._listeners.get(owner, {})
@@ -256,11 +256,11 @@ class ServerTasks:
         """Notify the session that requested it, if it listens; otherwise all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
-        for session, tell in own if task.is_private else own or listeners:
+        for session, notify in own if task.is_private else own or listeners:
             if not task.is_kept and self._meant(task.owner, session, task.name) is not task:
                 continue
             try:
-                tell(task, is_other)
+                notify(task, is_other)
             except Exception:  # one broken listener must not affect the others, or the link
                 log.exception("a listener of a task failed", server=task.server)
 

@@ -48,8 +48,8 @@ class Subscriptions:
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
-    async def add(self, key: Key, tell: Tell, follower: Subscriber | None = None) -> Fault | None:
-        """Call `tell` at every update from now on; return the fault if the server refuses.
+    async def add(self, key: Key, notify: Tell, follower: Subscriber | None = None) -> Fault | None:
+        """Call `notify` at every update from now on; return the fault if the server refuses.
 
         A caller without a `follower` has no link of its own.
         """
@@ -57,7 +57,7 @@ class Subscriptions:
         if owners and follower is not None and (refusal := owners.refusal(follower)) is not None:
             return refusal
         listeners = self._listeners.setdefault(key, {})
-        listeners[tell] = follower  # before the request: an update may come with its response
+        listeners[notify] = follower  # before the request: an update may come with its response
         self._uris.setdefault(key[0], {})[key[1]] = None
         self._count(key, follower, 1)
         links = self._links(key[0], follower)
@@ -72,27 +72,27 @@ class Subscriptions:
         else:  # the next link will be subscribed
             why = NotConnected(key[0], "it cannot be subscribed to now")
             fault = why if len(listeners) == 1 and not self._is_separate(owners, follower) else None
-        if fault is not None and self._drop(key, tell):
+        if fault is not None and self._drop(key, notify):
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
 
-    def remove(self, key: Key, tell: Tell) -> None:
+    def remove(self, key: Key, notify: Tell) -> None:
         """Remove a subscription; the last one also unsubscribes at the server."""
-        self.leave([(key, tell)])
+        self.leave([(key, notify)])
 
     def leave(self, followed: Iterable[tuple[Key, Tell]]) -> None:
         """Remove several subscriptions: which subscribers share a link is then computed once."""
         sharing: Sharing = {}
-        for key, tell in followed:
-            follower = self._listeners.get(key, {}).get(tell)
-            if self._drop(key, tell):
+        for key, notify in followed:
+            follower = self._listeners.get(key, {}).get(notify)
+            if self._drop(key, notify):
                 self._release(key, self._links(key[0], follower), sharing)
 
-    def _drop(self, key: Key, tell: Tell) -> bool:
+    def _drop(self, key: Key, notify: Tell) -> bool:
         listeners = self._listeners.get(key, {})
-        if tell not in listeners:
+        if notify not in listeners:
             return False
-        self._count(key, listeners.pop(tell), -1)
+        self._count(key, listeners.pop(notify), -1)
         if not listeners:
             server, uri = key
             del self._listeners[key]
@@ -220,7 +220,9 @@ class Subscriptions:
 
         `link` is None for the shared link.
         """
-        self._notify(server, [tell for whole in _with_parents(uri) for tell in self._listeners_on(server, whole, link)])
+        self._notify(
+            server, [notify for whole in _with_parents(uri) for notify in self._listeners_on(server, whole, link)]
+        )
 
     def missed(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
         """A link was interrupted: subscribers of this resource on it are notified once, to read it again."""
@@ -234,7 +236,7 @@ class Subscriptions:
         owners = self._owners.get(server)
         if not owners:  # the usual case, so that many updates cost less
             return list(listeners) if link is None else []
-        return [tell for tell, follower in listeners.items() if self._receives(owners, follower, uri, link)]
+        return [notify for notify, follower in listeners.items() if self._receives(owners, follower, uri, link)]
 
     def _receives(
         self, owners: PrivateLinks, follower: Subscriber | None, uri: str, link: SubscriptionLink | None
@@ -253,9 +255,9 @@ class Subscriptions:
         return [*own, *(() if common is None or self._is_separate(owners, follower) else (common,))]
 
     def _notify(self, server: ServerName, listeners: list[Tell]) -> None:
-        for tell in listeners:
+        for notify in listeners:
             try:
-                tell()
+                notify()
             except Exception:  # one broken listener must not affect the others, or the link
                 log.exception("a listener of a resource failed", server=server)
 

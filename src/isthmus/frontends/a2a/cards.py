@@ -117,9 +117,9 @@ ALWAYS = (
 class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
-    `address` says where the hub is spoken to, `needs_key` whether callers must have one now; those who do see more.
-    `gives_tokens` says whether somebody has a key now, for which a token can be had; `token_urls` are where others give
-    tokens that are good here.
+    `address` says where the hub is, `needs_key` whether callers must have one now; callers with a key see more.
+    `gives_tokens` says whether there is a key now that can be exchanged for a token; `token_urls` are the addresses of
+    others whose tokens are accepted here.
     """
 
     def __init__(

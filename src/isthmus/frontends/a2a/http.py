@@ -314,12 +314,12 @@ class A2aRequest:
 
     def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
         """The number of the last report that the caller has received."""
-        heard = number_in(_text(self._fields.get(LAST_HEADER)))
-        if heard is not None:
-            return heard
+        last_event = number_in(_text(self._fields.get(LAST_HEADER)))
+        if last_event is not None:
+            return last_event
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
-    async def _tell(
+    async def _stream(
         self, live: LiveTask, events: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem
     ) -> None:
         after, is_last = self._after(live, operation), last_word(dialect, operation)
@@ -327,9 +327,9 @@ class A2aRequest:
         stream.has_final = dialect.name == "0.3"
         stream.is_for_sender = isinstance(operation, SendMessage)
         self._frontend.follow(stream)
-        told = await stream.over
-        if told is not None:
-            self._service.delivered(told)
+        delivered = await stream.over
+        if delivered is not None:
+            self._service.delivered(delivered)
 
 
 class _A2aHttpRequest(A2aRequest):
@@ -380,7 +380,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if isinstance(done, A2aProblem):
             return self._refuse(dialect, request.id, done)
         if isinstance(done, LiveTask):
-            return await self._tell(done, rpc_stream(dialect, request.id, done.record.id), dialect, operation)
+            return await self._stream(done, rpc_stream(dialect, request.id, done.record.id), dialect, operation)
         return self._answer(jsonrpc.result(request.id, done))
 
     def _refuse_notification(self, note: Notification, version: str | None) -> None:
@@ -430,7 +430,7 @@ class _A2aRestRequest(_A2aHttpRequest):
             status, refusal = binding.write_problem(done)
             self._send_response(status, self._type(), refusal)
         elif isinstance(done, LiveTask):
-            await self._tell(done, RestStream(binding), binding.dialect, operation)
+            await self._stream(done, RestStream(binding), binding.dialect, operation)
         else:
             self._send_response(200, self._type(), bytes(done))
 

@@ -262,8 +262,8 @@ def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Se
         kind = "application/json"
         dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
         bodies = [bytes(dialect.write_task(shown(record), None))]
-    told = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
-    headers = (_headers(recipient, kind, f"{mark}-{at}", told) for at in range(len(bodies)))
+    updated = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
+    headers = (_headers(recipient, kind, f"{mark}-{at}", updated) for at in range(len(bodies)))
     return [PushRequest(recipient.url, *each) for each in zip(headers, bodies, strict=True)]
 
 

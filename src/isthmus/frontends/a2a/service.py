@@ -371,11 +371,11 @@ class A2aService:
 
     async def _check_quota(self, live: LiveTask, message: Message, key: _FreeKey | None) -> LiveTask | A2aProblem:
         """Check the caller's storage quota, and return the task again."""
-        owner, allowance = live.record.owner, self._engine.storage_quota
+        owner, quota = live.record.owner, self._engine.storage_quota
         try:
-            await allowance.check(owner, len(msgspec.json.encode(message)))
+            await quota.check(owner, len(msgspec.json.encode(message)))
             if key is not None:
-                await allowance.reserve_key(
+                await quota.reserve_key(
                     owner, key_document(owner, key.name, key.digest, live.record.id, 0.0, key.before)
                 )
         except (StorageQuotaExceeded, KeyQuotaExceeded) as refused:
@@ -428,8 +428,8 @@ class A2aService:
         """
         if not by_words:
             return any(each.id == message.id and _is_same(each, message) for each in record.said[1:])
-        told = self._delivered.get((record.owner.key, record.id))
-        if told == _progress(record) and (record.is_ended or record.state in WAITING):
+        delivered = self._delivered.get((record.owner.key, record.id))
+        if delivered == _progress(record) and (record.is_ended or record.state in WAITING):
             return False
         last = next((each for each in reversed(record.said) if each.role == "user"), None)
         return last is not None and _is_same(replace(last, id=message.id), message)
@@ -444,13 +444,13 @@ class A2aService:
             return A2aProblem("unsupported_operation", f"task {live.record.id} is no longer waiting for an answer")
         return None
 
-    def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, heard: Message) -> None:
+    def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, answer: Message) -> None:
         """Retry a call that waited for a login, unless the message declines or has another instruction."""
         before = live.record.said
         if is_refusal(asked, message):
             self._engine.change(live, state="canceled", phase="over", asked=None, said=(*before, message))
         else:
-            self._instruct(caller, live, message, _instruction_in((*before, heard)))
+            self._instruct(caller, live, message, _instruction_in((*before, answer)))
 
     def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
         """Carry out the instruction in `meant`, which is this message or an earlier one."""

@@ -18,7 +18,7 @@ class A2aSettings:
     """Settings of the agent. Durations are seconds."""
 
     name: str = "Isthmus"
-    description: str = "Runs the tools of MCP servers, exactly as it is told."
+    description: str = "Runs the tools of MCP servers as instructed."
     text_tool: str | None = None
     """The tool that handles plain text; without one, the caller is asked for an instruction."""
     card: CardForm = "merged"

@@ -157,8 +157,8 @@ class OriginGuard:
         lines = self._cors.get(origin)
         if lines is None:
             is_listed = bool(self._listed) and _parse_origin(origin.decode("latin-1")) in self._listed
-            told = b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n"
-            lines = told % (origin, CORS_EXPOSED.encode()) if is_listed else b""
+            headers = b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n"
+            lines = headers % (origin, CORS_EXPOSED.encode()) if is_listed else b""
             if len(origin) <= CACHED_VALUE_BYTES:
                 if len(self._cors) >= CACHED_PAIRS:
                     self._cors.clear()
@@ -306,13 +306,13 @@ class FailedAuthLimit:
         self.per_minute = per_minute
         self.refused = 0
         """Requests answered with 429 since the start."""
-        self.on_told: Callable[[str, int], None] = lambda _address, _count: None
+        self.on_refused: Callable[[str, int], None] = lambda _address, _count: None
         """Called with each log message: an address, and the number of refusals since the last one, in all."""
         self._now = now
         self._paid_at: dict[str, float] = {}
         """By address, when all its failures are forgotten; the latest failure comes last."""
-        self._told_at = -math.inf
-        self._told = 0
+        self._reported_at = -math.inf
+        self._reported = 0
 
     def failed(self, client: Client | str) -> int:
         """Count a wrong key; returns the seconds to wait before the next try, 0 if it may come at once."""
@@ -327,11 +327,11 @@ class FailedAuthLimit:
         if over <= 0:
             return 0
         self.refused += 1
-        if now - self._told_at >= TOLD_SECONDS:
-            count, self._told = self.refused - self._told, self.refused
-            self._told_at = now
+        if now - self._reported_at >= TOLD_SECONDS:
+            count, self._reported = self.refused - self._reported, self.refused
+            self._reported_at = now
             log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
-            self.on_told(address, count)
+            self.on_refused(address, count)
         return math.ceil(over)
 
     def failed_here(self) -> int:

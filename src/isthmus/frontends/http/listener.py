@@ -244,7 +244,7 @@ class HttpListener:
             self._emptied.set_result(True)
 
     def _check_descriptors(self, now: float) -> None:
-        """Log when there are none left: uvloop silently accepts and closes connections then."""
+        """Log when all descriptors are in use: uvloop silently accepts and closes connections then."""
         try:
             os.close(os.dup(self._listening))
         except OSError as error:

@@ -471,8 +471,8 @@ def render_error(
     A refused request reached no frontend, so nothing was executed; after a failure that is unknown.
     """
     executed = "unknown" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "no"
-    told = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
-    body = msgspec.json.encode(told)
+    problem = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
+    body = msgspec.json.encode(problem)
     head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n"
     return b"".join([STATUS_LINE[status], head % len(body), header_lines(headers), lines, b"\r\n", body])
 

@@ -414,13 +414,13 @@ class McpHttpRequest:
                     return self._session_not_found(None)
                 if session is not None:
                     _receive(session, message)
-                respond(self._peer, 202, "")  # also for an answer that nobody waits for, as the specification says
+                respond(self._peer, 202, "")  # also for an unexpected answer, as the specification says
         return None
 
     async def _read_long(
         self, body: bytes | None, receive: Receive, scope: Message
     ) -> tuple[bytes, jsonrpc.Message] | None:
-        """Read a message that takes several turns of the event loop; None if it was answered, or nobody waits for that.
+        """Read a message that takes several turns of the event loop; None if it was answered or needs no answer.
 
         The caller may cancel it meanwhile.
         """

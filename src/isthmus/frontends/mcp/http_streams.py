@@ -69,7 +69,7 @@ ANSWERS_BYTES = 16 * 1024 * 1024
 """Ended streams stored for one caller. Beyond it the oldest go, those that were probably read first."""
 
 TOPICS_MAX = 2_000
-"""Lists and resources of which a session's notification log remembers the last notification."""
+"""Lists and resources whose last notification a session's notification log remembers."""
 
 _DIGITS = 9
 """No stream has a billion events, so an id with a longer number is not ours."""
@@ -686,7 +686,7 @@ class HttpEventStream:
         found = session.store.find(session.id, last)
         if found is None:
             # A 404 would mean that the session is gone.
-            return respond(self._peer, 400, "This session has no event with this Last-Event-ID, or not any more")
+            return respond(self._peer, 400, "This session has no event with this Last-Event-ID, or has deleted it")
         log, number = found
         over: asyncio.Future[None] = self._loop.create_future()
         log.resume(self._peer, number, partial(set_over, over))

@@ -160,7 +160,7 @@ class ResourceUpdateFeed:
         self._unsent.pop(uri, None)
 
     def close(self) -> None:
-        """Notify of nothing any more."""
+        """Stop all notifications."""
         self._unsent.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -245,11 +245,11 @@ class CallerSubscriptions:
             return None
         if len(self._subscribed) >= SUBSCRIPTIONS_MAX or self._subscribed_length + len(uri) > SUBSCRIBED_LENGTH_MAX:
             return TooManySubscriptions(len(self._subscribed))
-        key, tell = (server, found.name), partial(self._feed.updated, uri)
-        self._subscribed[uri] = (key, tell)
+        key, notify = (server, found.name), partial(self._feed.updated, uri)
+        self._subscribed[uri] = (key, notify)
         self._subscribed_length += len(uri)
         subscriber = Subscriber(self._caller, self.client_caps, self._session)
-        fault = await self._hub.subscriptions.add(key, tell, subscriber)
+        fault = await self._hub.subscriptions.add(key, notify, subscriber)
         if fault is not None:
             self._pop(uri)
         return fault
@@ -381,7 +381,7 @@ class TaskPoller:
 
 
 class _PolledTask(HubExchange):
-    """One task, polled until it has ended or its server does not know it any more."""
+    """One task, polled until it has ended or its server no longer knows it."""
 
     def __init__(self, hub: Hub, call: Call, server: ServerName, notify: OnTaskState) -> None:
         self._hub = hub

@@ -61,7 +61,7 @@ class ArrivalPatience:
         return is_doubted
 
     def ended(self, arrival: asyncio.Future[None], agent: str, server_id: str | None, *, is_here: bool) -> None:
-        """A server was listed or has disconnected. Remember it if devices waited for it in vain."""
+        """A server was listed or has disconnected. Remember it if devices waited for it without success."""
         since, name = self._since.get(arrival), (agent, server_id or "")
         was_vain = since is not None and self._loop.time() - since >= ARRIVAL_SECONDS
         if is_here:

@@ -556,7 +556,7 @@ class RestExchange:
 
 
 class OpenRestQuestion(NamedTuple):
-    """A question that waits for an answer: whose it is, and where the answer goes."""
+    """A question that waits for an answer: its caller, and where the answer goes."""
 
     caller: tuple[str, str]
     """Tenant and name."""

@@ -220,7 +220,7 @@ def _stats() -> dict[str, Any]:
         "outcomes": outcomes,
         "latency": {
             "anyOf": [latency, {"type": "null"}],
-            "description": "Of the last calls while somebody reads this at least every 15 seconds, in seconds.",
+            "description": "Of the last calls, in seconds; measured while a client reads this every 15 seconds.",
         },
     }
     return _open({"at": TIME, "servers": {"type": "array", "items": _open(server)}, "event_loop": OPEN_OBJECT})

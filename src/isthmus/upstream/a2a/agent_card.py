@@ -50,7 +50,7 @@ WORDS_SCHEMA = Raw(
             "type": "object",
             "properties": {
                 "message": {"type": "string", "description": "What to tell the agent"},
-                "data": {"type": "object", "description": "Whatever of it is structured, told beside the message"},
+                "data": {"type": "object", "description": "Structured data to send with the message"},
                 "task_id": {"type": "string", "description": "A task of this agent that waits for this message"},
                 "context_id": {"type": "string", "description": "A conversation with this agent that is to go on"},
             },

@@ -77,7 +77,7 @@ class ExchangeOwner(Protocol):
         """The stream ended normally."""
 
     def failed(self, fault: Fault) -> None:
-        """The exchange failed; there are no more updates."""
+        """The exchange failed; no further updates follow."""
 
 
 class ExchangeLink(Protocol):

@@ -176,7 +176,7 @@ class AgentLink(BaseLink):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the link can send no more requests."""
+        """Whether the link can no longer send requests."""
         return self.lost.done()
 
     # -- the card --------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class AgentLink(BaseLink):
         """Start the remote task of a call."""
         offered = self._tools.get(inflight.name)
         if offered is None or self.is_lost:
-            inflight.finish(NotConnected(self.server, f"it has no skill {inflight.name} any more"))
+            inflight.finish(NotConnected(self.server, f"it no longer has a skill {inflight.name}"))
             return
         call = inflight.call
         message = message_for(offered, call.arguments)

@@ -172,7 +172,7 @@ def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
 
 
 WORDS_LENGTH_MAX = 4_096
-"""Longest text of one report; longer texts belong into an artifact."""
+"""Longest text of one report; longer texts belong in an artifact."""
 
 _NUMBER = msgspec.json.Decoder(float)
 

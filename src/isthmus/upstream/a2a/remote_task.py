@@ -97,7 +97,7 @@ class RemoteTaskLink(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the link can send no more requests."""
+        """Whether the link can no longer send requests."""
 
     def start_exchange(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
         """Send a request."""
@@ -115,12 +115,12 @@ class RemoteTaskLink(Protocol):
 class RemoteTask:
     """One call, from its message to its outcome."""
 
-    def __init__(self, link: RemoteTaskLink, inflight: InFlight, told: TaskMessage) -> None:
+    def __init__(self, link: RemoteTaskLink, inflight: InFlight, message: TaskMessage) -> None:
         self._link = link
         self._inflight = inflight
-        self._message = told
-        self._task = told.task
-        self._context = told.context
+        self._message = message
+        self._task = message.task
+        self._context = message.context
         self._artifacts = ArtifactBuffer(link.limits.reply_bytes, is_hub=link.is_hub)
         self._reports = ProgressReports(inflight)
         self._exchange: HttpExchange | None = None
@@ -536,7 +536,7 @@ class _OwnedTask(NamedTuple):
 
 
 class TaskOwners:
-    """Which caller each remote task belongs to, so that nobody can continue another caller's task.
+    """Which caller each remote task belongs to, so that no caller can continue another caller's task.
 
     In memory and bounded. All links to agents share one.
     """

@@ -142,12 +142,12 @@ class AgentServer:
         "agent",
         "came",
         "is_named",
+        "last_note",
         "offered",
         "reconnector",
         "server_id",
         "since",
         "title",
-        "told",
         "welcome",
     )
 
@@ -159,7 +159,7 @@ class AgentServer:
         """Its client chose the id when it connected; otherwise the id is made from the server's own name."""
         self.offered = 0
         """How many tools it has, including those over the limit."""
-        self.told: str | None = None
+        self.last_note: str | None = None
         """The last logged note about tools over the limit."""
         self._tools = 0
         self.came = came
@@ -201,8 +201,8 @@ class AgentServer:
     def _cut(self, listing: Listing, room: int) -> Listing:
         kept = cut(listing, room, self.agent.max_tools, self.offered)
         note = left_out(kept)
-        if note is not None and note != self.told:
-            self.told = note
+        if note is not None and note != self.last_note:
+            self.last_note = note
             log.warning("tools of a server are left out", server=self.server, agent=self.agent.key, reason=note)
         return kept
 

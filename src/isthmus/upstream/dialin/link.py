@@ -176,7 +176,7 @@ class DialInLink(DuplexLink):
     _strayed_at = 0.0
     _has_doubts = False
     """A question may be about a cancelled call that is not in `_strayed`."""
-    _told_id: bytes | None = None
+    _reported_id: bytes | None = None
     """The id of the ping after the last cancellation; None once it is answered."""
 
     def __init__(
@@ -213,7 +213,7 @@ class DialInLink(DuplexLink):
         """The result of `initialize`, or its equivalent for a modern server; empty if it is missing or too long."""
         self.on_gone: Callable[[DialInLink], None] | None = None
         self.on_leaving: Callable[[], None] | None = None
-        """Called when no more requests may be sent on it."""
+        """Called when requests may no longer be sent on it."""
 
     @property
     def client(self) -> str | None:
@@ -299,11 +299,11 @@ class DialInLink(DuplexLink):
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
         """See `BaseLink.on_error_reply`. A hub, like our own client, reports what became of a failed call."""
-        told = read_error(self.server, reply) if self.is_muxed or self.hubs else reply
-        if isinstance(told, ErrorReply):
-            super().on_error_reply(waiter, told)
+        fault = read_error(self.server, reply) if self.is_muxed or self.hubs else reply
+        if isinstance(fault, ErrorReply):
+            super().on_error_reply(waiter, fault)
         else:
-            waiter.fail(told)
+            waiter.fail(fault)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -358,11 +358,11 @@ class DialInLink(DuplexLink):
         """From now on a question may be about a cancelled call, until the server answers a ping."""
         loop = asyncio.get_running_loop()
         self._strayed_at = loop.time()
-        self._told_id = str(self.next_id()).encode()
-        loop.call_soon(self._sound, self._told_id)  # after the cancel notification
+        self._reported_id = str(self.next_id()).encode()
+        loop.call_soon(self._sound, self._reported_id)  # after the cancel notification
 
     def _sound(self, id: bytes) -> None:
-        if id == self._told_id and not self.lost.done() and self._can_reply():
+        if id == self._reported_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
     def _answered(self, id: Payload | None) -> SentRequest | None:
@@ -373,9 +373,9 @@ class DialInLink(DuplexLink):
                 self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
         if sent is None and id is not None and self.abandoned_session is not None:
             late = bytes(id)
-            if late == self._told_id:
-                self._told_id = None
-            elif late in self._strayed:  # an answered call asks no more questions
+            if late == self._reported_id:
+                self._reported_id = None
+            elif late in self._strayed:  # an answered call asks no further questions
                 self._strayed -= {late}
                 if not self._strayed and not self._has_doubts:
                     self.abandoned_session = None
@@ -383,7 +383,7 @@ class DialInLink(DuplexLink):
 
     def _on_request(self, request: Request) -> None:
         if self.abandoned_session is not None:
-            patience = TOLD_SECONDS if self._told_id is None else STRAY_SECONDS
+            patience = TOLD_SECONDS if self._reported_id is None else STRAY_SECONDS
             if asyncio.get_running_loop().time() - self._strayed_at > patience:
                 self.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
         super()._on_request(request)
@@ -459,13 +459,13 @@ def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
     if members is None or not members.keys() >= HUBS_OWN:
         return reply
     try:
-        told = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
+        fault = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
     except msgspec.MsgspecError:
         return reply
-    if told.executed == "yes":
+    if fault.executed == "yes":
         own = {name: value for name, value in members.items() if name not in HUBS_WORDS}
         return msgspec.structs.replace(reply, data=msgspec.Raw(jsonrpc.render(own)) if own else None)
     detail = reply.message.partition(": ")[2] or reply.message
-    if told.executed == "no":
+    if fault.executed == "no":
         return NotConnected(server, detail)
     return Lost(server, detail, executed="unknown", is_behind=True)

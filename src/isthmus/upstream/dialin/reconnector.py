@@ -256,7 +256,7 @@ def _in_words(reason: str) -> str:
 
 
 def _unheard(*_: object) -> None:
-    """The callback of a link that is not in use any more."""
+    """The callback of a link that is no longer in use."""
 
 
 async def _nowhere(settings: ServerSettings, carrier: Carrier, subject: Subject | None) -> Never:

@@ -159,7 +159,7 @@ class DialInRegistry:
             link.end(RESTARTING, "the hub is shutting down", "the hub is shutting down")
             return link
         if is_muxed and len(agent.arrivals()) >= (most := self._settings.max_servers):
-            words = f"{most} servers of its agent are arriving, and it may have no more (max_servers)"
+            words = f"{most} servers of its agent are arriving, which is the limit (max_servers)"
             link.end(TRY_LATER, words, words)
             return link
         agent.expect(link, label, is_named=server_id is not None)
@@ -375,12 +375,12 @@ class DialInRegistry:
 
     def recheck(self, is_valid: Callable[[Claim], bool]) -> None:
         """Close sockets whose token is no longer valid."""
-        words = "token已失效"  # as devices are told
+        words = "token已失效"  # the text that devices get
         is_good = _checked_once(is_valid)
         for host in [host for host in self._hosts if not is_good(host.claim)]:
             host.close(REFUSED, words)
         for link in [link for link in self._links if not is_good(link.claim)]:
-            link.end(REFUSED, words, "its token is good no more")
+            link.end(REFUSED, words, "its token is no longer valid")
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
@@ -458,5 +458,5 @@ def _turn_away(link: DialInLink, code: int, why: str) -> None:
         log.info("server left before it was listed", server=link.server, client=link.client, reason=link.lost.result())
     else:
         reason = why[:REASON_LENGTH_MAX]  # it may quote the server
-        log.info("server turned away", server=link.server, client=link.client, reason=reason)
+        log.info("server rejected", server=link.server, client=link.client, reason=reason)
         link.end(code, reason, reason)

@@ -102,7 +102,7 @@ class LocalLink:
         elif (function := self.functions.get(name)) is not None:
             self._runner.start(inflight, function)
         else:
-            inflight.finish(NotConnected(self._server, f"it has no function {name} any more"))
+            inflight.finish(NotConnected(self._server, f"it no longer has a function {name}"))
 
     def _run(self, tool: LocalTool, inflight: InFlight) -> None:
         if inflight.is_over:  # while long arguments waited for their turn

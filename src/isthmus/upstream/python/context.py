@@ -171,7 +171,7 @@ class Context:
 
     def _begin(self, message: str, schema: Mapping[str, Any] | None) -> Future[Reply]:
         if self._asker is None:
-            raise NoAnswerError("nobody can be asked here")
+            raise NoAnswerError("the caller cannot be asked here")
         form = EMPTY_FORM if schema is None else schema
         return self._asker.begin(Question(ELICIT, _raw({"message": message, "requestedSchema": form})))
 

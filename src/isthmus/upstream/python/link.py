@@ -287,7 +287,7 @@ class PythonLink(BaseLink):
         """Run the function."""
         function = self._functions.get(inflight.name)
         if function is None or self.lost.done():
-            inflight.finish(NotConnected(self.server, f"it has no function {inflight.name} any more"))
+            inflight.finish(NotConnected(self.server, f"it no longer has a function {inflight.name}"))
             return
         self._runner.start(inflight, function)
 

@@ -344,7 +344,7 @@ class NamedServers:
         guest = self._guests.pop(key)
         if guest.timer is not None:
             guest.timer.cancel()
-        log.info("nobody uses a server that a caller named", server=guest.name, caller=guest.aim.caller.name)
+        log.info("a server that a caller named is no longer used", server=guest.name, caller=guest.aim.caller.name)
         self._supervisor.remove(guest.name)
 
     def change(self, settings: TargetSettings, callers: Container[Caller]) -> None:
@@ -390,7 +390,7 @@ def _unless_allowed(caller: Caller) -> str:
     """Why a caller may not name addresses, and which setting would allow it."""
     if caller.is_anyone:
         return (
-            "Only configured servers may be named here, where nobody needs a key; [targets] open = true would let every"
+            "Only configured servers may be named here, as no key is required; [targets] open = true would let every"
             " caller of this hub name addresses, or targets = true a caller that is configured, with a key"
         )
     if caller.may_name_targets:

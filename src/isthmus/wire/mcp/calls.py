@@ -87,10 +87,10 @@ def read_url_elicitations(data: msgspec.Raw | None) -> list[msgspec.Raw]:
     """The ids of the elicitations in a `URL_ELICITATION_REQUIRED` error; empty if its data is invalid."""
     members = {} if data is None else object_members(data) or {}
     try:
-        told = _LIST.decode(members.get("elicitations", b"[]"))
+        elicitations = _LIST.decode(members.get("elicitations", b"[]"))
     except msgspec.MsgspecError:
         return []
-    return [members[ELICITATION_ID] for members in told[:QUESTIONS_MAX] if ELICITATION_ID in members]
+    return [members[ELICITATION_ID] for members in elicitations[:QUESTIONS_MAX] if ELICITATION_ID in members]
 
 
 def write_input_required(questions: Mapping[str, Question], state: str) -> bytes:

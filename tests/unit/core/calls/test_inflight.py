@@ -224,9 +224,9 @@ async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_to
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, Unanswered)
-    assert listener.fault.message == "Server files requested input: nobody answered within 0.01 s"
+    assert listener.fault.message == "Server files requested input: no answer within 0.01 s"
     assert (listener.fault.executed, listener.fault.server) == ("unknown", SERVER)
-    assert stage.link.withdrawn == [(inflight, "nobody answered within 0.01 s")]
+    assert stage.link.withdrawn == [(inflight, "no answer within 0.01 s")]
     assert stage.server_queue.running == 0
     listener.asked[0][1](ANSWER)
     assert (answers, len(listener.ends)) == ([GIVEN_UP], 1)
@@ -348,7 +348,7 @@ async def test_thinking_has_an_end_with_the_longest_that_any_call_may_take() -> 
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, Unanswered)
-    assert "nobody answered within 0.05 s" in str(listener.fault)
+    assert "no answer within 0.05 s" in str(listener.fault)
     assert answers == [GIVEN_UP]
 
 

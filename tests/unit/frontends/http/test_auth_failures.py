@@ -73,7 +73,7 @@ def test_those_are_forgotten_first_from_whom_nothing_came_for_longest(clock: Clo
 def test_the_operator_is_told_once_a_minute(clock: Clock) -> None:
     limit = FailedAuthLimit(1, clock)
     told: list[tuple[str, int]] = []
-    limit.on_told = lambda address, count: told.append((address, count))
+    limit.on_refused = lambda address, count: told.append((address, count))
     for _ in range(5):
         limit.failed(ONE)
     clock.now += TOLD_SECONDS

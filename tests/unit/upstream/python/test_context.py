@@ -228,7 +228,7 @@ async def test_a_function_that_serves_no_call_can_ask_nobody() -> None:
     context = Context("ann", lambda _event: None)
     assert not context.can_ask
     assert not context.is_over
-    with pytest.raises(NoAnswerError, match="nobody can be asked here"):
+    with pytest.raises(NoAnswerError, match="the caller cannot be asked here"):
         await context.ask("Who?")
 
 
