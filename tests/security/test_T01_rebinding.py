@@ -86,4 +86,4 @@ async def test_no_way_in_is_missing_here() -> None:
     assert known_paths() <= rows
     assert {path for path in rows if is_rest(path)}
     missing = {path for path in spelt_paths() - NO_ENDPOINTS.keys() if not any(row.startswith(path) for row in rows)}
-    assert not missing, "add a row to `endpoints.DOORS`, or say in `NO_ENDPOINTS` why it is no way in"
+    assert not missing, "add a row to `endpoints.ENDPOINTS`, or say in `NO_ENDPOINTS` why it is no way in"
