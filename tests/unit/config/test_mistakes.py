@@ -216,7 +216,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_TENANT,
         '[tenants.acme]\ndenny = ["files"]',
-        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is fixed, nobody",
+        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is fixed, callers",
     ),
     Mistake(
         codes.BAD_ISSUER,
