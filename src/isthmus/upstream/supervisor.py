@@ -67,7 +67,9 @@ class Supervisor:
             timeout=settings.timeout,
         )
         reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
-        task = self._background.spawn(f"reconnector of {settings.name}", reconnector.run(), on_crash=reconnector.crashed)
+        task = self._background.spawn(
+            f"reconnector of {settings.name}", reconnector.run(), on_crash=reconnector.crashed
+        )
         self._tasks[reconnector] = task
 
         def ended(_task: asyncio.Task[None]) -> None:
