@@ -78,7 +78,7 @@ async def test_a_server_that_gives_no_list_when_it_should_is_asked_whether_it_is
         await until(lambda: at.servers() == {"kitchen_clock": "away"})
         ((code, reason),) = server.closed
         assert code == 1011
-        assert "does not answer" in reason
+        assert "no longer answers" in reason
 
 
 async def test_a_defect_in_the_hub_costs_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
