@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
 FIXED: Mapping[str, tuple[str, ...]] = {
-    "hub": ("host", "port", "public_url", "names", "state", "tools", "audit"),
+    "hub": ("host", "port", "public_url", "names", "state", "tools", "audit", "console"),
     "limits": (
         "request_bytes",
         "caller_bytes",

@@ -33,6 +33,7 @@ from isthmus.model.calls import ClientCapabilities, Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
+from isthmus.telemetry.activity import RecentCalls
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters, LoggedCalls
 from isthmus.transport.egress import Egress
@@ -123,8 +124,11 @@ class RunningHub:
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
         self.counters = Counters()
+        self.recent_calls = RecentCalls(self.counters)
+        self.latest_calls = self.recent_calls.latest
+        self.follow_calls = self.recent_calls.follow
         self.audit = audit
-        self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
+        self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         self.hub.custom_policy = narrowing_of(configuration)
         self.hub.validation = ValidationWorker(self.background, environment)
         self.know_tenants()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
 from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -70,6 +71,8 @@ class Routes:
         self._well_known = well_known
         self._relay = relay
         self._oauth = oauth
+        self.console: ConsoleHttp | None = None
+        """Set unless the console is switched off."""
         self.preflight: Callable[[Fields], bytes | None] = lambda _: None
         """The answer to a CORS preflight; see `Authenticator.preflight`."""
 
@@ -98,6 +101,8 @@ class Routes:
             await self._rest.serve(scope, receive, send)
         elif (frontend := self._frontends.get(path)) is not None:
             await frontend.serve(scope, receive, send)
+        elif self.console is not None and (self.console.is_at(path) or self.console.is_visit(scope)):
+            await self.console.serve(scope, receive, send)
         elif self._agent is not None and self._agent.is_at(path):
             await self._agent.serve(scope, receive, send)
         elif self._oauth is not None and self._oauth.is_at(path):

@@ -39,10 +39,12 @@ from isthmus.core.ports import ClosableJournal, HealthReportingJournal
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.core.tasks.storage_quota import Retention
 from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
+from isthmus.frontends.http.sessions import Sessions
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS
@@ -312,7 +314,7 @@ async def _serve(
         await _recover(running, access.identities, books)
         mcp = McpHttp(running.mcp_methods(), auth)
         # A proxy may serve the hub under a path.
-        prefix = "" if settings.public_url is None else urlsplit(settings.public_url).path.rstrip("/")
+        prefix = urlsplit(settings.public_url or "").path.rstrip("/")
         sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, prefix)
         ports = [settings.port]
         address = lambda: settings.public_url or f"http://localhost:{ports[-1]}"  # noqa: E731
@@ -331,10 +333,10 @@ async def _serve(
         health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
         frontends: dict[str, Frontend] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         routes = Routes(running.surface, mcp, rest, frontends, agent, well_known, shown, oauth)
-        http_listener = _http_listener(running, auth, routes, (mcp, sse, agent), shown)
+        routes.console = _console(running, access.identities, auth)
+        http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown)
         grpc = await open_grpc(running, agent, auth)
-        port = await http_listener.open(sockets)
-        ports.append(port)
+        ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
         access.follow(running, (mcp, sse, agent))
         spare_the_collector()
@@ -441,6 +443,17 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
     cards = ServerCards(ME, address, VERSIONS)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
+
+
+def _console(running: RunningHub, identities: Identities, auth: Authenticator) -> ConsoleHttp | None:
+    """The console, unless it is switched off."""
+    settings = running.configuration.hub
+    if not settings.console:
+        return None
+    auth.sessions = Sessions()
+    needs_key = lambda: identities.wants_proof  # noqa: E731
+    is_https = (settings.public_url or "").startswith("https:")
+    return ConsoleHttp(auth, auth.sessions, needs_key, is_https=is_https)
 
 
 def _change(

@@ -74,6 +74,8 @@ class HubSettings:
     """Origins of web pages that may call; a request without an origin is not from a page."""
     tools: tuple[str, ...] = ()
     """Python modules whose `@tool` functions become built-in tools."""
+    console: bool = True
+    """Whether the hub serves its console at `/console/`."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -108,6 +108,7 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " and logs it, `refuse` does not start it.",
             "audit": "When a call is written to the [audit log](audit.md): `batched` within 100 ms of its end, `strict`"
             " before it is sent and before its end is reported, `off` never.",
+            "console": "Whether the hub serves its [console](console.md) at `/console/`.",
             "state": "Folder for data that survives a restart: keys, logins, the audit log, tasks (unless `[storage]`"
             " names a database), the relay's key, revoked tokens, tool definitions and the last list of each server."
             " Each configuration file has [its own](operating.md#the-state-folder).",

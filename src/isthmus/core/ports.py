@@ -20,12 +20,13 @@ from isthmus.model.calls import (
     Call,
     ClientCapabilities,
     Event,
+    Kind,
     OnReply,
     Outcome,
     Progress,
     Question,
 )
-from isthmus.model.faults import Fault
+from isthmus.model.faults import Executed, Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
 
@@ -619,8 +620,36 @@ class AgentServers(Protocol):
         """Call `callback` when a server joins, leaves or changes, until the returned function is called."""
 
 
+class EndedCall(msgspec.Struct, frozen=True):
+    """A call that has ended, without its arguments and its result."""
+
+    number: int
+    """Increases by one from call to call."""
+    at: float
+    """When it ended, in seconds since the epoch."""
+    seconds: float
+    caller: str
+    tenant: str
+    frontend: str
+    kind: Kind
+    name: str
+    server: ServerName | None
+    """None if no server was found."""
+    outcome: str
+    """`result`, `tool_error`, or the reason of a fault."""
+    executed: Executed
+    message: str | None
+    """What a fault says."""
+
+
 class HubAdmin(Protocol):
     """What operators may do with a running hub, and see of its calls."""
+
+    def latest_calls(self, count: int) -> Sequence[EndedCall]:
+        """At most so many of the last calls, the oldest first."""
+
+    def follow_calls(self, feed: Callable[[Sequence[EndedCall]], None]) -> Callable[[], None]:
+        """Pass new calls to `feed` in batches, until the returned function is called."""
 
     def restart(self, server: ServerName) -> bool:
         """Start a server anew, and replace it when the new one is ready; False if the hub does not start it."""

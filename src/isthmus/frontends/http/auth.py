@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
+from isthmus.frontends.http.sessions import SAFE_METHODS, Sessions, has_csrf_token
 from isthmus.frontends.http.settings import client_address
 from isthmus.model.callers import Caller, FrontendName, Unprovable
 
@@ -399,6 +400,9 @@ class Authenticator:
     prove: Prove | None = None
     """Set if there are trusted issuers, whose tokens may be bound to keys."""
 
+    sessions: Sessions | None = None
+    """Set if the console is on: its pages send a cookie to the REST API instead of a key."""
+
     def __init__(self, origins: OriginGuard, identify: Identify) -> None:
         self.failed_auth_limit = FailedAuthLimit()
         self._origins = origins
@@ -414,6 +418,13 @@ class Authenticator:
         refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
+        if b"cookie" in fields and frontend == "rest" and request is not None and self.sessions is not None:
+            has_key = b"authorization" in fields or b"x-api-key" in fields
+            session = None if has_key else self.sessions.find(fields)
+            if session is not None:
+                if request["method"] not in SAFE_METHODS and not has_csrf_token(session, fields):
+                    return Denied(403, "A request of a signed-in page needs the session's X-Csrf-Token.")
+                fields = {**fields, b"authorization": session.authorization}
         return self.know(fields, frontend, request)
 
     def caller_of(self, fields: Fields, request: Request) -> Caller | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -19,7 +19,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
-from isthmus.core.ports import HubAdmin, RelayAdmin
+from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
@@ -80,6 +80,9 @@ PARAMETERS_MAX = 16
 
 NUMBER_LENGTH_MAX = 15
 
+ACTIVITY_MAX = 500
+ACTIVITY_DEFAULT = 100
+
 DEFAULT_LEVEL: LogLevel = "info"
 
 Answer: TypeAlias = "bytes | Problem"
@@ -112,7 +115,15 @@ class RestHttp:
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
+        self.streams: set[asyncio.Future[None]] = set()
+        """Streams that have no end of their own; a stream ends when its future is done."""
         self._auth = auth
+
+    def end_streams(self) -> None:
+        """End the streams that would keep a closing hub open."""
+        for ended in self.streams:
+            if not ended.done():
+                ended.set_result(None)
 
     def take(self, arrival: IncomingRequest) -> bool:
         """Start a call at once, if the request is one and needs no wait."""
@@ -222,7 +233,7 @@ class RestRequest:
         answer = await RESPONDERS[self.operation.id](self)
         if isinstance(answer, Problem):
             answer_problem(self._peer, answer)
-        else:
+        elif answer is not None:
             self._peer.answer(200, JSON, answer)
 
     async def list(self, shape: ListShape) -> Answer:
@@ -270,6 +281,40 @@ class RestRequest:
         if self.argument not in self._hub.server_queues:
             return _unknown_server(self.argument)
         return log_document(self._hub, ServerName(self.argument), int(given))
+
+    async def activity(self) -> Answer | None:
+        """The last calls; as a stream, new ones too."""
+        admin = self._frontend.admin
+        if (refused := self._refused("see the calls of all callers")) is not None or admin is None:
+            return refused or refusal("unknown_path", "This hub does not record calls")
+        given = self.parameter("limit") or str(ACTIVITY_DEFAULT)
+        limit = int(given) if given.isdecimal() and len(given) <= NUMBER_LENGTH_MAX else ACTIVITY_MAX + 1
+        if limit > ACTIVITY_MAX:
+            return refusal("bad_request", f"limit must be a whole number from 0 to {ACTIVITY_MAX}, not {given!r}")
+        calls = admin.latest_calls(limit)
+        if not self._wants_stream():
+            return msgspec.json.encode({"calls": calls})
+        peer, ended = self._peer, self._frontend.loop.create_future()
+
+        def send(calls: Sequence[EndedCall]) -> None:
+            # A slow reader misses calls; their numbers show how many.
+            if peer.buffered_bytes() <= CROWDED_BYTES:
+                peer.push(sse.frame(msgspec.json.encode(calls), event="calls"))
+
+        peer.begin(200, STREAM)
+        send(calls)
+        keep_alive = KeepAlive(peer, self._frontend.loop)
+        unfollow = admin.follow_calls(send)
+        self._frontend.streams.add(ended)
+        peer.on_disconnect(lambda: None if ended.done() else ended.set_result(None))
+        try:
+            await ended
+            peer.end(b"")
+        finally:
+            self._frontend.streams.discard(ended)
+            unfollow()
+            keep_alive.stop()
+        return None
 
     async def restart(self) -> Answer:
         """Restart a server."""
@@ -488,9 +533,11 @@ class RestRequest:
         level = next((level for level in LOG_LEVELS if level == given), None)
         if level is None:
             return refusal("bad_request", f"log must be one of {', '.join(LOG_LEVELS)}")
-        # Only callers that name the type get a stream: every client sends `*/*`.
-        wants_stream = b"text/event-stream" in accepted_types(self._headers) and not self._is_head
-        return level if wants_stream else None
+        return level if self._wants_stream() else None
+
+    def _wants_stream(self) -> bool:
+        """Only callers that name the type get a stream: every client sends `*/*`."""
+        return b"text/event-stream" in accepted_types(self._headers) and not self._is_head
 
 
 class RestExchange:
@@ -631,7 +678,7 @@ def _unknown_server(name: str) -> Problem:
     return refusal("unknown_server", f"Unknown server: {name}")
 
 
-RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
+RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "list_tools": lambda request: request.list(TOOLS),
     "get_tool": lambda request: request.entry(TOOLS, UnknownTool),
     "list_resources": lambda request: request.list(RESOURCES),
@@ -642,6 +689,7 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "get_hub": RestRequest.hub,
     "get_stats": RestRequest.stats,
     "get_log": RestRequest.log,
+    "get_activity": RestRequest.activity,
     "restart_server": RestRequest.restart,
     "list_servers": RestRequest.servers,
     "get_server": RestRequest.server,
@@ -653,4 +701,4 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "list_relay_devices": lambda request: request.relay(RelayView.list_devices),
     "describe": RestRequest.describe,
 }
-"""The method for each operation that is not a call."""
+"""The method for each operation that is not a call; None if it has answered by itself."""

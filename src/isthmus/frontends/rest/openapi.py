@@ -69,6 +69,8 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
             " (a problem)."
         )
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
+    elif operation.events is not None:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": operation.events}}
     parameters = [
         _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
         for each in operation.query
@@ -117,6 +119,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Server": _server(),
         "Stats": _stats(),
         "Log": _log(),
+        "Activity": _open({"calls": {"type": "array", "items": _ended_call()}}),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
@@ -238,6 +241,25 @@ def _log() -> dict[str, Any]:
         "number": {**COUNT, "description": "Increases by one from line to line."},
     }
     return _open({"server": TEXT, "lines": {"type": "array", "items": _open(line)}})
+
+
+def _ended_call() -> dict[str, Any]:
+    return _open(
+        {
+            "number": {**COUNT, "description": "Increases by one from call to call."},
+            "at": {**TIME, "description": "When it ended, in seconds since the epoch."},
+            "seconds": {"type": "number", "minimum": 0},
+            "caller": TEXT,
+            "tenant": TEXT,
+            "frontend": TEXT,
+            "kind": TEXT,
+            "name": TEXT,
+            "server": {**NULLABLE_TEXT, "description": "Null if no server was found."},
+            "outcome": {**TEXT, "description": "`result`, `tool_error`, or the reason of a fault."},
+            "executed": {"enum": ["no", "yes", "unknown"]},
+            "message": {**NULLABLE_TEXT, "description": "What a fault says."},
+        }
+    )
 
 
 def _array_of(shape: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
-    "Stats", "Log",
+    "Stats", "Log", "Activity",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Document",
 ]  # fmt: skip
@@ -47,6 +47,8 @@ class Operation(msgspec.Struct, frozen=True):
     body: str | None = None
     is_call: bool = False
     """It calls a server: it may take long, report progress, and be streamed."""
+    events: str | None = None
+    """The events of its stream, if `Accept: text/event-stream` makes it one."""
 
     @property
     def parameter(self) -> str | None:
@@ -71,6 +73,7 @@ AGENT = Parameter("agent", "Only entries of this agent.")
 STATE = Parameter("state", "Only servers in this state, or agents with such a server: ready, connecting or away.")
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
 AFTER = Parameter("after", "Only lines with a higher number.", "number")
+LIMIT = Parameter("limit", "At most so many, from 0 to 500 (default 100).", "number")
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -108,6 +111,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get_log", "GET", "/v1/logs/{name}", "The last lines of a server's log and stderr; for operators.", "Log",
         (AFTER,),
+    ),
+    Operation(
+        "get_activity", "GET", "/v1/activity", "The last calls of all callers; for operators.", "Activity", (LIMIT,),
+        events="First `calls` with the last calls, then `calls` with new ones, at most ten times a second.",
     ),
     Operation(
         "restart_server", "POST", "/v1/restart/{name}", "Restart a server; for operators. The result is its state.",

@@ -1,0 +1,163 @@
+// @ts-check
+// The REST API of the hub, and what every page shares: the session, the servers, and the last calls.
+import { signal, computed } from "./vendor/ui.js";
+
+const ROOT = new URL("..", import.meta.url);
+/** The hub's address, for commands and snippets. */
+export const ORIGIN = ROOT.href.replace(/\/$/, "");
+
+/** @type {any} */
+export const session = signal(null);
+/** Why the last request failed although the hub should be there; empty when all is well. */
+export const offline = signal("");
+export const servers = signal(/** @type {any[]} */ ([]));
+export const stats = signal(/** @type {any} */ (null));
+/** The last calls, the newest first. */
+export const calls = signal(/** @type {any[]} */ ([]));
+export const tools = signal(/** @type {any[] | null} */ (null));
+const CALLS_KEPT = 2000;
+
+/** A failed request: what the hub says of it, with `executed` where a call was made. */
+export class Problem extends Error {
+  constructor(/** @type {any} */ body, /** @type {number} */ status) {
+    super(body?.detail || body?.error || `The hub answered with HTTP ${status}.`);
+    this.body = body || {};
+    this.status = status;
+  }
+}
+
+/** Sends a request; a 401 shows the sign-in page. */
+async function request(/** @type {string} */ path, /** @type {RequestInit} */ options = {}) {
+  const headers = new Headers(options.headers);
+  if (options.body !== undefined) headers.set("content-type", "application/json");
+  if (session.value?.csrf) headers.set("x-csrf-token", session.value.csrf);
+  let response;
+  try {
+    response = await fetch(new URL(path, ROOT), { ...options, headers, credentials: "same-origin" });
+  } catch (error) {
+    if (/** @type {Error} */ (error).name === "AbortError") throw error;
+    offline.value = "The hub does not answer. It may be restarting; this page tries again.";
+    throw new Problem({ detail: offline.value }, 0);
+  }
+  offline.value = "";
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  if (response.status === 401 && !path.startsWith("console/")) signedOut("Your key is no longer valid. Sign in again.");
+  throw new Problem(body, response.status);
+}
+
+export const get = async (/** @type {string} */ path) => (await request(path)).json();
+export const send = async (/** @type {string} */ method, /** @type {string} */ path, /** @type {any} */ body) =>
+  (await request(path, { method, body: body === undefined ? undefined : JSON.stringify(body) })).json();
+
+/**
+ * Reads a stream of events until it ends.
+ * @param {string} path @param {RequestInit} options @param {(event: string, data: any) => void} onEvent
+ */
+export async function stream(path, options, onEvent) {
+  const response = await request(path, { ...options, headers: { accept: "text/event-stream" } });
+  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return onEvent("result", await response.json());
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    text += value;
+    let cut;
+    while ((cut = text.indexOf("\n\n")) >= 0) {
+      const frame = text.slice(0, cut);
+      text = text.slice(cut + 2);
+      let event = "message", data = "";
+      for (const line of frame.split("\n")) {
+        if (line.startsWith("event: ")) event = line.slice(7);
+        else if (line.startsWith("data: ")) data += line.slice(6);
+      }
+      if (data) onEvent(event, JSON.parse(data));
+    }
+  }
+}
+
+// -- the session ---------------------------------------------------------------------------------------------------
+
+export async function loadSession() {
+  session.value = await get("console/session");
+}
+
+export async function signIn(/** @type {string} */ key) {
+  session.value = await send("POST", "console/session", { key });
+}
+
+export async function signOut() {
+  await send("DELETE", "console/session");
+  signedOut("");
+}
+
+/** @param {string} why */
+function signedOut(why) {
+  session.value = { ...session.value, caller: null, operator: false, csrf: null, why };
+  [servers.value, calls.value, stats.value, tools.value] = [[], [], null, null];
+}
+
+/** Whether the pages can be shown. */
+export const isSignedIn = computed(() => Boolean(session.value?.caller));
+
+// -- what stays up to date while somebody looks ------------------------------------------------------------------------
+
+/** @param {any[]} batch The calls of one event, the oldest first. */
+function addCalls(batch) {
+  const newest = calls.value[0]?.number ?? 0;
+  const last = batch[batch.length - 1]?.number ?? newest;
+  // A restarted hub counts from 1 again.
+  const kept = last < newest ? [] : calls.value;
+  const fresh = batch.filter((call) => last < newest || call.number > newest).reverse();
+  if (fresh.length) calls.value = [...fresh, ...kept].slice(0, CALLS_KEPT);
+}
+
+const REFRESH_MS = 2000;
+let watching = /** @type {AbortController | null} */ (null);
+
+/** Follows the hub while the page is visible; with nobody looking, the hub has nothing to do for it. */
+export function watch() {
+  const update = () => {
+    const wanted = document.visibilityState === "visible" && isSignedIn.value;
+    if (wanted && !watching) start((watching = new AbortController()));
+    if (!wanted && watching) {
+      watching.abort();
+      watching = null;
+    }
+  };
+  document.addEventListener("visibilitychange", update);
+  isSignedIn.subscribe(update);
+}
+
+/** @param {AbortController} control */
+function start(control) {
+  const { signal: aborted } = control;
+  const pause = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
+  (async () => {
+    while (!aborted.aborted) {
+      await refresh().catch(() => {});
+      await pause(REFRESH_MS);
+    }
+  })();
+  if (!session.value.operator) return;
+  (async () => {
+    while (!aborted.aborted) {
+      await stream("v1/activity?limit=500", { signal: aborted }, (_, data) => addCalls(data)).catch(() => {});
+      if (!aborted.aborted) await pause(1000);
+    }
+  })();
+}
+
+let listed = "";
+export async function refresh() {
+  const found = (await get("v1/servers")).servers;
+  servers.value = found;
+  if (session.value.operator) stats.value = await get("v1/stats");
+  // The list of tools is long: it is loaded again only when a server has changed.
+  const mark = found.map((/** @type {any} */ each) => `${each.name} ${each.state} ${each.tools}`).join("\n");
+  if (mark !== listed || tools.value === null) {
+    listed = mark;
+    tools.value = (await get("v1/tools")).tools;
+  }
+}

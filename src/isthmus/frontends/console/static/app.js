@@ -1,0 +1,198 @@
+// @ts-check
+// The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
+import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
+import { calls, isSignedIn, loadSession, offline, servers, session, signIn, signOut, tools, watch } from "./api.js";
+import { go, link, outcomeOf, troubleOf } from "./parts.js";
+import { Overview } from "./pages/overview.js";
+import { Servers } from "./pages/servers.js";
+import { Tools } from "./pages/tools.js";
+import { Activity } from "./pages/activity.js";
+import { Devices } from "./pages/devices.js";
+
+/** Pages in the order of the navigation. Those for operators are hidden from other callers. */
+const PAGES = [
+  { id: "overview", title: "Overview", page: Overview, operators: true, badge: () => null },
+  { id: "servers", title: "Servers", page: Servers, badge: () => {
+    const down = servers.value.filter(troubleOf).length;
+    return down ? { text: `${down} down`, alert: true } : { text: String(servers.value.length) };
+  } },
+  { id: "tools", title: "Tools", page: Tools, badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
+  { id: "activity", title: "Activity", page: Activity, operators: true, badge: () => ({ text: "live" }) },
+  { id: "devices", title: "Devices", page: Devices, badge: () => null },
+];
+
+const route = signal(readRoute());
+function readRoute() {
+  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+}
+addEventListener("hashchange", () => { route.value = readRoute(); });
+
+// -- theme -------------------------------------------------------------------------------------------------------------
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const theme = signal(localStorage.getItem("isthmus-theme") ?? "");
+function applyTheme() {
+  document.documentElement.dataset.theme = theme.value || (dark.matches ? "dark" : "light");
+}
+dark.addEventListener("change", applyTheme);
+theme.subscribe(applyTheme);
+function switchTheme() {
+  theme.value = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("isthmus-theme", theme.value);
+}
+
+// -- frame -------------------------------------------------------------------------------------------------------------
+
+function App() {
+  if (session.value === null) return html`<p class="loading">${offline.value || "Loading the console …"}</p>`;
+  if (!isSignedIn.value) return html`<${SignIn} />`;
+  const pages = PAGES.filter((each) => session.value.operator || !each.operators);
+  const current = pages.find((each) => each.id === route.value[0]) ?? pages[0];
+  useEffect(() => { document.title = `${current.title} · Isthmus`; }, [current.id]);
+  return html`<div class="app">
+    <a class="skip" href="#main" onClick=${(/** @type {Event} */ e) => { e.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to content</a>
+    <div class="side">
+      <div class="brand"><${Mark} /><span>Isthmus</span></div>
+      <nav aria-label="Pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
+      <div class="foot">
+        <button class="plain" onClick=${switchTheme}>Light or dark</button>
+        <span class="hide">Version ${session.value.version}</span>
+        ${session.value.needsKey
+          ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><button class="plain" onClick=${() => signOut()}>Sign out</button>`
+          : html`<span class="hide">Open hub: no key needed</span>`}
+      </div>
+    </div>
+    <main id="main" tabindex="-1">
+      ${offline.value ? html`<p class="note bad" role="alert">${offline.value}</p>` : null}
+      <${current.page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />
+    </main>
+    <${Keys} />
+  </div>`;
+}
+
+const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;
+
+function NavLink(/** @type {any} */ { page, isCurrent }) {
+  const badge = page.badge();
+  return html`<a href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
+    ${badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
+}
+
+function SignIn() {
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const submit = async (/** @type {any} */ event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await signIn(event.target.key.value);
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+    setBusy(false);
+  };
+  return html`<main class="panel sign">
+    <div class="brand"><${Mark} /><span>Isthmus</span></div>
+    <h1>Sign in</h1>
+    ${session.value.why ? html`<p class="note">${session.value.why}</p>` : null}
+    <form onSubmit=${submit}>
+      <div class="field"><label for="key">Key</label>
+        <input id="key" name="key" type="password" autocomplete="current-password" required autofocus aria-describedby="key-help" /></div>
+      ${problem && html`<p class="note bad" role="alert">${problem}</p>`}
+      <button class="main" disabled=${busy}>Sign in</button>
+    </form>
+    <p id="key-help">This hub needs a key. Its operator makes one with <code>isthmus token create NAME --operator</code>.</p>
+  </main>`;
+}
+
+// -- search over pages, servers, tools and calls ------------------------------------------------------------------------------
+
+const FOUND_MAX = 12;
+
+/** @param {string} words @param {any[]} pages */
+function find(words, pages) {
+  const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const fits = (/** @type {string} */ text) => parts.every((part) => text.toLowerCase().includes(part));
+  const found = [];
+  for (const page of pages) if (fits(page.title)) found.push({ label: page.title, kind: "page", hash: link(page.id) });
+  for (const server of servers.value) if (fits(server.name)) found.push({ label: server.name, kind: "server", hash: link("servers", server.name) });
+  for (const tool of tools.value ?? []) {
+    if (found.length >= FOUND_MAX) break;
+    if (fits(`${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`)) found.push({ label: tool.name, kind: "tool", hash: link("tools", tool.name) });
+  }
+  for (const call of calls.value) {
+    if (found.length >= FOUND_MAX) break;
+    if (fits(`${call.caller} ${call.name}`)) found.push({ label: `${call.caller} → ${call.name}`, kind: outcomeOf(call).word, hash: link("activity", String(call.number)) });
+  }
+  return found.slice(0, FOUND_MAX);
+}
+
+function Search(/** @type {any} */ { pages }) {
+  const [words, setWords] = useState("");
+  const [at, setAt] = useState(0);
+  const input = useRef(/** @type {any} */ (null));
+  const found = words ? find(words, pages) : [];
+  const close = () => { setWords(""); input.current.blur(); };
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Escape") close();
+    if (event.key === "ArrowDown") setAt(Math.min(at + 1, found.length - 1));
+    if (event.key === "ArrowUp") setAt(Math.max(at - 1, 0));
+    if (event.key === "Enter" && found[at]) { go(found[at].hash); close(); }
+    if (["ArrowDown", "ArrowUp"].includes(event.key)) event.preventDefault();
+  };
+  return html`<div class="find">
+    <input type="search" ref=${input} data-search placeholder="Find a tool, server, call …" aria-label="Find a tool, server, call or page" role="combobox"
+      aria-expanded=${found.length > 0} aria-controls="found" autocomplete="off" value=${words}
+      onInput=${(/** @type {any} */ e) => { setWords(e.target.value); setAt(0); }} onKeyDown=${onKey} />
+    ${words ? null : html`<kbd aria-hidden="true">/</kbd>`}
+    ${words ? html`<ul id="found" role="listbox" aria-label="Found">${found.length
+      ? found.map((each, i) => html`<li key=${each.hash} role="presentation"><a role="option" aria-selected=${i === at} href=${each.hash} onClick=${close}><code>${each.label}</code><span>${each.kind}</span></a></li>`)
+      : html`<li class="dim pad">Nothing has this in its name or description.</li>`}</ul>` : null}
+  </div>`;
+}
+
+// -- keys --------------------------------------------------------------------------------------------------------------
+
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9", "go to a page"], ["?", "these keys"], ["Esc", "close"]];
+
+function Keys() {
+  const dialog = useRef(/** @type {any} */ (null));
+  useEffect(() => {
+    const onKey = (/** @type {KeyboardEvent} */ event) => {
+      const target = /** @type {HTMLElement} */ (event.target);
+      if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
+      const pages = PAGES.filter((each) => session.value.operator || !each.operators);
+      if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
+      else if (event.key === "?") dialog.current.showModal();
+      else if (pages[Number(event.key) - 1]) go(link(pages[Number(event.key) - 1].id));
+      else if ((event.key === "j" || event.key === "k") && !target.matches("[data-keys]")) {
+        document.querySelector(/** @type {any} */ ("[data-keys]"))?.focus();
+        document.activeElement?.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: false }));
+        return event.preventDefault();
+      } else return;
+      event.preventDefault();
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+  return html`<dialog ref=${dialog} aria-label="Keys"><h2>Keys</h2><dl class="facts pad">${KEYS.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
+    <form method="dialog"><button>Close</button></form></dialog>`;
+}
+
+// -- start ---------------------------------------------------------------------------------------------------------------
+
+async function begin() {
+  const root = /** @type {HTMLElement} */ (document.getElementById("app"));
+  root.replaceChildren();
+  render(html`<${App} />`, root);
+  for (;;) {
+    try {
+      await loadSession();
+      break;
+    } catch {
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+  watch();
+}
+begin();

@@ -1,0 +1,206 @@
+// @ts-check
+// Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
+import { html, useEffect, useRef, useState } from "../vendor/ui.js";
+import { ORIGIN, send, session, stream, tools } from "../api.js";
+import { clock, Command, count, go, link, State, took, Tree, VirtualList } from "../parts.js";
+import { blank, Field, read } from "../schema_form.js";
+
+export function Tools(/** @type {any} */ { title, rest, search }) {
+  const [words, setWords] = useState("");
+  const all = tools.value ?? [];
+  const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = parts.length ? all.filter((tool) => parts.every((part) => `${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`.toLowerCase().includes(part))) : all;
+  const tool = all.find((each) => each.name === rest[0]);
+  return html`<div class="top"><h1>${title}</h1><span>${count(all.length, "tool")}</span>${search}</div>
+    ${rest[0] && !tool && tools.value ? html`<p class="note">There is no tool ${rest[0]}, or you may not use it.</p>` : null}
+    <div class="split">
+      <section class="panel"><div class="bar"><input class="grow" type="search" aria-label="Filter tools" placeholder="Filter by name or description" value=${words} onInput=${(/** @type {any} */ e) => setWords(e.target.value)} /></div>
+        ${found.length ? html`<${VirtualList} items=${found} rowHeight=${52} selected=${tool?.name ?? ""} keyOf=${(/** @type {any} */ each) => each.name} label="Tools"
+          onPick=${(/** @type {any} */ each) => go(link("tools", each.name))} row=${(/** @type {any} */ each) => html`<b>${each.name}</b><span>${firstLine(each.description) || each.title || "no description"}</span>`} />`
+          : html`<div class="empty"><p>${all.length ? "No tool matches." : "No tools yet: no server has listed any."}</p></div>`}</section>
+      ${tool ? html`<${OneTool} key=${tool.name} tool=${tool} />` : html`<section class="panel empty"><p>Choose a tool to read its description and to call it.</p></section>`}
+    </div>`;
+}
+
+const firstLine = (/** @type {string | undefined} */ text) => (text ?? "").trim().split("\n")[0];
+
+const HINTS = [["readOnlyHint", true, "reads only"], ["destructiveHint", true, "may destroy"], ["idempotentHint", true, "safe to repeat"], ["openWorldHint", true, "reaches the outside world"]];
+
+/** What is known of a running or ended call from this page. */
+const NEW_RUN = { state: "idle", progress: null, log: [], questions: [], result: null, problem: null, seconds: 0 };
+
+function OneTool(/** @type {any} */ { tool }) {
+  const schema = tool.inputSchema ?? {};
+  const [state, setState] = useState(() => blank(schema));
+  const [run, setRun] = useState(/** @type {any} */ (NEW_RUN));
+  const [problem, setProblem] = useState("");
+  const control = useRef(/** @type {AbortController | null} */ (null));
+  useEffect(() => () => control.current?.abort(), []);
+  const hints = HINTS.filter(([key, value]) => tool.annotations?.[/** @type {string} */ (key)] === value).map((each) => each[2]);
+  /** @returns {any} */
+  const argumentsOf = () => {
+    try { return read(schema, state); } catch { return null; }
+  };
+  const call = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    let given;
+    try {
+      given = read(schema, state);
+      setProblem("");
+    } catch (error) {
+      return setProblem(/** @type {Error} */ (error).message);
+    }
+    control.current?.abort();
+    const mine = (control.current = new AbortController()), begun = performance.now();
+    const change = (/** @type {any} */ with_) => control.current === mine && setRun((/** @type {any} */ old) => ({ ...old, ...(typeof with_ === "function" ? with_(old) : with_), seconds: (performance.now() - begun) / 1000 }));
+    setRun({ ...NEW_RUN, state: "running" });
+    try {
+      await stream(`v1/tools/${encodeURIComponent(tool.name)}?questions=form,url`, { method: "POST", body: JSON.stringify(given), signal: mine.signal }, (name, data) => {
+        if (name === "progress") change({ progress: data });
+        else if (name === "log") change((/** @type {any} */ old) => ({ log: [...old.log, { at: Date.now() / 1000, ...data }].slice(-200) }));
+        else if (name === "question") change((/** @type {any} */ old) => ({ questions: [...old.questions, data] }));
+        else if (name === "retracted") change((/** @type {any} */ old) => ({ questions: old.questions.filter((/** @type {any} */ each) => each.id !== data.id) }));
+        else if (name === "result") change({ state: "done", result: data, questions: [] });
+        else if (name === "error") change({ state: "done", problem: data, questions: [] });
+      });
+      change((/** @type {any} */ old) => (old.state === "running" ? { state: "done", problem: { detail: "The connection to the hub ended before the result.", executed: "unknown" } } : {}));
+    } catch (error) {
+      const thrown = /** @type {any} */ (error);
+      change({ state: "done", problem: thrown.name === "AbortError" ? { detail: "You cancelled the call.", executed: "unknown" } : { ...thrown.body, detail: thrown.message } });
+    }
+    return undefined;
+  };
+  const answer = async (/** @type {any} */ question, /** @type {any} */ reply) => {
+    try {
+      await send("POST", `v1/questions/${encodeURIComponent(question.id)}`, reply);
+      setRun((/** @type {any} */ old) => ({ ...old, questions: old.questions.filter((/** @type {any} */ each) => each !== question) }));
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+  };
+  return html`<section class="panel" aria-label=${tool.name}>
+    <div class="pad stack">
+      <div><h2><code>${tool.name}</code>${tool.title ? html` <span class="dim">${tool.title}</span>` : null}</h2>
+        ${tool.description ? html`<p class="text">${tool.description}</p>` : null}
+        ${hints.length ? html`<p class="dim">The server says: ${hints.join(", ")}.</p>` : null}</div>
+      <form onSubmit=${call} noValidate>
+        <${Field} schema=${schema} state=${state} onChange=${setState} />
+        ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}
+        <div class="bar"><button class="main" disabled=${run.state === "running"}>Call</button>
+          ${run.state === "running" ? html`<button type="button" onClick=${() => control.current?.abort()}>Cancel</button>` : null}</div>
+      </form>
+    </div>
+    <div aria-live="polite">
+      ${run.state === "running" ? html`<${Running} run=${run} />` : null}
+      ${run.questions.map((/** @type {any} */ question) => html`<${Question} key=${question.id ?? question.method} question=${question} onAnswer=${(/** @type {any} */ reply) => answer(question, reply)} />`)}
+      ${run.log.length ? html`<div class="out"><div class="log" tabindex="0" role="log" aria-label="Log of the call">${run.log.map((/** @type {any} */ line) => html`<div><time>${clock(line.at)}</time>${line.level}: ${typeof line.data === "string" ? line.data : JSON.stringify(line.data)}</div>`)}</div></div>` : null}
+      ${run.problem ? html`<${Failure} problem=${run.problem} />` : null}
+      ${run.result ? html`<${Result} result=${run.result} seconds=${run.seconds} />` : null}
+    </div>
+    <${Snippets} tool=${tool} given=${argumentsOf()} />
+  </section>`;
+}
+
+function Running(/** @type {any} */ { run }) {
+  const [, tick] = useState(0), begun = useRef(Date.now());
+  useEffect(() => { const timer = setInterval(() => tick((n) => n + 1), 200); return () => clearInterval(timer); }, []);
+  const { progress = 0, total, message } = run.progress ?? {};
+  const share = total ? Math.min(100, (progress / total) * 100) : null;
+  return html`<div class="out"><${State} look="idle">${message ?? "Running"}</${State}> <span class="dim">${took((Date.now() - begun.current) / 1000)}${run.progress ? ` · ${progress}${total ? ` of ${total}` : ""}` : ""}</span>
+    ${share === null ? null : html`<div class="progress" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(share)}><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${share}%`)}></i></div>`}</div>`;
+}
+
+const EXECUTED = { no: "The tool did not run. It is safe to call again.", unknown: "The tool may have run.", yes: "The tool ran." };
+
+const Failure = (/** @type {any} */ { problem }) => html`<div class="out" role="alert"><${State} look=${problem.executed === "no" ? "bad" : "warn"}>${problem.title ?? "The call failed"}</${State}>
+  <p>${problem.detail}</p><p class="dim">${/** @type {any} */ (EXECUTED)[problem.executed] ?? ""}${problem.retryAfter ? ` Try again in ${took(problem.retryAfter)}.` : ""}</p>
+  ${problem.error ? html`<${Tree} value=${problem.error} />` : null}</div>`;
+
+function Question(/** @type {any} */ { question, onAnswer }) {
+  const { message, requestedSchema, mode, url } = question.params ?? {};
+  const schema = requestedSchema ?? {};
+  const [state, setState] = useState(() => blank(schema));
+  const [problem, setProblem] = useState("");
+  if (question.id === null) return html`<div class="out"><${State} look="warn">The server asked something that this page cannot answer</${State}><p>${message ?? question.method}</p></div>`;
+  const accept = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    try {
+      onAnswer(mode === "url" ? { action: "accept" } : { action: "accept", content: read(schema, state) });
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+  };
+  // Only web addresses become links: a server chooses this text.
+  const isWeb = /^https?:\/\//i.test(url ?? "");
+  return html`<form class="out question" onSubmit=${accept} noValidate><${State} look="warn">The server asks</${State}><p>${message}</p>
+    ${mode === "url" ? html`<p>Open this page, finish there, then continue: ${isWeb ? html`<a href=${url} target="_blank" rel="noopener noreferrer">${url}</a>` : html`<code>${url}</code>`}</p>` : html`<${Field} schema=${schema} state=${state} onChange=${setState} />`}
+    ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}
+    <div class="bar"><button class="main">${mode === "url" ? "Continue" : "Answer"}</button><button type="button" onClick=${() => onAnswer({ action: "decline" })}>Decline</button></div></form>`;
+}
+
+// -- results -----------------------------------------------------------------------------------------------------------
+
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+const TEXT_MAX = 20000;
+
+function Result(/** @type {any} */ { result, seconds }) {
+  const content = Array.isArray(result.content) ? result.content : null;
+  return html`<div class="out"><${State} look=${result.isError ? "warn" : ""}>${result.isError ? "The tool reports an error" : "ok"}</${State}> <span class="dim">${took(seconds)}</span>
+    ${content ? content.map((/** @type {any} */ block, /** @type {number} */ i) => html`<${Block} key=${i} block=${block} />`) : html`<${Tree} value=${result} />`}
+    ${result.structuredContent !== undefined ? html`<details><summary>Structured result</summary><${Tree} value=${result.structuredContent} /></details>` : null}</div>`;
+}
+
+function Block(/** @type {any} */ { block }) {
+  if (block.type === "text") return html`<${Text} text=${String(block.text)} />`;
+  if (block.type === "image" && IMAGES.includes(block.mimeType)) return html`<img src=${`data:${block.mimeType};base64,${block.data}`} alt="Image of the result" />`;
+  if (block.type === "audio" && /^audio\/[\w.+-]+$/.test(block.mimeType)) return html`<audio controls src=${`data:${block.mimeType};base64,${block.data}`}></audio>`;
+  if (block.type === "resource_link") return html`<p>Resource <code>${block.uri}</code> ${block.description ?? block.title ?? block.name ?? ""}</p>`;
+  if (block.type === "resource" && typeof block.resource?.text === "string") return html`<p class="dim"><code>${block.resource.uri}</code></p><${Text} text=${block.resource.text} />`;
+  return html`<${Tree} value=${block} />`;
+}
+
+function Text(/** @type {any} */ { text }) {
+  const [all, setAll] = useState(false);
+  const parsed = useRef(/** @type {any} */ (undefined));
+  if (parsed.current === undefined) {
+    parsed.current = null;
+    if (/^\s*[[{]/.test(text) && text.length < 200000) try { parsed.current = JSON.parse(text); } catch { /* it is only text */ }
+  }
+  const [raw, setRaw] = useState(false);
+  if (parsed.current !== null && !raw) return html`<${Tree} value=${parsed.current} /><button class="plain" onClick=${() => setRaw(true)}>as text</button>`;
+  return html`<pre tabindex="0">${all ? text : text.slice(0, TEXT_MAX)}</pre>${!all && text.length > TEXT_MAX ? html`<button class="plain" onClick=${() => setAll(true)}>show all ${text.length.toLocaleString("en")} characters</button>` : null}`;
+}
+
+// -- snippets ----------------------------------------------------------------------------------------------------------
+
+const quoted = (/** @type {string} */ text) => (/^[\w./:@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+/** @param {any} tool @param {any} given */
+function snippets(tool, given) {
+  const value = given ?? {}, json = JSON.stringify(value), key = session.value.needsKey;
+  const words = Object.entries(value).map(([name, each]) => quoted(`${name}=${typeof each === "string" ? each : JSON.stringify(each)}`)).join(" ");
+  const message = { jsonrpc: "2.0", id: 1, method: "message/send", params: { message: { kind: "message", role: "user", messageId: "1", parts: [{ kind: "data", data: { tool: tool.name, arguments: value } }] } } };
+  const auth = key ? " -H \"Authorization: Bearer $KEY\"" : "";
+  return {
+    "Command line": `isthmus call ${tool.name}${words ? ` ${words}` : ""}`,
+    curl: `curl -X POST ${ORIGIN}/v1/tools/${encodeURIComponent(tool.name)}${auth} -H 'Content-Type: application/json' -d ${quoted(json)}`,
+    Python: `async with isthmus.connect("${ORIGIN}"${key ? ", key=KEY" : ""}) as hub:\n    result = await hub.call(${JSON.stringify(tool.name)}, **${pythonOf(value)})`,
+    A2A: `curl -X POST ${ORIGIN}/a2a${auth} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(message))}`,
+  };
+}
+
+/** JSON as Python writes it. */
+function pythonOf(/** @type {any} */ value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(pythonOf).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${pythonOf(each)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
+function Snippets(/** @type {any} */ { tool, given }) {
+  const [shown, setShown] = useState("Command line");
+  const all = /** @type {Record<string, string>} */ (snippets(tool, given));
+  return html`<div class="out"><div class="tabs" role="group" aria-label="The same call elsewhere">${Object.keys(all).map((name) => html`<button type="button" aria-pressed=${name === shown} onClick=${() => setShown(name)}>${name}</button>`)}</div>
+    <${Command} text=${all[shown]} />${given === null ? html`<p class="dim">Fill in the required fields to get the whole command.</p>` : null}</div>`;
+}
