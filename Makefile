@@ -21,6 +21,8 @@ AUDIT := .venv-audit
 SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
+LIBRARIES := tests/console/vendor
+CONSOLE := src/isthmus/frontends/console/static
 # Facts about pinned SDKs, with no hub between them: they change only when the pins do.
 PEERS := tests/peers/test_peers.py tests/peers/test_full.py
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
@@ -29,7 +31,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices firsthour test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom lock clean
+.PHONY: help reference serve demo devices firsthour test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -115,6 +117,11 @@ image: $(VENV)/.test ## build the image and start a hub in it; without Docker, r
 sbom: $(AUDIT)/.ready ## list everything that a hub runs on, as CycloneDX, in dist/isthmus.cdx.json
 	$(AUDIT)/bin/python -m tests.supply.bill dist/isthmus.cdx.json
 
+vendor: ## build the console's libraries again from their pinned packages; needs npm
+	cd $(LIBRARIES) && npm ci --silent --ignore-scripts
+	cd $(LIBRARIES) && npx --no esbuild entry.js --bundle --minify --format=esm --target=es2022 --legal-comments=none --log-level=error --outfile=$(CURDIR)/$(CONSOLE)/vendor/ui.js
+	@$(PYTHON) -c 'import hashlib, json, pathlib as p; f = p.Path("$(CONSOLE)/vendor/VENDOR.json"); d = json.loads(f.read_text()); d["sha256"] = hashlib.sha256(f.with_name("ui.js").read_bytes()).hexdigest(); f.write_text(json.dumps(d, indent=2) + "\n")'
+
 lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
@@ -128,7 +135,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules $(LIBRARIES)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -338,7 +338,7 @@ async def _serve(
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
-        access.follow(running, (mcp, sse, agent))
+        access.follow(running, (mcp, sse, agent, rest))
         spare_the_collector()
         monitor.start()
         on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))

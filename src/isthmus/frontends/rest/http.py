@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -115,14 +115,18 @@ class RestHttp:
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
-        self.streams: set[asyncio.Future[None]] = set()
-        """Streams that have no end of their own; a stream ends when its future is done."""
+        self.streams: dict[asyncio.Future[None], Caller] = {}
+        """Streams that have no end of their own, with their callers; a stream ends when its future is done."""
         self._auth = auth
 
     def end_streams(self) -> None:
         """End the streams that would keep a closing hub open."""
-        for ended in self.streams:
-            if not ended.done():
+        self.retain(())
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End the streams of all other callers: those removed, or whose permissions changed."""
+        for ended, caller in self.streams.items():
+            if caller not in callers and not ended.done():
                 ended.set_result(None)
 
     def take(self, arrival: IncomingRequest) -> bool:
@@ -305,13 +309,13 @@ class RestRequest:
         send(calls)
         keep_alive = KeepAlive(peer, self._frontend.loop)
         unfollow = admin.follow_calls(send)
-        self._frontend.streams.add(ended)
+        self._frontend.streams[ended] = self.caller
         peer.on_disconnect(lambda: None if ended.done() else ended.set_result(None))
         try:
             await ended
             peer.end(b"")
         finally:
-            self._frontend.streams.discard(ended)
+            self._frontend.streams.pop(ended)
             unfollow()
             keep_alive.stop()
         return None

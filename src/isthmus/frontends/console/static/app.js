@@ -51,7 +51,7 @@ function App() {
   useEffect(() => { document.title = `${current.title} · Isthmus`; }, [current.id]);
   return html`<div class="app">
     <a class="skip" href="#main" onClick=${(/** @type {Event} */ e) => { e.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to content</a>
-    <div class="side">
+    <header class="side">
       <div class="brand"><${Mark} /><span>Isthmus</span></div>
       <nav aria-label="Pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
       <div class="foot">
@@ -61,7 +61,7 @@ function App() {
           ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><button class="plain" onClick=${() => signOut()}>Sign out</button>`
           : html`<span class="hide">Open hub: no key needed</span>`}
       </div>
-    </div>
+    </header>
     <main id="main" tabindex="-1">
       ${offline.value ? html`<p class="note bad" role="alert">${offline.value}</p>` : null}
       <${current.page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />

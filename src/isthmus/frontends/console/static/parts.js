@@ -65,7 +65,7 @@ export function Command(/** @type {any} */ { text }) {
     setCopied(true);
     setTimeout(() => setCopied(false), 1500);
   };
-  return html`<div class="cmd"><code>${text}</code><button type="button" onClick=${copy} aria-label=${`Copy: ${text}`}>${copied ? "copied" : "copy"}</button></div>`;
+  return html`<div class="cmd"><code>${text}</code><button type="button" onClick=${copy} aria-label="Copy the command">${copied ? "copied" : "copy"}</button></div>`;
 }
 
 export function Sparkline(/** @type {any} */ { values, width = 92, height = 30 }) {

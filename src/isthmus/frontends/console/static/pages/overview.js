@@ -106,7 +106,7 @@ function Map(/** @type {any} */ { lately, recent }) {
   const callersOf = (/** @type {any} */ shore) => [...new Set(recent.filter((/** @type {any} */ call) => shoreOf(call) === shore).map((/** @type {any} */ call) => call.caller))];
   const more = servers.value.length - shown.length;
   const latency = new window.Map((stats.value?.servers ?? []).map((/** @type {any} */ each) => [each.name, each.latency?.p50]));
-  return html`<div class="panel map"><svg ref=${svg} viewBox=${`0 0 900 ${height + (more > 0 ? 22 : 0)}`} role="img" aria-label=${`${count(flows.length, "route")} from callers to servers`}>
+  return html`<div class="panel map"><svg ref=${svg} viewBox=${`0 0 900 ${height + (more > 0 ? 22 : 0)}`} role="group" aria-label=${`${count(flows.length, "route")} from callers to servers`}>
     <text class="shore" x="24" y="16">callers</text><text class="shore" x="876" y="16" text-anchor="end">servers</text>
     ${flows.map((flow) => html`<path key=${flow.key} class=${`flow ${flow.isBad ? "bad" : ""}`} data-flow=${flow.key} stroke-width=${flow.width.toFixed(1)} d=${flow.path} />`)}
     <g data-dots></g>

@@ -173,7 +173,7 @@ function Text(/** @type {any} */ { text }) {
 
 // -- snippets ----------------------------------------------------------------------------------------------------------
 
-const quoted = (/** @type {string} */ text) => (/^[\w./:@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+const quoted = (/** @type {string} */ text) => (/^[\w./:@%+,=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 /** @param {any} tool @param {any} given */
 function snippets(tool, given) {

@@ -1,0 +1,93 @@
+"""Opens the console of a hub in Chromium, and notices everything that a page must not do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from playwright.async_api import Browser, Page, Request, async_playwright, expect
+
+from tests.browser import FLAGS, program
+
+SECONDS = 30.0
+expect.set_options(timeout=SECONDS * 1000)
+
+Scheme = Literal["light", "dark"]
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """The system's Chromium; without one a test is skipped with the reason, and in CI it fails."""
+    flags = [flag for flag in FLAGS if flag != "--headless"] + (["--no-sandbox"] if os.geteuid() == 0 else [])
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program(), args=flags)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Watched:
+    """What a page did that the console must never do."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda request: self._note(request, origin))
+
+    def _note(self, request: Request, origin: str) -> None:
+        if not request.url.startswith((origin, "data:")):
+            self.foreign.append(request.url)
+
+
+@asynccontextmanager
+async def console(
+    browser: Browser,
+    port: int,
+    view: str = "",
+    *,
+    width: int = 1440,
+    height: int = 900,
+    scheme: Scheme = "light",
+    may_fail: bool = False,
+) -> AsyncIterator[Page]:
+    """A page of the console. Leaving the block fails if it logged an error or asked another host for anything.
+
+    `may_fail` allows error lines: Chromium logs every response with a status of 400 and more.
+    """
+    origin = f"http://127.0.0.1:{port}"
+    context = await browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, permissions=["clipboard-read"]
+    )
+    context.set_default_timeout(SECONDS * 1000)
+    page = await context.new_page()
+    watched = Watched(page, origin)
+    try:
+        await page.goto(f"{origin}/console/#/{view}")
+        yield page
+    finally:
+        await context.close()
+    assert watched.foreign == []
+    assert may_fail or watched.errors == []
+
+
+async def is_too_wide(page: Page) -> list[Any]:
+    """The elements that stick out of the page, outside of boxes that scroll."""
+    found: list[Any] = await page.evaluate(
+        """() => {
+          const scrolls = (element) => {
+            for (; element; element = element.parentElement)
+              if (getComputedStyle(element).overflowX !== "visible") return true;
+            return false;
+          };
+          const sticksOut = (element) => element.getBoundingClientRect().right > innerWidth + 1;
+          return [...document.querySelectorAll("body *")]
+            .filter((element) => sticksOut(element) && !scrolls(element.parentElement))
+            .map((element) => `${element.tagName}.${element.className} ${element.textContent.slice(0, 40)}`);
+        }"""
+    )
+    return found

@@ -1,0 +1,215 @@
+"""The console's pages, as a person uses them: in a browser, at a live hub with a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from tests.console.pages import Scheme, console, is_too_wide
+from tests.faults.watching import eventually
+from tests.hubs import HubProcess, Raw
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+
+VIEWS = ("overview", "servers", "servers/broken", "tools", "tools/desk.book", "activity", "devices")
+
+
+async def call(hub: HubProcess, name: str, **arguments: Any) -> dict[str, Any]:
+    async with Raw(hub.url) as caller:
+        return await caller.call(name, arguments)
+
+
+def named(field: str) -> re.Pattern[str]:
+    """The label of a field, whether or not it is required."""
+    return re.compile(rf"^{field}( \*| JSON|$)")
+
+
+async def open_tool(page: Page, name: str) -> None:
+    await expect(page.get_by_role("region", name=name)).to_be_visible()
+
+
+async def show(page: Page, view: str) -> None:
+    """Go to another view, and wait until it has what the hub knows."""
+    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+    await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+    await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+    await expect(page.get_by_text("Loading")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: HubProcess, scheme: Scheme) -> None:
+    await call(hub, "desk.add", a=1, b=2)
+    # Without a relay the page of devices gets 404, which Chromium logs.
+    async with console(browser, hub.port, scheme=scheme, may_fail=True) as page:
+        for view in VIEWS:
+            await show(page, view)
+            found = await Axe().run(page)
+            serious = [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
+            assert serious == [], f"{view}: {found.generate_report()}"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess, width: int) -> None:
+    await call(hub, "desk.add", a=1, b=2)
+    async with console(browser, hub.port, width=width, may_fail=True) as page:
+        for view in VIEWS:
+            await show(page, view)
+            assert await is_too_wide(page) == [], view
+
+
+async def test_the_overview_shows_calls_as_they_happen_and_what_is_wrong(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port) as page:
+        await expect(page.get_by_role("complementary")).to_contain_text("broken is not connected")
+        await expect(page.get_by_role("complementary")).to_contain_text("isthmus logs broken")
+        await call(hub, "desk.fail")
+        row = page.get_by_role("row").filter(has_text="desk.fail")
+        await expect(row.first).to_contain_text("tool error")
+        await call(hub, "broken.anything")
+        await expect(page.get_by_role("row").filter(has_text="broken.anything").first).to_contain_text("not sent")
+        await expect(page.locator("[data-flow='mcp desk']")).to_be_attached()
+
+
+async def test_a_tool_is_called_from_a_form(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/desk.add") as page:
+        form = page.get_by_role("region", name="desk.add")
+        await form.get_by_role("button", name="Call", exact=True).click()
+        await expect(form.get_by_role("alert")).to_have_text("a needs a number.")
+        await form.get_by_label(named("a")).fill("2")
+        await form.get_by_label(named("b")).fill("40")
+        await expect(form.locator(".cmd code")).to_have_text("isthmus call desk.add a=2 b=40")
+        await form.get_by_role("button", name="Call", exact=True).click()
+        await expect(form.locator(".out pre")).to_have_text("42")
+
+
+async def test_a_form_has_nested_objects_lists_choices_and_json(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/desk.book") as page:
+        form = page.get_by_role("region", name="desk.book")
+        await form.get_by_label(named("room")).select_option(label="large")
+        await form.get_by_role("button", name="Add guests").click()
+        await form.get_by_label(named("name")).fill("Ada")
+        await form.get_by_label(named("age")).fill("36")
+        await form.get_by_label(named("quiet")).select_option(label="no")
+        await form.get_by_label(named("extra")).fill('{"view": "sea"}')
+        await form.get_by_role("button", name="Call", exact=True).click()
+        tree = form.locator(".out .tree, .out details").first
+        for part in ("large", "Ada", "36", "false", "sea"):
+            await expect(form.locator(".out").first).to_contain_text(part)
+        await expect(tree).to_be_visible()
+
+
+async def test_progress_is_shown_while_a_call_runs(browser: Browser, hub: HubProcess, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    async with console(browser, hub.port, "tools/desk.steps") as page:
+        form = page.get_by_role("region", name="desk.steps")
+        await form.get_by_label(named("gate")).fill(str(gate))
+        await form.get_by_role("button", name="Call", exact=True).click()
+        writer = await asyncio.to_thread(open, gate, "wb", 0)
+        try:
+            await expect(form.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")
+            await expect(form).to_contain_text("step 1")
+            writer.write(b".")
+            await expect(form.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "100")
+            writer.write(b".")
+        finally:
+            writer.close()
+        await expect(form.locator(".out pre")).to_have_text("two steps")
+
+
+async def test_a_question_of_the_server_is_answered_in_place(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/desk.sign") as page:
+        form = page.get_by_role("region", name="desk.sign")
+        await form.get_by_role("button", name="Call", exact=True).click()
+        await expect(form).to_contain_text("Who signs?")
+        await form.get_by_label(named("name")).fill("Ada")
+        await form.get_by_role("button", name="Answer").click()
+        await expect(form.locator(".out").first).to_contain_text("accept")
+        await expect(form.locator(".out").first).to_contain_text("Ada")
+
+
+async def test_pictures_and_errors_are_shown_as_what_they_are(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/desk.picture") as page:
+        await page.get_by_role("button", name="Call", exact=True).click()
+        await expect(page.get_by_alt_text("Image of the result")).to_have_js_property("naturalWidth", 24)
+    async with console(browser, hub.port, "tools/desk.fail") as page:
+        await page.get_by_role("button", name="Call", exact=True).click()
+        await expect(page.locator(".out").first).to_contain_text("The tool reports an error")
+
+
+async def test_a_server_that_dies_is_seen_and_seen_to_recover(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "servers/desk") as page:
+        about = page.get_by_role("region", name="desk")
+        await expect(about).to_contain_text("ready")
+        await call(hub, "desk.die")
+        await expect(about.get_by_role("log")).to_contain_text("the tool ended the server")
+        await about.get_by_role("button", name="Restart").click()
+        await expect(about.get_by_role("status")).to_have_text("The server was started anew.")
+
+        async def works() -> bool:
+            return "result" in await call(hub, "desk.add", a=1, b=1)
+
+        await eventually(works, "the server works again")
+        await expect(about).to_contain_text("ready")
+
+
+async def test_activity_is_filtered_and_one_call_is_shown(browser: Browser, hub: HubProcess) -> None:
+    await call(hub, "desk.fail")
+    await call(hub, "desk.add", a=1, b=2)
+    async with console(browser, hub.port, "activity") as page:
+        await page.get_by_label("Outcome").select_option("tool error")
+        await expect(page.get_by_role("row").filter(has_text="desk.add")).to_have_count(0)
+        await page.get_by_role("row").filter(has_text="desk.fail").first.click()
+        await expect(page.get_by_role("region", name=re.compile("^Call "))).to_contain_text("Tool ran")
+
+
+async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port) as page:
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+        await page.keyboard.press("/")
+        await page.keyboard.type("desk.add")
+        await expect(page.get_by_role("option", name="desk.add tool")).to_be_visible()
+        await page.keyboard.press("Enter")
+        await open_tool(page, "desk.add")
+        await page.keyboard.press("j")
+        await open_tool(page, "desk.book")
+        await page.keyboard.press("k")
+        await open_tool(page, "desk.add")
+        await page.keyboard.press("2")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+
+
+async def test_the_theme_follows_the_system_until_it_is_switched(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, scheme="dark") as page:
+        root = page.locator("html")
+        await expect(root).to_have_attribute("data-theme", "dark")
+        await page.get_by_role("button", name="Light or dark").click()
+        await expect(root).to_have_attribute("data-theme", "light")
+        await page.reload()
+        await expect(root).to_have_attribute("data-theme", "light")
+
+
+async def test_the_first_view_is_small(browser: Browser, hub: HubProcess) -> None:
+    received = 0
+    async with console(browser, hub.port) as page:
+
+        async def add(response: Any) -> None:
+            nonlocal received
+            if "/console/" in response.url:
+                received += int((await response.all_headers()).get("content-length", "0"))
+
+        page.on("response", add)
+        await page.reload()
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert 0 < received <= 60_000

@@ -1,0 +1,108 @@
+"""T72: a server, a caller or a device puts a script into what the console shows.
+
+Names, descriptions, results, errors, log lines and images come from others. The console writes them as text, and its
+Content-Security-Policy allows no script but its own files.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.console.pages import chromium, console
+from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console")]
+
+RUN = "document.documentElement.dataset.owned=1"
+TAGS = (
+    "<script>{run}</script>", "<img src=x onerror={run}>", "<svg onload={run}>", "<svg><script>{run}</script></svg>",
+    "<iframe srcdoc='<script>parent.{run}</script>'>", "<iframe src='javascript:parent.{run}'>",
+    "<a href='javascript:{run}'>click</a>", "<details open ontoggle={run}>", "<video><source onerror={run}>",
+    "<input autofocus onfocus={run}>", "<math><mtext></form><form><mglyph><style></math><img src=x onerror={run}>",
+    "<object data='javascript:{run}'>", "<embed src='javascript:{run}'>", "<base href='javascript:{run}//'>",
+    "<form action='javascript:{run}'><button>x</button></form>", "<style>@import 'javascript:{run}'</style>",
+    "<link rel=stylesheet href='data:text/css,*{{x:expression({run})}}'>", "<marquee onstart={run}>",
+    "<meta http-equiv=refresh content='0;url=javascript:{run}'>", "<template><img src=x onerror={run}></template>",
+)  # fmt: skip
+WRAPPERS = (
+    "{0}", "\"'>{0}", "--></title></textarea></style>{0}", "${{{0}}}", "</script>{0}", "\x00{0}", "\\u003c{0}",
+    "&lt;{0}", "\u202e{0}", "%3C{0}", "`{0}`", "{{{{{0}}}}}", "]]>{0}", "<{0}", "{0}{0}",
+)  # fmt: skip
+PAYLOADS = [wrapper.format(tag.format(run=RUN)) for tag in TAGS for wrapper in WRAPPERS]
+assert len(set(PAYLOADS)) >= 300
+SERVER = Path(__file__).parents[1] / "console" / "evil_server.py"
+LOADED = "() => performance.getEntriesByName(new URL('../v1/tools', location.href).href).length"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
+    folder: Path = tmp_path_factory.mktemp("evil")
+    payloads = folder / "payloads.json"
+    payloads.write_text(json.dumps({"run": RUN, "payloads": PAYLOADS}))
+    servers = {
+        "evil": stdio([sys.executable, str(SERVER), str(payloads)]),
+        "dead": {"command": "/no/such/<img src=x onerror=" + RUN + ">"},
+    }
+    async with serving(folder, servers, limits=PATIENT) as running:
+        yield running
+
+
+async def is_owned(page: Page) -> bool:
+    owned: bool = await page.evaluate("() => 'owned' in document.documentElement.dataset")
+    return owned
+
+
+@pytest.mark.parametrize("view", ["overview", "servers/evil", "servers/dead", "tools/evil.t0", "activity", "devices"])
+async def test_no_page_runs_what_others_wrote(browser: Browser, hub: HubProcess, view: str) -> None:
+    async with Raw(hub.url) as caller:
+        for name in ("evil.t0", "evil.t1", f"evil.{TAGS[0]}"):
+            await caller.call(name)
+    async with console(browser, hub.port, view, may_fail=True) as page:
+        await expect(page.get_by_role("navigation")).to_contain_text("Tools")
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await page.wait_for_function(
+            "() => performance.getEntriesByName(new URL('../v1/tools', location.href).href).length"
+        )
+        assert not await is_owned(page)
+
+
+@pytest.mark.parametrize("tool", ["evil.t0", "evil.t1"])
+async def test_results_and_errors_are_text(browser: Browser, hub: HubProcess, tool: str) -> None:
+    async with console(browser, hub.port, f"tools/{tool}", may_fail=True) as page:
+        await page.get_by_role("button", name="Call", exact=True).click()
+        await expect(page.locator(".out").first).to_contain_text(RUN)
+        assert not await is_owned(page)
+        links = await page.eval_on_selector_all("a", "all => all.map(each => each.protocol)")
+        assert set(links) <= {"http:", "https:"}
+
+
+async def test_the_policy_would_stop_a_script_that_got_in(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, may_fail=True) as page:
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await page.evaluate(
+            """run => {
+              const element = document.createElement("div");
+              element.innerHTML = `<img src=x onerror="${run}">`;
+              document.body.append(element);
+              const script = document.createElement("script");
+              script.textContent = run;
+              document.body.append(script);
+            }""",
+            RUN,
+        )
+        assert not await is_owned(page)
+        policy = (await page.request.get(f"http://127.0.0.1:{hub.port}/console/")).headers["content-security-policy"]
+        assert "unsafe" not in policy
