@@ -103,6 +103,7 @@ def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:
 
 OTHER = {
     "audit": "strict",
+    "console": False,
     "host": "localhost",
     "port": 1,
     "public_url": "https://hub.example",
