@@ -184,3 +184,28 @@ async def test_activity_is_streamed_in_batches(locked: HubProcess) -> None:
         while len(numbers) < 25:
             numbers += [call["number"] for call in await anext(events)]
         assert numbers == list(range(numbers[0], numbers[0] + 25))
+
+
+async def test_definitions_are_approved_by_operators_and_by_fingerprint_only(locked: HubProcess) -> None:
+    async with client(locked, authorization=f"Bearer {OPERATOR}") as http:
+        assert (await http.get("/v1/definitions")).json() == {"pending": []}
+        for body in ({}, {"fingerprint": 1}, {"fingerprint": None}):
+            assert (await http.post("/v1/definitions/desk.add", json=body)).json()["reason"] == "bad_request"
+        unknown = await http.post("/v1/definitions/desk.add", json={"fingerprint": "00"})
+        assert (unknown.status_code, unknown.json()["reason"]) == (404, "unknown_definition")
+    async with client(locked, authorization=f"Bearer {CALLER}") as http:
+        assert (await http.get("/v1/definitions")).status_code == 403
+        assert (await http.post("/v1/definitions/desk.add", json={"fingerprint": "00"})).status_code == 403
+
+
+async def test_the_configurations_problems_are_shown_to_operators(tmp_path: Path) -> None:
+    callers = {**CALLERS, "bad": {"key": "short", "allow": ["*"]}}
+    async with serving(tmp_path, callers=callers) as hub:
+        async with client(hub, authorization=f"Bearer {OPERATOR}") as http:
+            (finding,) = (await http.get("/v1/configuration")).json()["findings"]
+            assert (finding["file"], finding["path"]) == ("isthmus.json", "callers.bad.key")
+            assert finding["problem"]
+            assert finding["fix"]
+            assert "short" not in finding["problem"]
+        async with client(hub, authorization=f"Bearer {CALLER}") as http:
+            assert (await http.get("/v1/configuration")).status_code == 403

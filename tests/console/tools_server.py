@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import zlib
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -110,6 +111,8 @@ def respond(id: Any, method: str, params: dict[str, Any]) -> None:
             say(id=id, error={"code": -32601, "message": "unknown method"})
 
 
+if len(sys.argv) > 1:  # the description of a tool, which a restart may change
+    TOOLS[0]["description"] = Path(sys.argv[1]).read_text()
 for line in sys.stdin:
     message = json.loads(line)
     if "method" not in message:

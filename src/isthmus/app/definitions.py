@@ -24,8 +24,9 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, Sighting, known_of
 from isthmus.core.catalog.review import LeftOut
+from isthmus.core.ports import DefinitionReview
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, SeenDefinition
+from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, PendingDefinition, SeenDefinition
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +97,40 @@ class DefinitionPins:
                     self._background.spawn("approvals", self._look_for_approvals())
         for server in list(self._hub.server_queues) if self._hub is not None else ():
             self._review_again(server)
+
+    async def pending(self) -> list[DefinitionReview]:
+        """The definitions that wait for an operator. Raises `OSError`."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._pending)
+
+    def _pending(self) -> list[DefinitionReview]:
+        """Runs in the worker thread."""
+        return [_review_of(each) for each in self._waiting()]
+
+    def _waiting(self) -> list[PendingDefinition]:
+        if self._file is None:
+            return []
+        try:
+            return self._file.waiting()
+        except sqlite3.Error as error:
+            raise OSError(f"the stored definitions cannot be read: {error}") from error
+
+    async def approve(self, server: str, tool: str, fingerprint: str) -> bool:
+        """Approve a pending definition, which is listed within a second; False if there is none. Raises `OSError`."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._approve, server, tool, fingerprint)
+
+    def _approve(self, server: str, tool: str, fingerprint: str) -> bool:
+        """Runs in the worker thread."""
+        if self._file is None:
+            return False
+        is_approved = False
+        try:
+            for seen, _ in self._waiting():
+                if (seen.server, seen.tool, seen.fingerprint.hex()) == (server, tool, fingerprint):
+                    # `_look_for_approvals` reads it from the file, as it does for approvals of the command line.
+                    is_approved |= self._file.approve(seen, time.time())
+        except sqlite3.Error as error:
+            raise OSError(f"the approval cannot be stored: {error}") from error
+        return is_approved
 
     async def aclose(self) -> None:
         """Write what is waiting and close the file."""
@@ -253,3 +288,10 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
 
 def _event_of(sighting: Sighting) -> str:
     return "definition.withheld" if sighting.is_withheld else "definition.changed"
+
+
+def _review_of(pending: PendingDefinition) -> DefinitionReview:
+    seen = pending.seen
+    before = None if pending.before is None else pending.before.decode("utf-8", "replace")
+    now = seen.definition.decode("utf-8", "replace")
+    return DefinitionReview(seen.server, seen.tool, seen.variant or None, seen.fingerprint.hex(), seen.at, before, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports import Journal, Recorder
+from isthmus.core.ports import ConfigurationFinding, DefinitionReview, Journal, Recorder
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.logins import Logins
@@ -98,6 +98,12 @@ class Watching(Protocol):
 
     def change(self, configuration: Configuration) -> None:
         """Apply another configuration."""
+
+    async def pending(self) -> Sequence[DefinitionReview]:
+        """See `core.ports.HubAdmin`."""
+
+    async def approve(self, server: str, tool: str, fingerprint: str) -> bool:
+        """See `core.ports.HubAdmin`."""
 
 
 class RunningHub:
@@ -183,6 +189,23 @@ class RunningHub:
     def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
         """See `core.ports.HubAdmin`."""
         return self.counters.figures()
+
+    async def pending_definitions(self) -> Sequence[DefinitionReview]:
+        """See `core.ports.HubAdmin`."""
+        return () if self.pins is None else await self.pins.pending()
+
+    async def approve_definition(self, server: str, tool: str, fingerprint: str) -> bool:
+        """See `core.ports.HubAdmin`."""
+        return self.pins is not None and await self.pins.approve(server, tool, fingerprint)
+
+    def findings(self) -> Sequence[ConfigurationFinding]:
+        """See `core.ports.HubAdmin`."""
+        return [
+            ConfigurationFinding(
+                each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
+            )
+            for each in self.configuration.warnings
+        ]
 
     def note(self, event: str, **about: Value) -> None:
         """Write an event into the audit log, if there is one. It must contain no secrets."""

@@ -642,8 +642,42 @@ class EndedCall(msgspec.Struct, frozen=True):
     """What a fault says."""
 
 
+class DefinitionReview(msgspec.Struct, frozen=True, rename="camel"):
+    """A tool whose definition changed, or was never seen before, and waits for an operator."""
+
+    server: str
+    tool: str
+    listed_to: str | None
+    """The client capabilities that it is listed to; None for all clients."""
+    fingerprint: str
+    at: float
+    """When the hub saw it, in seconds since the epoch."""
+    before: str | None
+    """The last accepted definition as JSON; None if the tool is new."""
+    now: str
+
+
+class ConfigurationFinding(msgspec.Struct, frozen=True):
+    """A problem of the configuration that the hub runs with."""
+
+    code: str
+    file: str | None
+    path: str
+    problem: str
+    fix: str
+
+
 class HubAdmin(Protocol):
     """What operators may do with a running hub, and see of its calls."""
+
+    async def pending_definitions(self) -> Sequence[DefinitionReview]:
+        """The tools that are withheld until an operator approves their definition. Raises `OSError`."""
+
+    async def approve_definition(self, server: str, tool: str, fingerprint: str) -> bool:
+        """Approve the pending definition with this fingerprint; False if there is none. Raises `OSError`."""
+
+    def findings(self) -> Sequence[ConfigurationFinding]:
+        """The problems of the configuration."""
 
     def latest_calls(self, count: int) -> Sequence[EndedCall]:
         """At most so many of the last calls, the oldest first."""

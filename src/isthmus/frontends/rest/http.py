@@ -286,6 +286,42 @@ class RestRequest:
             return _unknown_server(self.argument)
         return log_document(self._hub, ServerName(self.argument), int(given))
 
+    async def definitions(self) -> Answer:
+        """The tools that wait for approval."""
+        admin = self._frontend.admin
+        if (refused := self._refused("review definitions")) is not None or admin is None:
+            return refused or refusal("unknown_path", "This hub does not review definitions")
+        try:
+            return msgspec.json.encode({"pending": await admin.pending_definitions()})
+        except OSError as error:
+            return refusal("storage_failed", str(error))
+
+    async def approve(self) -> Answer:
+        """Approve a definition that the operator has read."""
+        admin = self._frontend.admin
+        if (refused := self._refused("approve definitions")) is not None or admin is None:
+            return refused or refusal("unknown_path", "This hub does not review definitions")
+        read = decode_object(self._body, max_depth=self._hub.limits.depth)
+        members = None if isinstance(read, Malformed) else object_members(read)
+        fingerprint = None if members is None else read_string(members.get("fingerprint"))
+        if fingerprint is None:
+            return refusal("bad_request", 'The body must be an object with the "fingerprint" of the definition')
+        server, _, tool = self.argument.partition(".")
+        try:
+            if not await admin.approve_definition(server, tool, fingerprint):
+                text = "has no pending definition with this fingerprint: it was approved, or changed again"
+                return refusal("unknown_definition", f"{self.argument} {text}")
+        except OSError as error:
+            return refusal("storage_failed", str(error))
+        return msgspec.json.encode({"name": self.argument, "fingerprint": fingerprint})
+
+    async def configuration(self) -> Answer:
+        """The problems of the configuration."""
+        admin = self._frontend.admin
+        if (refused := self._refused("see the configuration")) is not None or admin is None:
+            return refused or refusal("unknown_path", "This hub has no configuration")
+        return msgspec.json.encode({"findings": admin.findings()})
+
     async def activity(self) -> Answer | None:
         """The last calls; as a stream, new ones too."""
         admin = self._frontend.admin
@@ -694,6 +730,9 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "get_stats": RestRequest.stats,
     "get_log": RestRequest.log,
     "get_activity": RestRequest.activity,
+    "list_definitions": RestRequest.definitions,
+    "approve_definition": RestRequest.approve,
+    "get_configuration": RestRequest.configuration,
     "restart_server": RestRequest.restart,
     "list_servers": RestRequest.servers,
     "get_server": RestRequest.server,

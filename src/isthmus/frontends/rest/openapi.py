@@ -120,6 +120,9 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Stats": _stats(),
         "Log": _log(),
         "Activity": _open({"calls": {"type": "array", "items": _ended_call()}}),
+        "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
+        "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
+        "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
@@ -260,6 +263,25 @@ def _ended_call() -> dict[str, Any]:
             "message": {**NULLABLE_TEXT, "description": "What a fault says."},
         }
     )
+
+
+def _definition() -> dict[str, Any]:
+    as_json = "As the server sent it, JSON in a string."
+    return _open(
+        {
+            "server": TEXT,
+            "tool": TEXT,
+            "listedTo": {**NULLABLE_TEXT, "description": "Client capabilities that it is listed to; null for all."},
+            "fingerprint": TEXT,
+            "at": TIME,
+            "before": {**NULLABLE_TEXT, "description": f"The accepted definition; null for a new tool. {as_json}"},
+            "now": {**TEXT, "description": as_json},
+        }
+    )
+
+
+def _finding() -> dict[str, Any]:
+    return _open({"code": TEXT, "file": NULLABLE_TEXT, "path": TEXT, "problem": TEXT, "fix": TEXT})
 
 
 def _array_of(shape: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
-    "Stats", "Log", "Activity",
+    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Document",
 ]  # fmt: skip
@@ -119,6 +119,19 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "restart_server", "POST", "/v1/restart/{name}", "Restart a server; for operators. The result is its state.",
         "Server",
+    ),
+    Operation(
+        "list_definitions", "GET", "/v1/definitions",
+        "Tools that are withheld because their definition changed; for operators.", "Definitions",
+    ),
+    Operation(
+        "approve_definition", "POST", "/v1/definitions/{name}",
+        "Approve the definition of a withheld tool; for operators.", "Definition",
+        body='`{"fingerprint": …}` of the definition that was read.',
+    ),
+    Operation(
+        "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
+        "Configuration",
     ),
     Operation("list_servers", "GET", "/v1/servers", "The state of all servers.", "Servers"),
     Operation(

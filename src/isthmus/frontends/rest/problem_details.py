@@ -27,12 +27,14 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_server": (404, "Unknown server"),
     "unknown_agent": (404, "Unknown agent"),
     "unknown_question": (404, "Unknown question"),
+    "unknown_definition": (404, "No such definition waits"),
     "method_not_allowed": (405, "Method not allowed"),
     "not_away": (409, "The server is connected"),
     "not_restartable": (409, "The hub does not start this server"),
     "not_json": (415, "Content-Type must be application/json"),
     "misdirected": (421, "This hub does not serve that host"),
     "too_many_wrong_keys": (429, "Too many wrong keys"),
+    "storage_failed": (503, "The store cannot be used right now"),
     "unprovable": (503, "Keys cannot be checked right now"),
 }
 """Status and title of requests that are refused before they reach the hub."""

@@ -14,6 +14,9 @@ export const servers = signal(/** @type {any[]} */ ([]));
 export const stats = signal(/** @type {any} */ (null));
 /** The last calls, the newest first. */
 export const calls = signal(/** @type {any[]} */ ([]));
+/** The tools whose definition waits for approval, and the problems of the configuration; for operators. */
+export const pending = signal(/** @type {any[]} */ ([]));
+export const findings = signal(/** @type {any[]} */ ([]));
 export const tools = signal(/** @type {any[] | null} */ (null));
 const CALLS_KEPT = 2000;
 
@@ -95,7 +98,8 @@ export async function signOut() {
 /** @param {string} why */
 function signedOut(why) {
   session.value = { ...session.value, caller: null, operator: false, csrf: null, why };
-  [servers.value, calls.value, stats.value, tools.value] = [[], [], null, null];
+  [servers.value, calls.value, pending.value, findings.value] = [[], [], [], []];
+  [stats.value, tools.value] = [null, null];
 }
 
 /** Whether the pages can be shown. */
@@ -153,7 +157,11 @@ let listed = "";
 export async function refresh() {
   const found = (await get("v1/servers")).servers;
   servers.value = found;
-  if (session.value.operator) stats.value = await get("v1/stats");
+  if (session.value.operator) {
+    stats.value = await get("v1/stats");
+    pending.value = (await get("v1/definitions")).pending;
+    findings.value = (await get("v1/configuration")).findings;
+  }
   // The list of tools is long: it is loaded again only when a server has changed.
   const mark = found.map((/** @type {any} */ each) => `${each.name} ${each.state} ${each.tools}`).join("\n");
   if (mark !== listed || tools.value === null) {

@@ -1,13 +1,15 @@
 // @ts-check
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
-import { calls, isSignedIn, loadSession, offline, servers, session, signIn, signOut, tools, watch } from "./api.js";
+import { calls, findings, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
 import { go, link, outcomeOf, troubleOf } from "./parts.js";
 import { Overview } from "./pages/overview.js";
 import { Servers } from "./pages/servers.js";
 import { Tools } from "./pages/tools.js";
 import { Activity } from "./pages/activity.js";
 import { Devices } from "./pages/devices.js";
+import { Definitions } from "./pages/definitions.js";
+import { Doctor } from "./pages/doctor.js";
 
 /** Pages in the order of the navigation. Those for operators are hidden from other callers. */
 const PAGES = [
@@ -19,6 +21,8 @@ const PAGES = [
   { id: "tools", title: "Tools", page: Tools, badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
   { id: "activity", title: "Activity", page: Activity, operators: true, badge: () => ({ text: "live" }) },
   { id: "devices", title: "Devices", page: Devices, badge: () => null },
+  { id: "definitions", title: "Definitions", page: Definitions, operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
+  { id: "doctor", title: "Doctor", page: Doctor, operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
 ];
 
 const route = signal(readRoute());

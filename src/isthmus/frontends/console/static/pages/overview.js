@@ -1,7 +1,7 @@
 // @ts-check
 // Overview: callers on one shore, servers on the other, calls crossing; figures, and what needs attention.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { calls, ORIGIN, servers, stats } from "../api.js";
+import { calls, findings, ORIGIN, pending, servers, stats } from "../api.js";
 import { Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
 import { CallTable } from "./activity.js";
 
@@ -195,7 +195,9 @@ function Attention(/** @type {any} */ { recent }) {
     })}
     ${items.length > 4 ? html`<div class="todo"><a href=${link("servers")}>${items.length - 4} more</a></div>` : null}
     ${held ? html`<div class="todo"><${State} look="warn">The event loop was blocked</${State}><p>${count(held, "time")} for over 50 ms since the start. The log names the code.</p></div>` : null}
-    ${!items.length && !held ? html`<div class="todo"><${State} look="">Nothing</${State}><p>All servers are connected.</p></div>` : null}
+    ${pending.value.length ? html`<div class="todo"><${State} look="warn">${count(pending.value.length, "definition")} changed</${State}><p>${pending.value.slice(0, 3).map((each) => `${each.server}.${each.tool}`).join(", ")}${pending.value.length > 3 ? " …" : ""}: withheld until you approve. <a href=${link("definitions")}>Review</a></p></div>` : null}
+    ${findings.value.length ? html`<div class="todo"><${State} look="warn">${count(findings.value.length, "problem")} in the configuration</${State}><p>${findings.value[0].problem}. <a href=${link("doctor")}>All</a></p></div>` : null}
+    ${!items.length && !held && !pending.value.length && !findings.value.length ? html`<div class="todo"><${State} look="">Nothing</${State}><p>All servers are connected.</p></div>` : null}
   </aside>`;
 }
 

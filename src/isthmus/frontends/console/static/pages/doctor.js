@@ -1,0 +1,20 @@
+// @ts-check
+// Doctor: the problems of the configuration and of the servers, each with what helps.
+import { html } from "../vendor/ui.js";
+import { findings, servers } from "../api.js";
+import { Command, count, link, State, troubleOf } from "../parts.js";
+
+export function Doctor(/** @type {any} */ { title, search }) {
+  const troubles = servers.value.map((server) => ({ server, trouble: troubleOf(server) })).filter((each) => each.trouble);
+  const total = troubles.length + findings.value.length;
+  return html`<div class="top"><h1>${title}</h1><span>${total ? count(total, "problem") : "no problems"}</span>${search}</div>
+    <div class="stack">
+      <section class="panel"><h2>Configuration</h2>${findings.value.length
+        ? findings.value.map((each) => html`<div class="todo"><${State} look="warn">${each.problem}</${State}><p>${each.fix ? `Fix: ${each.fix}.` : ""} <span class="unit">${each.code}</span></p></div>`)
+        : html`<p class="empty">The configuration has no problems.</p>`}</section>
+      <section class="panel"><h2>Servers</h2>${troubles.length
+        ? troubles.map(({ server, trouble }) => html`<div class="todo" key=${server.name}><${State} look=${trouble?.look}><a href=${link("servers", server.name)}>${trouble?.title}</a></${State}><p>${trouble?.text}</p>${trouble?.command ? html`<${Command} text=${trouble.command} />` : null}</div>`)
+        : html`<p class="empty">${servers.value.length ? "All servers work." : "No servers are configured."}</p>`}</section>
+      <section class="panel"><h2>More checks</h2><div class="pad"><p class="dim">The command line also checks schemas, names and programs:</p><${Command} text="isthmus doctor" /></div></section>
+    </div>`;
+}
