@@ -103,7 +103,7 @@ class Links:
             link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.notified, self._tasks.progressed
         if self._profile is not None:
-            link.client_caps, link.lists_by_client = self._profile, False
+            link.questions.client_caps, link.lists_by_client = self._profile, False
         if self.are_shared:
             link.can_ask = False
         return link
@@ -226,7 +226,7 @@ class Links:
                 max_calls=most,
             )
             plain.places = others
-            plain.dedicate_to_caller()
+            plain.requests.dedicate_to_caller()
             return plain
         kind = SseLink if carrier == "sse" else StreamableLink
         link = kind(
@@ -240,7 +240,7 @@ class Links:
             max_calls=most,
         )
         link.stays = True
-        link.dedicate_to_caller()
+        link.requests.dedicate_to_caller()
         return link
 
 

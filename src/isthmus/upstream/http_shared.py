@@ -12,6 +12,7 @@ from isthmus.model.faults import BadArguments
 from isthmus.transport.egress import HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines
 from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.waiters import PendingRequest, Waiter
 
 OK = 200
 UNAUTHORIZED = 401
@@ -86,6 +87,26 @@ def same_origin_target(origin: HttpOrigin, target: str, reference: str, does: st
 def _plain(target: str) -> tuple[str, str]:
     path, _, query = target.partition("?")
     return path.rstrip("/"), query
+
+
+class HttpRequest(PendingRequest):
+    """A request that is a POST of its own."""
+
+    __slots__ = ("ticket",)
+
+    def __init__(self, id: int, waiter: Waiter) -> None:
+        super().__init__(id, waiter)
+        self.ticket: Ticket | None = None
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the request provably has not left."""
+        return self.ticket is not None and self.ticket.may_have_left
+
+    def abandon(self) -> None:
+        """Stop the POST."""
+        if self.ticket is not None:
+            self.ticket.abort()
 
 
 HEADERS_BYTES_MAX = 8 * 1024

@@ -1,74 +1,72 @@
-"""The base of every link to a server: the handshake, the hub's own requests, listings and notifications.
+"""The base of every link to a server: the handshake, calls and the hub's own requests, listings and notifications.
 
-A kind of link (stdio, Streamable HTTP, …) adds how one request travels: `_dispatch`. Reconnectors own links; server
-queues send calls on them.
+There is one level of inheritance: each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`. What a
+link does with its server's messages is here. Its parts are the table of pending requests (`waiters.RequestTable`), the
+server's questions (`questions.ServerQuestions`), its subscriptions, and for links over one channel the writer of
+messages (`channel.ChannelWriter`). A kind without such a channel overrides how a request is sent (`_dispatch`) and how
+other messages are (`_say`). Reconnectors own links; server queues send calls on them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from functools import cached_property, partial
-from weakref import ref
 
 import msgspec
+import structlog
 
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.ports import ElicitationExchange, HubExchange
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import in_turns
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import (
-    GIVEN_UP,
     NO_CAPABILITIES,
-    UNSURE,
-    Answered,
-    Call,
     ClientCapabilities,
     LogLevel,
     LogMessage,
     Progress,
-    Question,
-    Reply,
 )
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
+from isthmus.upstream.channel import ChannelRequest, ChannelWriter
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
+from isthmus.upstream.questions import ServerQuestions
 from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.server_settings import Era
 from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscriptions
 from isthmus.upstream.waiters import (
     CANCEL,
-    UNKNOWN_SESSION,
+    LATER_BYTES,
     CallWaiter,
     HubRequest,
     IgnoredResponse,
+    PendingRequest,
+    RequestTable,
     Waiter,
     is_hidden_task,
-    lone_call,
+    log_alone,
+    lost,
+    waiter_for,
 )
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import ErrorReply, Payload, Request, render
+from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import (
-    COMPLETED,
-    ELICITATION_ID,
-    QUESTIONS,
-    URL_ELICITATION_REQUIRED,
-    read_url_elicitations,
-)
+from isthmus.wire.mcp.calls import COMPLETED, ELICITATION_ID, METHODS, QUESTIONS
 from isthmus.wire.mcp.messages import (
     CANCELLED,
     LOGGED,
     NO_HUBS,
+    PROGRESS,
     TOPIC_OF,
     UPDATED,
     Implementation,
     Members,
     ServerCapabilities,
+    cancelled_params,
     read_hubs,
     read_log,
     read_progress,
@@ -77,41 +75,7 @@ from isthmus.wire.mcp.messages import (
 )
 from isthmus.wire.mcp.tasks import ID, STATUS_NOTIFICATION, state_of
 
-ELICITATIONS_MAX = 1_000
-"""Elicitations remembered per link; the oldest are forgotten first."""
-
-ELICITATION_ID_LENGTH_MAX = 1024
-
-
-class UrlElicitations:
-    """URL elicitations of one link, so that the caller can be notified when the user has finished there.
-
-    Before 2026-07-28 a server reports that by a notification with the id of the elicitation. Calls are held weakly:
-    they may end before the user is done.
-    """
-
-    def __init__(self) -> None:
-        self._sent: dict[bytes, tuple[ref[InFlight], Callable[[msgspec.Raw], None] | None]] = {}
-
-    def sent(self, id: msgspec.Raw, inflight: InFlight) -> None:
-        """Remember that an elicitation with this id sent the user of this call to a URL."""
-        if len(memoryview(id)) > ELICITATION_ID_LENGTH_MAX:
-            return
-        exchange = inflight.exchange
-        later = exchange.done_later() if isinstance(exchange, ElicitationExchange) else None
-        self._sent[bytes(id)] = (ref(inflight), later)
-        if len(self._sent) > ELICITATIONS_MAX:
-            del self._sent[next(iter(self._sent))]
-
-    def done(self, id: msgspec.Raw) -> None:
-        """The user has finished: notify the caller once, through its call or, if that is over, beside its calls."""
-        call, later = self._sent.pop(bytes(id), (None, None))
-        inflight = None if call is None else call()
-        if inflight is not None and inflight.outcome is None:
-            inflight.elicitation_complete(id)
-        elif later is not None:
-            later(id)
-
+log = structlog.get_logger(__name__)
 
 PROBE_SECONDS = 3.0
 """How long a server may take to answer `server/discover` before `initialize` is sent as well. Some old servers ignore
@@ -125,17 +89,11 @@ NOT_MODERN = (400, 404, 405, 406, 415)
 
 REFUSED_VERSION = -32022
 
-OWN_IDS = 1_000_000_000
-"""First own id on a link that belongs to one caller, so that own ids and the caller's do not collide. Caller ids
-between this and its double are replaced."""
+GARBAGE_MAX = 10_000
+"""Lines in a row that are not messages: more than any banner. Such a server is given up."""
 
-ID_BYTES_MAX = 256
-SAFE_INTEGER_MAX = 2**53 - 1
-"""Bounds for caller ids: not every server returns longer or larger ones unchanged."""
-
-EARLY_MAX = 10
-EARLY_SECONDS = 2.0
-"""How long a question that arrived before its call waits for it."""
+RELISTEN_SECONDS = 5.0
+"""Pause before a server that ended its subscription is asked for another one."""
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
 """Abilities that a server of this era cannot have, whatever it declares."""
@@ -161,7 +119,7 @@ class WrongCarrier(ConnectFailed):
     """The peer does not speak this transport; it may speak another one."""
 
 
-class BaseLink(ABC):
+class BaseLink:
     """A link that is being made, in use, or lost.
 
     `lost` ends with the reason when the link is lost; `on_lost` is called first, before the calls on the link end.
@@ -174,40 +132,34 @@ class BaseLink(ABC):
     # There may be ten thousand links, so slots are used; what a kind adds is in its own dictionary.
     __slots__ = (
         "__dict__",
-        "_early",
-        "_last_id",
+        "_garbage",
         "_listen_ack",
         "_me",
-        "_questions",
-        "_url_elicitations",
-        "can_wait",
+        "_writer",
         "capabilities",
-        "client_caps",
         "dialect",
-        "has_asked",
-        "has_unanswered_question",
         "hubs",
         "is_persistent",
         "is_probing",
         "limits",
         "login_hint",
         "lost",
-        "on_asked",
         "on_changed",
+        "on_credentials_refused",
         "on_doubt",
         "on_gap",
         "on_log",
         "on_lost",
         "on_progress",
-        "on_refused",
         "on_renewed",
-        "on_shut_out",
         "on_task",
+        "on_unauthorized",
         "on_updated",
         "place",
+        "questions",
         "redact",
+        "requests",
         "server",
-        "strays",
     )
 
     is_duplex = False
@@ -222,11 +174,11 @@ class BaseLink(ABC):
     takes_methods = False
     """Whether the server accepts any MCP method, not only tool calls."""
 
-    is_dedicated = False
-    """Whether only one caller uses the link: its requests keep their ids, and its initialize result is stored."""
-
     initialize_result: msgspec.Raw | None = None
-    """The server's `initialize` result; stored only if `is_dedicated`."""
+    """The server's `initialize` result; stored only on a link that is dedicated to one caller."""
+
+    closing_cancels = False
+    """Whether the server cancels a request whose connection is closed; others get a notification."""
 
     recheck: Callable[[], Awaitable[None]] | None = None
     """Reads the tools again, before calls are sent in a new session."""
@@ -263,17 +215,6 @@ class BaseLink(ABC):
         """The scope in which the server's task ids are valid."""
         self.on_renewed: Callable[[], None] = _unheard
         self.on_gap: Callable[[], None] = _unheard
-        self.on_question: Callable[[], None] = _unheard
-        """Called for a question that does not name its call: programs should not share such a link."""
-        self.has_asked = False
-        """Whether there was such a question, even before anybody listened."""
-        self.can_wait = True
-        """Whether a question that arrives between calls may belong to the next call."""
-        self.has_unanswered_question = False
-        """Whether such a question got no answer. A server that asks only once needs a new handshake."""
-        self.abandoned_session: str | None = None
-        """The session, or `UNKNOWN_SESSION`, of abandoned calls about which the server may still ask; None if there are
-        none."""
         self.on_doubt: Callable[[], None] = _unheard
         self.on_unauthorized: Callable[[], None] = _unheard
         """Called when the server rejected the credentials of a call."""
@@ -284,21 +225,21 @@ class BaseLink(ABC):
         self.login_hint: Callable[[], str] = str
         """Tells how a person logs in at the server; empty if that is impossible."""
         self.on_lost: Callable[[str], None] = _unheard
+        self.on_gone: Callable[[], None] = _unheard
+        """Called last when the link is lost, by whatever registered it."""
         self.is_probing = False
         self.is_persistent = True
         """Whether later calls of the same caller use the same link, so that they can ask about earlier ones."""
         self._me = me
-        self.client_caps: ClientCapabilities = NO_CAPABILITIES
-        """The client capabilities of the callers on this link; sent in `initialize` to a legacy server."""
         self.limits = limits
+        self.requests = RequestTable()
+        self.questions = ServerQuestions(server, self.requests, self.lost)
+        self._writer: ChannelWriter | None = None
+        """Writes to the channel, on a link that has one."""
         self._listen_ack: asyncio.Future[Fault | None] | None = None
         """Ends when the server has acknowledged or refused the last subscription."""
-        self._early: dict[bytes, tuple[Request, Callable[[bytes], None], asyncio.TimerHandle]] = {}
-        """Questions that arrived before a call they could belong to, and how they are answered."""
-        self._questions: dict[bytes, OpenQuestion] = {}
-        """The server's open questions, by its own ids."""
-        self._url_elicitations = UrlElicitations()
-        self._last_id = 0
+        self._garbage = 0
+        """Lines in a row that are not messages."""
 
     @cached_property
     def _legacy_subscriptions(self) -> LegacySubscriptions:
@@ -307,83 +248,82 @@ class BaseLink(ABC):
         def send(method: str, uri: str) -> HubRequest:
             return self.start_request(method, self.dialect.params({"uri": msgspec.json.encode(uri)}))
 
-        return LegacySubscriptions(self.server, send, self._forget)
+        return LegacySubscriptions(self.server, send, self.requests.forget)
 
     @cached_property
     def _modern_subscriptions(self) -> ModernSubscriptions:
         """Created on first use, like `_legacy_subscriptions`."""
         return ModernSubscriptions(self.server, self._listen_to)
 
+    @cached_property
+    def _listen_requests(self) -> _ListenRequests:
+        """Created on first use, like `_legacy_subscriptions`."""
+        return _ListenRequests(self)
+
     @property
     def last_output(self) -> str | None:
         """Output of the server that may explain why the link was lost."""
         return None
 
-    # -- what a kind adds ------------------------------------------------------------------------------------------
+    # -- sending: a kind of link without a channel overrides these -------------------------------------------------
 
-    @abstractmethod
-    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        """Send a request; `waiter` gets the response."""
-
-    @abstractmethod
-    def _forget(self, waiter: Waiter) -> None:
-        """Drop the request of this waiter."""
-
-    def _waiters(self) -> Iterable[Waiter]:
-        """Everything that waits for a response."""
-        return ()
-
-    @abstractmethod
-    def _notify(self, method: str, params: Payload | None) -> None:
-        """Send a notification."""
-
-    @abstractmethod
-    def listen(self) -> None:
-        """Subscribe to changes, if the server announces them and its era needs a request for that."""
-
-    @abstractmethod
     def send(self, inflight: InFlight) -> None:
         """See `core.ports.Link`."""
+        id = self.requests.next_id()
+        waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
+        params = self.dialect.call_params(inflight.call, inflight.name, id)
+        self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
+        if (request := self.requests.pending.get(id)) is not None:
+            inflight.carriage = request
+        if self.questions.early:
+            self.questions.deliver_early()
 
-    @abstractmethod
+    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
+        """Send a request; `waiter` gets the response."""
+        writer = self._writer
+        if writer is None or writer.channel is None or self.lost.done():
+            reason = self.lost.result() if self.lost.done() else "it is not running"
+            waiter.fail(lost(self.server, reason, may_have_left=False))
+            return
+        frame = writer.frame(jsonrpc.request(id, method, params))
+        self.requests.pending[id] = request = ChannelRequest(id, waiter, frame, writer.channel)
+        writer.hold(request)
+
+    def _say(self, message: bytes, *, about: PendingRequest | None = None, is_awaited: bool = False) -> None:
+        """Send a message that has no response. It may concern a request, or be a reply that the server waits for."""
+        if self._writer is not None and not self.lost.done():
+            self._writer.write(message)
+
+    def _notify(self, method: str, params: Payload | None, about: PendingRequest | None = None) -> None:
+        """Send a notification, which may concern a request."""
+        self._say(jsonrpc.notification(method, params), about=about)
+
+    def _can_reply(self) -> bool:
+        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        return self._writer is not None and self._writer.can_reply()
+
     def may_have_run(self, inflight: InFlight) -> bool:
         """See `core.ports.Link`."""
+        return not isinstance(inflight.carriage, PendingRequest) or inflight.carriage.may_have_left
 
-    @abstractmethod
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """See `core.ports.Link`."""
+        """Drop a request that has not left, or ask the server to cancel it."""
+        request = inflight.carriage
+        if not isinstance(request, PendingRequest) or self.requests.pending.pop(request.id, None) is None:
+            return
+        if request.may_have_left and not self.closing_cancels:
+            self._note_abandoned(inflight)
+            id = request.wire_id or str(request.id).encode()
+            self._notify(CANCELLED, cancelled_params(id, reason), request)
+            if is_hidden_task(inflight):  # its caller does not know of it
+                params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
+                self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
+        request.abandon()
 
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Close the link in good order; pending requests end as lost."""
+    def _note_abandoned(self, inflight: InFlight) -> None:
+        self.questions.note_abandoned(inflight)
 
-    # -- asking ----------------------------------------------------------------------------------------------------
-
-    def next_id(self) -> int:
-        """The next id of the link. Callers' ids are replaced by it; but see `caller_request_id`."""
-        self._last_id += 1
-        return self._last_id
-
-    def dedicate_to_caller(self) -> None:
-        """From now on only one caller uses this link."""
-        self.is_dedicated = True
-        self._last_id = OWN_IDS
-
-    def caller_request_id(self, call: Call, used: Iterable[bytes | None]) -> bytes | None:
-        """The caller's own id for a call; None if the link's own id is used.
-
-        The link's own id is used on shared links, and while another request with the same id is pending.
-        """
-        if call.request_id is None or not self.is_dedicated or len(memoryview(call.request_id)) > ID_BYTES_MAX:
-            return None
-        try:
-            id = msgspec.json.decode(call.request_id, type=int | str)
-        except msgspec.MsgspecError:
-            return None
-        if isinstance(id, int) and (OWN_IDS <= id < 2 * OWN_IDS or abs(id) > SAFE_INTEGER_MAX):
-            return None
-        written = msgspec.json.encode(id)
-        return None if written in used else written
+    # -- the hub's own requests ------------------------------------------------------------------------------------
 
     async def ask(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Send a request and wait for the result.
@@ -396,7 +336,7 @@ class BaseLink(ABC):
     def start_request(self, method: str, params: bytes) -> HubRequest:
         """Send a request without waiting; `answered` must be awaited later."""
         own_request = HubRequest(self.server, method)
-        self._dispatch(self.next_id(), method, params, own_request)
+        self._dispatch(self.requests.next_id(), method, params, own_request)
         return own_request
 
     async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
@@ -408,10 +348,9 @@ class BaseLink(ABC):
         except TimeoutError:
             raise BadReply(self.server, f"no answer to {own_request.method} within {within:g} s") from None
         finally:
-            self._forget(own_request)
-            del (
-                own_request
-            )  # the fault refers to this frame; without this, the link would only be freed by the cycle collector
+            self.requests.forget(own_request)
+            # The fault refers to this frame; without this, only the cycle collector would free the link.
+            del own_request
 
     async def ping(self, within: float) -> None:
         """Check that the server still responds; an error response counts. Raises `Fault` if it does not."""
@@ -469,14 +408,14 @@ class BaseLink(ABC):
             pass  # an error, silence, or a response that no modern server gives: try `initialize`
         self.is_probing = False
         discovery = None if answer is None else modern.read_discover_result(answer)
-        if self.is_dedicated and answer is not None and discovery is not None:
+        if self.requests.is_dedicated and answer is not None and discovery is not None:
             self.initialize_result = msgspec.Raw(modern.as_initialize_result(answer))
         return discovery
 
     async def _initialize(self) -> None:
         try:
             answer = await self.ask(
-                "initialize", legacy.initialize_params(self._me, self.client_caps), self.start_seconds
+                "initialize", legacy.initialize_params(self._me, self.questions.client_caps), self.start_seconds
             )
         except ServerError as refused:
             if refused.code == REFUSED_VERSION and (discovery := await self._discover(None)) is not None:
@@ -490,12 +429,12 @@ class BaseLink(ABC):
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
-        if self.is_dedicated:
+        if self.requests.is_dedicated:
             self.initialize_result = answer.copy()
         self._on_initialized(answer, welcome)
         self._notify("notifications/initialized", None)
 
-    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most links ignore it
+    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
         """The server has answered `initialize`; a kind of link may store more of the answer."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -531,43 +470,105 @@ class BaseLink(ABC):
                 listing = msgspec.structs.replace(listing, notes={**listing.notes, topic: (note,)})
         return listing
 
-    # -- what belongs to no request --------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def read(self, text: bytes) -> None:
+        """Handle one message of the server on a stream that all requests share. Responses are matched by id."""
+        if len(text) > LATER_BYTES and (request := self._take(jsonrpc.answer_start(text))) is not None:
+            passes = jsonrpc.decode_passes(text, max_depth=self.limits.depth, max_values=None)
+            in_turns(passes, partial(self._take_long_answer, request))
+            return
+        message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
+        match message:
+            case Response(id=id):
+                if (request := self._take(id)) is not None:
+                    request.waiter.result(message.result)
+            case ErrorReply(id=id):
+                if (request := self._take(id)) is not None:
+                    self.on_error_reply(request.waiter, message)
+            case Notification():
+                self.on_notification(message.method, message.params)
+            case Request():
+                if self._can_reply():
+                    self._on_request(message)
+            case Malformed() if (request := self._take(jsonrpc.answered_in(text))) is not None:
+                request.waiter.fail(BadReply(self.server, message.message))
+            case _:
+                self._count_garbage(text)
+                return
+        self._garbage = 0
+
+    def _take(self, id: Payload | None) -> PendingRequest | None:
+        """Take the request that a response on the shared stream is for."""
+        return self.requests.take(id)
+
+    def _take_long_answer(self, request: PendingRequest, message: jsonrpc.Message) -> None:
+        self._garbage = 0
+        match message:
+            case Response():
+                request.waiter.result(message.result)
+            case ErrorReply():
+                self.on_error_reply(request.waiter, message)
+            case _:
+                detail = message.message if isinstance(message, Malformed) else "not a JSON-RPC answer"
+                request.waiter.fail(BadReply(self.server, detail))
+
+    def _count_garbage(self, text: bytes) -> None:
+        # Many servers print a banner to the wrong stream: the first line is logged, the rest is noise.
+        self._garbage += 1
+        if self._garbage > GARBAGE_MAX:
+            self._fail(f"it wrote over {GARBAGE_MAX} lines in a row that are not messages")
+        elif not self._is_garbage_logged:
+            self._is_garbage_logged = True
+            log.warning("server wrote something that is not a message", server=self.server, text=repr(text[:120]))
+
+    _is_garbage_logged = False
+
+    def _on_request(self, request: Request) -> None:
+        """Pass a server's request, which names no call, to the caller it must be meant for."""
+        if request.method in QUESTIONS and self.questions.client_caps:
+            self.questions.note_question()
+        self.questions.ask_only_caller(request, self._say)
+
+    def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
+        """Pass the server's error on."""
+        self.questions.note_error(waiter, reply)
+        waiter.error(redact_error(reply, self.redact))
 
     def on_notification(self, method: str, params: Members) -> None:
-        """Handle a notification that belongs to no request, or does not say to which."""
-        if (topic := TOPIC_OF.get(method)) is not None:
+        """Handle a notification. Progress names its request; other notifications name none."""
+        if method == PROGRESS:
+            request = self.requests.pending.get(token_of(params))
+            if request is not None:
+                request.waiter.progress(params)
+            else:  # it has already ended
+                self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
+        elif (topic := TOPIC_OF.get(method)) is not None:
             self.on_changed(topic)
         elif method == UPDATED:
             if (uri := read_string(params.get("uri"))) is not None:
                 self.on_updated(uri)
-        elif method == CANCELLED:  # of the server's own request; the specification forbids a reply
-            id = bytes(params.get("requestId", b""))
-            self._drop_early(id)
-            if (asked := self._questions.pop(id, None)) is not None:
-                asked.retract()
+        elif method == CANCELLED:
+            self.questions.cancel(bytes(params.get("requestId", b"")))
         elif method == STATUS_NOTIFICATION:
             # Only legacy servers send task status unasked; modern ones are polled.
             if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
                 self.on_task(self.server, self.place, state)
         elif method == COMPLETED and (elicitation := params.get(ELICITATION_ID)) is not None:
-            self._url_elicitations.done(elicitation)
+            self.questions.url_elicitations.done(elicitation)
         elif method == LOGGED and (line := read_log(params)) is not None:
-            self._on_log_line(line)
-
-    def _on_late_progress(self, params: Members) -> None:
-        """Progress of a request that has already ended."""
-        self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
+            # A line that names no call goes to the only caller with calls here, else to the operator.
+            if not log_alone(line, self.requests.waiters()):
+                self.on_log(line)
+        elif method == modern.ACKNOWLEDGED and self.is_duplex:
+            self._listen_requests.acknowledged(params)
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
         """See `core.ports.TaskLink`."""
         return self.place
 
-    def report_output(self, on_lines: Callable[[Sequence[bytes]], None]) -> None:  # noqa: B027 - most have none
+    def report_output(self, on_lines: Callable[[Sequence[bytes]], None]) -> None:
         """Report what a process writes to standard error, from its start on. Other servers have none."""
-
-    def _on_log_line(self, line: LogMessage) -> None:
-        """No caller can be identified: the line goes to the operator."""
-        self.on_log(line)
 
     def set_level(self, level: LogLevel) -> HubRequest | None:
         """Set the log level of a legacy server, ahead of everything sent later.
@@ -594,9 +595,16 @@ class BaseLink(ABC):
         if not self.lost.done():
             (self._legacy_subscriptions if self.dialect.era == "legacy" else self._modern_subscriptions).drop(uri)
 
+    # -- the stream of changes -------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Subscribe to changes, if the server announces them and its era needs a request for that."""
+        if self.dialect.era == "modern" and self.capabilities.announces_changes and not self.lost.done():
+            self._modern_subscriptions.again()
+
     def _listen_to(self, uris: Collection[str]) -> None:
         """Replace a modern server's subscription by one for its lists and these resources."""
-        self._modern_subscriptions.acknowledged(None)
+        self._listen_requests.send(uris)
 
     @property
     def listen_ack(self) -> asyncio.Future[Fault | None] | None:
@@ -619,110 +627,9 @@ class BaseLink(ABC):
             {"notifications": modern.write_listen_filter(modern.ListenFilter(topics, tuple(uris)))}
         )
 
-    # -- what the server asks --------------------------------------------------------------------------------------
-
-    def _ask_only_caller(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Pass a request that names no call to the only caller it can be meant for."""
-        is_question = request.method in QUESTIONS and self.client_caps
-        if is_question and not any(isinstance(waiter, CallWaiter) for waiter in self._waiters()):
-            self._on_question_between_calls(request, say)
-        else:
-            self._ask_caller(request, lone_call(self._waiters(), self.abandoned_session), say)
-
-    def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Handle a question that arrives while there is no call.
-
-        Some servers ask for the roots right after the handshake, before the call that the link was made for is sent.
-        Such a question waits a moment for the call. A question about an earlier call must not reach the next caller.
-        """
-        self._drop_early(bytes(request.id))
-        if self.can_wait and len(self._early) < EARLY_MAX:
-            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._deliver_early, request, say)
-            self._early[bytes(request.id)] = (request, say, timer)
-            return
-        if not self.can_wait:
-            self.abandoned_session = UNKNOWN_SESSION
-        self.has_unanswered_question = True
-        self._ask_caller(request, None, say)
-
-    def _deliver_early_soon(self) -> None:
-        """A call was sent: deliver early questions to it, once its sender has registered it."""
-        for request, say, _ in self._early.values():
-            asyncio.get_running_loop().call_soon(self._deliver_early, request, say)
-
-    def _deliver_early(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Deliver an early question to the call that came, if there is one."""
-        if self._drop_early(bytes(request.id)) and not self.lost.done():
-            waiter = lone_call(self._waiters(), self.abandoned_session)
-            self.has_unanswered_question |= waiter is None
-            self._ask_caller(request, waiter, say)
-
-    def _drop_early(self, id: bytes) -> bool:
-        """Stop waiting for a call for this question; False if it is unknown."""
-        early = self._early.pop(id, None)
-        if early is not None:
-            early[-1].cancel()
-        return early is not None
-
-    def _ask_caller(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
-        """Pass a server's request to its caller, if the caller is known and the method is a question."""
-        if request.method not in QUESTIONS or (waiter is None and not self.client_caps):
-            say(reply_to(request))
-            return
-        if waiter is None:
-            say(_render_reply(request, UNSURE))
-            return
-        whose = self.server if "_meta" in request.params else None
-        question = Question(request.method, msgspec.Raw(render(request.params)), whose)
-        # An answer may take hours: keep only the id, not the whole message.
-        bare = Request(request.id.copy(), request.method, {})
-        asked = waiter.ask(question, partial(self._reply, bare, say))
-        if asked is not None:
-            self._questions[bytes(request.id)] = asked
-            if (id := request.params.get(ELICITATION_ID)) is not None and asked.asked_of is not None:
-                self._url_elicitations.sent(id, asked.asked_of)
-
-    def _reply(self, request: Request, say: Callable[[bytes], None], reply: Reply) -> None:
-        was_open = self._questions.pop(bytes(request.id), None) is not None
-        if reply is GIVEN_UP:
-            return
-        message = _render_reply(request, reply)
-        if was_open:
-            self._send_reply(message, say)
-        else:  # an immediate refusal, which the server can cause as often as it likes
-            say(message)
-
-    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
-        """Send a reply that the server waits for; transports that drop messages under load must not drop this one."""
-        say(message)
-
-    def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """Pass the server's error on. If it sends the user to a URL first, remember the call for that."""
-        if reply.code == URL_ELICITATION_REQUIRED and isinstance(waiter, CallWaiter):
-            for id in read_url_elicitations(reply.data):
-                self._url_elicitations.sent(id, waiter.inflight)
-        waiter.error(redact_error(reply, self.redact))
-
     def redactor_for(self, _: InFlight) -> Callable[[str], str]:
         """See `upstream.redaction.Redacting`."""
         return self.redact
-
-    def _note_question(self) -> None:
-        """The server asked without naming a call."""
-        self.has_asked = True
-        self.on_question()
-
-    def _cancel_hidden_task(self, inflight: InFlight) -> None:
-        """A call was abandoned: cancel the hidden task that runs for it."""
-        if is_hidden_task(inflight):
-            params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
-            self._dispatch(self.next_id(), CANCEL, params, IgnoredResponse())
-
-    def _note_abandoned(self, inflight: InFlight) -> None:
-        """A call that may have reached the server was abandoned: the server may still ask about it."""
-        session = inflight.call.session
-        if not isinstance(inflight.exchange, HubExchange):
-            self.abandoned_session = session if self.abandoned_session in (None, session) else UNKNOWN_SESSION
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -733,21 +640,119 @@ class BaseLink(ABC):
             self.__dict__.pop("_legacy_subscriptions", None)
             if (modern_subscriptions := self.__dict__.pop("_modern_subscriptions", None)) is not None:
                 modern_subscriptions.stop()
+            self.__dict__.pop("_listen_requests", None)
             self.on_lost(reason)
-            questions, self._questions = self._questions, {}
-            for asked in questions.values():
-                asked.retract()
+            self.questions.retract_all()
+            self.on_gone()
+
+    def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
+        """The link is lost: every pending request ends as lost. The server is gone only if `is_dead`."""
+        if not self.lost.done():
+            self._lose(reason)
+            self.requests.break_off(self.server, reason, is_dead=is_dead)
+
+    def _fail(self, reason: str) -> None:
+        """Give the channel up, and everything that is pending on it."""
+        self._on_broken(reason)
+        if self._writer is not None and self._writer.channel is not None:
+            self._writer.channel.kill()
+
+    def flush(self) -> None:
+        """The server reads again: write held requests."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def ended(self, reason: str) -> None:
+        """The channel has ended."""
+        self._on_broken(reason)
+
+    async def aclose(self) -> None:
+        """Close the link in good order; pending requests end as lost."""
+        if self._writer is not None and self._writer.channel is not None:
+            self._on_broken("closed by the hub", is_dead=False)
+            await self._writer.channel.aclose()
 
 
-def reply_to(request: Request) -> bytes:
-    """Answer a server's request that is for no caller: the hub itself only answers pings."""
-    if request.method == "ping":
-        return jsonrpc.result(request.id, b"{}")
-    text = f"{request.method} is not supported by this client"
-    return jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, text)
+class _ListenRequests:
+    """The subscription of a link over one channel to a modern server: its request, and the one that replaces it."""
+
+    def __init__(self, link: BaseLink) -> None:
+        self._link = link
+        self._active: int | None = None
+        """The request on which the server announces changes."""
+        self._next: int | None = None
+        """The request that replaces it as soon as the server acknowledges it."""
+        self._missed_changes = False
+        """The server ended a subscription; changes since then were missed."""
+
+    def send(self, uris: Collection[str]) -> None:
+        """Replace the subscription by one for the server's lists and these resources."""
+        if self._active is None:
+            self._active = self._next  # it may be acknowledged before the new one
+        else:
+            self._stop(self._next)
+        link = self._link
+        self._next = id = link.requests.next_id()
+        link._expect_listening()
+        link._dispatch(id, modern.LISTEN, link._listen_params(uris), _ListenWaiter(self, id))
+
+    def _stop(self, id: int | None) -> None:
+        if id is not None and self._link.requests.pending.pop(id, None) is not None:
+            self._link._notify(CANCELLED, cancelled_params(str(id).encode(), "another takes its place"))
+
+    def acknowledged(self, params: Members) -> None:
+        """The new subscription is active: drop the one before it. Acknowledgements of older ones are ignored."""
+        named = modern.read_subscription(params)
+        if self._next is None or named not in (None, str(self._next).encode()):
+            return
+        before, self._active, self._next = self._active, self._next, None
+        self._stop(before)
+        link = self._link
+        link._listen_done()
+        link._modern_subscriptions.acknowledged(modern.read_granted(params))
+        if self._missed_changes:
+            self._missed_changes = link._modern_subscriptions.is_asking
+            link.on_gap()
+
+    def ended(self, subscription: int) -> None:
+        """The server ended a subscription: ask for another one in a while, unless one is on its way."""
+        link = self._link
+        if subscription == self._next:
+            self._next = None
+            link._modern_subscriptions.interrupted()
+        elif subscription == self._active:
+            self._active = None
+            link._modern_subscriptions.closed()
+        else:
+            return  # an earlier one that was replaced
+        if not link.lost.done():
+            self._missed_changes = True
+            if self._next is None:
+                asyncio.get_running_loop().call_later(RELISTEN_SECONDS, link.listen)
+
+    def refused(self, subscription: int, reply: ErrorReply) -> None:
+        """The server refused a subscription; an earlier one stays active."""
+        link = self._link
+        if subscription == self._next:
+            self._next = None
+            refusal = ServerError(link.server, reply.code, reply.message, reply.data)
+            link._listen_done(refusal)
+            link._modern_subscriptions.refused(refusal)
+        else:
+            self.ended(subscription)
 
 
-def _render_reply(request: Request, reply: Reply) -> bytes:
-    if isinstance(reply, Answered):
-        return jsonrpc.result(request.id, reply.result)
-    return jsonrpc.error(request.id, reply.code, reply.message)
+class _ListenWaiter(IgnoredResponse):
+    """Waits for the end of a subscription. If the link is lost, `on_lost` reports that."""
+
+    def __init__(self, requests: _ListenRequests, id: int) -> None:
+        self._requests = requests
+        self._id = id
+
+    def result(self, payload: Payload) -> None:
+        """The server ended the subscription in good order."""
+        self._requests.ended(self._id)
+
+    def error(self, reply: ErrorReply) -> None:
+        """The server refused the subscription."""
+        self._requests.refused(self._id, reply)

@@ -177,7 +177,7 @@ class LinkPool:
         if not member.has_carried:
             member.has_carried = True
             if member.link is not None:  # later questions between calls may belong to this call
-                member.link.can_wait = not _has_no_session(member.key)
+                member.link.questions.can_wait = not _has_no_session(member.key)
         member.calls += 1
         self._of[inflight] = member
         self._members.move_to_end(member.key)
@@ -236,7 +236,7 @@ class LinkPool:
             self._asks
             and _has_no_session(member.key)
             and member.link is not None
-            and member.link.abandoned_session is not None
+            and member.link.questions.abandoned_session is not None
         )
 
     def _without_own(self, caller: Caller) -> Fault | None:
@@ -363,7 +363,8 @@ class LinkPool:
     def _rest(self, member: _PooledLink) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        if self._is_worn(member) and member.link.abandoned_session not in {guest.scope[2] for guest in member.guests}:
+        sessions = {guest.scope[2] for guest in member.guests}
+        if self._is_worn(member) and member.link.questions.abandoned_session not in sessions:
             self._subscription_sync.gap(member.link)  # while it still is the subscribers' link
             self._retire(member)
         elif self._settings.isolation == "call" or member.is_over:
@@ -543,7 +544,7 @@ class LinkPool:
         if member.key in self._missed:
             del self._missed[member.key]
             self._subscription_sync.gap(link)
-        link.can_wait = not (member.has_carried and _has_no_session(member.key))
+        link.questions.can_wait = not (member.has_carried and _has_no_session(member.key))
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
@@ -584,8 +585,8 @@ class LinkPool:
             self.on_renewed(link)
             self._subscription_sync.resume_own(link)
 
-        link.on_question, link.on_changed = asked, changed
-        self._asks |= link.has_asked
+        link.questions.on_question, link.on_changed = asked, changed
+        self._asks |= link.questions.has_asked
         if not client_caps and "tasks" in link.abilities():
             link.listen()  # task status may arrive there
         link.on_renewed = renewed
@@ -698,7 +699,7 @@ def _owner(key: LinkKey) -> tuple[str, ...]:
 
 def _has_declined(member: _PooledLink) -> bool:
     """Whether its server asked something between calls, and may not ask again."""
-    return member.link is not None and member.link.has_unanswered_question
+    return member.link is not None and member.link.questions.has_unanswered
 
 
 def _has_no_session(key: LinkKey) -> bool:

@@ -75,7 +75,7 @@ class ToolGuard:
     async def look(self) -> None:
         """Read the link's tools, if changed tools are withheld. Raises `Fault`."""
         if self._review.withholds(self._link.server):
-            read = await self._link.list_features({"tools"}, client_caps=self._link.client_caps)
+            read = await self._link.list_features({"tools"}, client_caps=self._link.questions.client_caps)
             tools = sharing(read, self._shown()).tools
             await self._review.prepare(tools)
             self._tools = {tool.name: tool for tool in tools}
@@ -83,7 +83,7 @@ class ToolGuard:
     def may_send(self, inflight: InFlight) -> bool:
         """Whether a call may be sent; tools that are not listed on the link are left to the server."""
         tool = self._tools.get(inflight.name) if inflight.call.kind == "tool" else None
-        return tool is None or self._review.passes_apart(tool, self._link.client_caps)
+        return tool is None or self._review.passes_apart(tool, self._link.questions.client_caps)
 
 
 def is_visible_now(hub: Hub, inflight: InFlight) -> bool:
@@ -368,7 +368,7 @@ class Reconnector:
             self._give_up(str(failed), None, failed.login)
             return
         link.report_output(self._on_output)
-        link.client_caps = self.settings.client_caps
+        link.questions.client_caps = self.settings.client_caps
         link.is_persistent = self.settings.isolation != "call"
         # Set before the calls on the link end, so that a lost link counts as one failure.
         link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
@@ -509,7 +509,9 @@ class Reconnector:
         """What carries calls of clients without capabilities: the shared link or the pool."""
         is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
         carried_by: Link = link if is_shared else pool
-        pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask and not (link.client_caps and is_shared)
+        pool.differs_by_client = (
+            link.dialect.era == "legacy" and link.can_ask and not (link.questions.client_caps and is_shared)
+        )
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
         pool.shares_subscriptions = not link.lists_by_client
@@ -535,7 +537,7 @@ class Reconnector:
         With a `subject` it uses that caller's own credentials.
         """
         link = await self._connect(self.settings, self._carrier or "auto", subject)
-        link.client_caps = client_caps
+        link.questions.client_caps = client_caps
         link.report_output(self._on_output)
         link.is_persistent = self.settings.isolation != "call"
         try:

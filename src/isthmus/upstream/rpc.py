@@ -23,9 +23,9 @@ from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
+from isthmus.transport.http import ConnectionLost, client_for, request_head
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
-from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, login_url
+from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpRequest, login_url
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.redaction import redact_error
@@ -67,6 +67,7 @@ class RpcLink(BaseLink):
 
     can_ask = False
     carrier = "rpc"
+    closing_cancels = True  # JSON-RPC has no cancellation
     is_known_endpoint = True
     """The operator says that this is a JSON-RPC endpoint, so an HTTP status alone can mean an unknown method."""
     start_seconds = 20.0
@@ -102,9 +103,6 @@ class RpcLink(BaseLink):
         self._generation = credentials.generation
         self._head = self._new_head()
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
-        self._inquiries: dict[Waiter, _Post] = {}
-        self.caller_request_ids: set[bytes] = set()
-        """Ids of pending requests, where callers choose them."""
 
     def _new_head(self) -> bytes:
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
@@ -179,47 +177,25 @@ class RpcLink(BaseLink):
         call = inflight.call
         lines = self.caller_headers.lines_for(inflight) if call.headers else b""
         if lines is not None:
-            wire_id = None if call.request_id is None else self.caller_request_id(call, self.caller_request_ids)
-            waiter = _RpcWaiter(inflight)
-            inflight.carriage = self._post(inflight.name, call.arguments, waiter, lines=lines, wire_id=wire_id)
+            id = self.requests.next_id()
+            inflight.carriage = self._post(id, inflight.name, call.arguments, _RpcWaiter(inflight), lines)
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        self._inquiries[waiter] = self._post(method, params, waiter, wire_id=b"%d" % id)
+        self._post(id, method, params, waiter)
 
-    def _post(
-        self, method: str, params: Payload, waiter: Waiter, lines: bytes = b"", wire_id: bytes | None = None
-    ) -> _Post:
-        post = _Post(self, b"%d" % self.next_id() if wire_id is None else wire_id, waiter)
-        if self.is_dedicated:
-            self.caller_request_ids.add(post.id)
+    def _post(self, id: int, method: str, params: Payload, waiter: Waiter, lines: bytes = b"") -> _Post:
+        post = _Post(self, id, waiter)
+        if isinstance(waiter, CallWaiter):
+            post.wire_id = self.requests.caller_request_id(waiter.inflight.call) or post.wire_id
+        self.requests.pending[post.id] = post
         if self._generation != self._credentials.generation:  # the credentials have changed
             self._generation = self._credentials.generation
             self._head = self._new_head()
-        post.ticket = self._client.send(self._head + lines, jsonrpc.request_as(post.id, method, params), post)
+        post.ticket = self._client.send(self._head + lines, jsonrpc.request_as(post.wire_id, method, params), post)
         return post
-
-    def _notify(self, method: str, params: Payload | None) -> None:
-        """Such a server gets no notifications."""
 
     def listen(self) -> None:
         """Such a server sends no notifications."""
-
-    # -- giving up -------------------------------------------------------------------------------------------------
-
-    def may_have_run(self, inflight: InFlight) -> bool:
-        """A request that waits for a connection has not left."""
-        post = inflight.carriage
-        return not isinstance(post, _Post) or post.ticket is None or post.ticket.may_have_left
-
-    def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Close the connection: JSON-RPC has no cancellation."""
-        if isinstance(inflight.carriage, _Post):
-            inflight.carriage.abandon()
-
-    def _forget(self, waiter: Waiter) -> None:
-        post = self._inquiries.pop(waiter, None)
-        if post is not None:
-            post.abandon()
 
     async def aclose(self) -> None:
         """Close every connection; pending requests end as lost."""
@@ -227,16 +203,17 @@ class RpcLink(BaseLink):
         await self._client.aclose()
 
 
-class _Post:
+class _Post(HttpRequest):
     """One POST and its JSON response; reports the end to the waiter."""
 
-    __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "id", "is_over", "ticket", "waiter")
+    __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "is_over")
 
-    def __init__(self, link: RpcLink, id: bytes, waiter: Waiter) -> None:
+    wire_id: bytes
+
+    def __init__(self, link: RpcLink, id: int, waiter: Waiter) -> None:
+        super().__init__(id, waiter)
+        self.wire_id = b"%d" % id
         self._link = link
-        self.id = id
-        self.waiter = waiter
-        self.ticket: Ticket | None = None
         self.is_over = False
         self._status = 0
         self._login: str | None = None
@@ -246,8 +223,7 @@ class _Post:
     def abandon(self) -> None:
         """Close the connection of this request, unless the request is done."""
         self._finish()
-        if self.ticket is not None:
-            self.ticket.abort()
+        super().abandon()
 
     def _fail(self, fault: Fault) -> None:
         if not self.is_over:
@@ -256,7 +232,7 @@ class _Post:
 
     def _finish(self) -> None:
         self.is_over = True
-        self._link.caller_request_ids.discard(self.id)
+        self._link.requests.pending.pop(self.id, None)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
@@ -315,7 +291,7 @@ class _Post:
         return self._status in INVALID or (self._status in NO_METHOD and not body)
 
     def _is_own(self, id: msgspec.Raw) -> bool:
-        return jsonrpc.same_id(id, self.id)
+        return jsonrpc.same_id(id, self.wire_id)
 
 
 class _RpcWaiter(CallWaiter):

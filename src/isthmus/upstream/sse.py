@@ -7,7 +7,7 @@ only in the legacy era. For Streamable HTTP see `upstream.streamable_http`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Credentials
@@ -16,21 +16,21 @@ from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
-from isthmus.upstream.duplex import DuplexLink, SentRequest
 from isthmus.upstream.http_shared import (
     ADVICE,
     EVENT_STREAM,
     OK,
     UNAUTHORIZED,
     CallerHeaders,
+    HttpRequest,
     OneWayPosts,
     login_url,
     media_type,
     same_origin_target,
 )
-from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
 from isthmus.wire.lines import Oversized
@@ -56,11 +56,13 @@ LINGER_SECONDS = 1.0
 """How long a POST may stay open after its response came on the stream."""
 
 
-class SseLink(DuplexLink):
+class SseLink(BaseLink):
     """One event stream, and the POSTs to the endpoint that it named."""
 
     carrier = "sse"
+    is_duplex = True
     start_seconds = 20.0
+    takes_methods = True
 
     def __init__(
         self,
@@ -154,7 +156,8 @@ class SseLink(DuplexLink):
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         if self._head is None or self.lost.done():
-            waiter.fail(lost(self.server, self._lost_reason(), may_have_left=False))
+            reason = self.lost.result() if self.lost.done() else "it is not running"
+            waiter.fail(lost(self.server, reason, may_have_left=False))
             return
         lines: bytes | None = b""
         if isinstance(waiter, CallWaiter) and waiter.inflight.call.headers:
@@ -162,25 +165,17 @@ class SseLink(DuplexLink):
         if lines is None:
             return
         wire_id = None
-        if self.is_dedicated and isinstance(waiter, CallWaiter):
-            wire_id = self.caller_request_id(waiter.inflight.call, [sent.wire_id for sent in self._pending.values()])
+        if isinstance(waiter, CallWaiter):
+            wire_id = self.requests.caller_request_id(waiter.inflight.call)
         body = jsonrpc.request(id, method, params) if wire_id is None else jsonrpc.request_as(wire_id, method, params)
-        self._pending[id] = posted = PostedRequest(self, id, waiter)
+        self.requests.pending[id] = posted = PostedRequest(self, id, waiter)
         posted.lines, posted.wire_id = lines, wire_id
         posted.ticket = self._client.send(self._present_head() + lines, body, posted)
 
-    def _say(self, message: bytes) -> None:
+    def _say(self, message: bytes, *, about: PendingRequest | None = None, is_awaited: bool = False) -> None:
         if self._head is not None and not self.lost.done():
-            self._one_way_posts.send(self._present_head(), message)
-
-    def _send_about(self, sent: SentRequest, message: bytes) -> None:
-        if self._head is not None and not self.lost.done():
-            lines = sent.lines if isinstance(sent, PostedRequest) else b""
-            self._one_way_posts.send(self._present_head() + lines, message)
-
-    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
-        if self._head is not None and not self.lost.done():
-            self._one_way_posts.answer(self._present_head(), message)
+            post = self._one_way_posts.answer if is_awaited else self._one_way_posts.send
+            post(self._present_head() + (b"" if about is None else about.lines), message)
 
     def _can_reply(self) -> bool:
         return self._one_way_posts.has_room()
@@ -204,52 +199,33 @@ class SseLink(DuplexLink):
                 posted.waiter.fail(BadReply(self.server, detail))
 
     def _is_waited_for(self, posted: PostedRequest) -> bool:
-        return self._pending.pop(posted.id, None) is not None
+        return self.requests.pending.pop(posted.id, None) is not None
 
-    # -- giving up -------------------------------------------------------------------------------------------------
-
-    def _may_have_left(self, sent: SentRequest, *, is_dead: bool) -> bool:
-        """Stop sending it; whether the server read what had left is unknown."""
-        sent.abandon()
-        return sent.has_gone
-
-    # -- receiving -------------------------------------------------------------------------------------------------
-
-    def _answered(self, id: Payload | None) -> SentRequest | None:
-        if self.is_dedicated and id is not None:  # the request may have its caller's id on the wire
-            pending = self._pending.items()
-            own = (own for own, posted in pending if jsonrpc.same_id(id, posted.wire_id or b"%d" % own))
-            id = next((b"%d" % number for number in own), None)
-        posted = super()._answered(id)
+    def _take(self, id: Payload | None) -> PendingRequest | None:
+        posted = self.requests.take(id)
         if isinstance(posted, PostedRequest):
             posted.on_response()
         return posted
 
-    def spoiled(self, reason: str) -> None:
-        """The stream is unusable."""
-        self._fail(reason)
-
-    def ended(self, reason: str) -> None:
-        """The stream ended; no further responses can come."""
-        self._on_broken(reason)
-
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def _cut(self) -> None:
+    def _fail(self, reason: str) -> None:
+        self._on_broken(reason)
         if self._stream is not None:
             self._stream.close()
 
     async def aclose(self) -> None:
         """Close the stream, which ends the session, and every connection."""
         self._on_broken("closed by the hub", is_dead=False)
-        self._cut()
+        if self._stream is not None:
+            self._stream.close()
         await self._client.aclose()
 
 
-class PostedRequest(SentRequest):
+class PostedRequest(HttpRequest):
     """One request's POST. Its HTTP response only says whether the message was accepted."""
 
-    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket", "wire_id")
+    __slots__ = ("_is_over", "_link", "_login", "_status", "_words")
 
     def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
         super().__init__(id, waiter)
@@ -258,20 +234,6 @@ class PostedRequest(SentRequest):
         self._status = 0
         self._login: str | None = None
         self._words = b""
-        self.lines = b""
-        """Headers of this request only."""
-        self.ticket: Ticket | None = None
-        self.wire_id: bytes | None = None
-
-    @property
-    def has_gone(self) -> bool:
-        """False while the request provably has not left."""
-        return self.ticket is not None and self.ticket.may_have_left
-
-    def abandon(self) -> None:
-        """Stop the POST."""
-        if self.ticket is not None:
-            self.ticket.abort()
 
     def on_response(self) -> None:
         """The response came on the stream, perhaps before the server accepted the POST."""
@@ -358,7 +320,7 @@ class _Stream:
             if isinstance(event, Oversized):
                 reason = f"it sent an event of over {event.limit_bytes} bytes"
                 if self._has_endpoint:
-                    self._link.spoiled(reason)
+                    self._link._fail(reason)
                 else:
                     self._over(reason)
                     self.close()

@@ -27,8 +27,8 @@ import structlog
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
-from isthmus.upstream.duplex import DuplexLink
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.channel import ChannelWriter
+from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.server_settings import PIN_ARGV, PIN_PROGRAM, StdioSettings
 from isthmus.wire import lines
 from isthmus.wire.lines import Oversized
@@ -44,16 +44,19 @@ LAST_WORDS_LENGTH = 600
 """How much of a lost process's standard error the operator sees: the end of a traceback."""
 
 
-class StdioLink(DuplexLink):
+class StdioLink(BaseLink):
     """One child process. Many requests share its pipe; responses are matched by id."""
 
     carrier = "stdio"
+    is_duplex = True
     start_seconds = 60.0
+    takes_methods = True
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
         self._decoder = lines.LineDecoder(limits.reply_bytes)
         self._process: ProcessChannel | None = None
+        self._writer: ChannelWriter = ChannelWriter(lines.frame)
 
     async def start(self, reach: StdioSettings, parent: Mapping[str, str], program: str | None = None) -> None:
         """Start the process, from `program` if that file was checked. Raises `ConnectFailed`."""
@@ -65,12 +68,12 @@ class StdioLink(DuplexLink):
                 program=program,
                 on_bytes=self._received,
                 on_lost=self._on_broken,
-                on_drained=self.flush,
+                on_drained=self._writer.flush,
                 limits=reach.limits,
             )
         except SpawnFailed as failed:
             raise ConnectFailed(str(failed)) from failed
-        self._channel = self._process
+        self._writer.channel = self._process
 
     @property
     def pid(self) -> int | None:
@@ -96,9 +99,6 @@ class StdioLink(DuplexLink):
 
         if self._process is not None:
             self._process.watch_stderr(feed)
-
-    def _frame(self, message: bytes) -> bytes:
-        return lines.frame(message)
 
     def _received(self, chunk: bytes) -> None:
         for line in self._decoder.feed(chunk):

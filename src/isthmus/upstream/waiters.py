@@ -1,13 +1,14 @@
-"""What waits for a server's response: a caller's call, or a request of the hub itself.
+"""What waits for a server's response: a caller's call, or a request of the hub itself; and the table of such requests.
 
 Links report to a waiter what happened on the wire; waiters turn that into outcomes. So the meaning for the caller is
 decided once, here, for all kinds of links. This includes calls that need more than one request: `input_required`
-results, and tools that a legacy server runs only as a task.
+results, and tools that a legacy server runs only as a task. Each link has one `RequestTable`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from secrets import token_hex
@@ -18,12 +19,23 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.pauses import LONG_BYTES, in_turn
 from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink, UnaskedExchange
-from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
+from isthmus.model.calls import (
+    NOT_ASKED,
+    TASK_KINDS,
+    Call,
+    Declined,
+    LogMessage,
+    OnReply,
+    Outcome,
+    Question,
+    Reply,
+    Result,
+)
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
 from isthmus.upstream.redaction import Redacting, redact_result
-from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render
+from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render, same_id
 from isthmus.wire.mcp.calls import (
     CAPABILITY_NEEDED,
     INPUT_REQUIRED,
@@ -50,8 +62,7 @@ def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
     link: object = inflight.link
     place = link.link_session_of(inflight) if isinstance(link, TaskLink) else None
     if call.kind not in TASK_KINDS:
-        id = getattr(inflight.carriage, "id", inflight.carriage)
-        request = id if isinstance(id, int) else -1  # unknown
+        request = inflight.carriage.id if isinstance(inflight.carriage, PendingRequest) else -1  # unknown
         report = exchange.reporter() if request >= 0 and isinstance(exchange, LateProgressExchange) else None
         tasks.made(call.caller, server, place, state, session=call.session, request=request, report=report)
     elif state.id == inflight.name:  # a response about another task says nothing about this one
@@ -140,6 +151,112 @@ class Waiter(Protocol):
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """The server asks something while it works on this request; returns the open question, if it is one."""
+
+
+OWN_IDS = 1_000_000_000
+"""First own id on a link that belongs to one caller, so that own ids and the caller's do not collide. Caller ids
+between this and its double are replaced."""
+
+ID_BYTES_MAX = 256
+SAFE_INTEGER_MAX = 2**53 - 1
+"""Bounds for caller ids: not every server returns longer or larger ones unchanged."""
+
+
+class PendingRequest(ABC):
+    """A request whose response has not come; the `carriage` of its call. Each way to send requests has its own kind."""
+
+    __slots__ = ("id", "lines", "waiter", "wire_id")
+
+    def __init__(self, id: int, waiter: Waiter) -> None:
+        self.id = id
+        self.waiter = waiter
+        self.wire_id: bytes | None = None
+        """The caller's own id, if the request carries it; `id` is used here and for progress all the same."""
+        self.lines = b""
+        """HTTP headers of this request only."""
+
+    @property
+    @abstractmethod
+    def may_have_left(self) -> bool:
+        """False while the request provably has not left, or provably did not run."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Stop sending it, and ignore its response."""
+
+    def break_off(self, *, is_dead: bool) -> bool:
+        """The link is lost: stop sending. Returns whether the server, which is gone if `is_dead`, may have got it."""
+        self.abandon()
+        return self.may_have_left
+
+
+class RequestTable:
+    """The requests of one link that wait for a response, and their ids."""
+
+    __slots__ = ("is_dedicated", "last_id", "pending")
+
+    def __init__(self) -> None:
+        self.pending: dict[int, PendingRequest] = {}
+        self.last_id = 0
+        self.is_dedicated = False
+        """Whether only one caller uses the link: its requests keep their ids."""
+
+    def next_id(self) -> int:
+        """The next id of the link. Callers' ids are replaced by it; but see `caller_request_id`."""
+        self.last_id += 1
+        return self.last_id
+
+    def dedicate_to_caller(self) -> None:
+        """From now on only one caller uses this link."""
+        self.is_dedicated = True
+        self.last_id = OWN_IDS
+
+    def caller_request_id(self, call: Call) -> bytes | None:
+        """The caller's own id for a call; None if the link's own id is used.
+
+        The link's own id is used on shared links, and while another request with the same id is pending.
+        """
+        if call.request_id is None or not self.is_dedicated or len(memoryview(call.request_id)) > ID_BYTES_MAX:
+            return None
+        try:
+            id = msgspec.json.decode(call.request_id, type=int | str)
+        except msgspec.MsgspecError:
+            return None
+        if isinstance(id, int) and (OWN_IDS <= id < 2 * OWN_IDS or abs(id) > SAFE_INTEGER_MAX):
+            return None
+        written = msgspec.json.encode(id)
+        return None if any(request.wire_id == written for request in self.pending.values()) else written
+
+    def take(self, id: Payload | None) -> PendingRequest | None:
+        """Remove the request that a response is for, and return it; None for an unknown or outdated id."""
+        if id is None:
+            return None
+        if self.is_dedicated:  # requests may have their caller's ids on the wire
+            requests = self.pending.values()
+            own = (each.id for each in requests if same_id(id, each.wire_id or b"%d" % each.id))
+            return self.pending.pop(next(own, -1), None)
+        try:
+            return self.pending.pop(int(bytes(id)), None)
+        except ValueError:
+            return None
+
+    def forget(self, waiter: Waiter) -> None:
+        """Abandon the request of this waiter, if it is still pending."""
+        for request in self.pending.values():
+            if request.waiter is waiter:
+                del self.pending[request.id]
+                request.abandon()
+                return
+
+    def waiters(self) -> Iterable[Waiter]:
+        """Everything that waits for a response."""
+        return (request.waiter for request in self.pending.values())
+
+    def break_off(self, server: ServerName, reason: str, *, is_dead: bool) -> None:
+        """The link is lost: every pending request ends as lost. The server is gone only if `is_dead`."""
+        pending, self.pending = self.pending, {}
+        for request in pending.values():
+            request.waiter.fail(lost(server, reason, may_have_left=request.break_off(is_dead=is_dead)))
 
 
 _COMPLETE = (None, "complete")

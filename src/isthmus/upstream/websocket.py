@@ -8,19 +8,21 @@ from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
-from isthmus.upstream.duplex import DuplexLink
+from isthmus.upstream.channel import ChannelWriter
 from isthmus.upstream.http_shared import ADVICE
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.wire.mcp.messages import Implementation
 
 SUBPROTOCOL = "mcp"
 
 
-class SocketLink(DuplexLink):
+class SocketLink(BaseLink):
     """One WebSocket. Many requests share it; responses are matched by id."""
 
     carrier = "websocket"
+    is_duplex = True
     start_seconds = 20.0
+    takes_methods = True
 
     def __init__(
         self,
@@ -38,26 +40,25 @@ class SocketLink(DuplexLink):
         self._origin, self._target = parse_url(url, SOCKET_SCHEMES)
         self._credentials = credentials
         self._egress = egress
-        self._socket: DialledSocket | None = None
 
     async def start(self) -> None:
         """Open the WebSocket. Raises `ConnectFailed`."""
         try:
             try:
-                self._socket = await self._connect()
+                socket = await self._connect()
             except HandshakeFailed as failed:
                 # The server may want a nonce in the DPoP proof (RFC 9449); then it is tried once more.
                 signer = self._credentials.signer
                 if signer is None or not signer.wants_nonce(self._url, failed.status or 0, failed.headers):
                     raise
-                self._socket = await self._connect()
+                socket = await self._connect()
         except (DialFailed, EgressRefused) as failed:
             raise ConnectFailed(getattr(failed, "reason", str(failed))) from failed
         except HandshakeFailed as failed:
             refusal = ConnectFailed(f"{failed}{ADVICE.get(failed.status or 0, '')}")
             refusal.status = failed.status
             raise refusal from failed
-        self._channel = self._socket
+        self._writer = ChannelWriter(socket.frame, socket)
 
     async def _connect(self) -> DialledSocket:
         headers = dict(self._credentials.headers_for(self.server))
@@ -73,11 +74,3 @@ class SocketLink(DuplexLink):
     def _url(self) -> str:
         """The URL of the HTTP handshake."""
         return f"{'https' if self._origin.is_secure else 'http'}://{self._origin.authority}{self._target}"
-
-    def ended(self, reason: str) -> None:
-        """The WebSocket is closed."""
-        self._on_broken(reason)
-
-    def _frame(self, message: bytes) -> bytes:
-        assert self._socket is not None  # nothing is framed before the channel is open
-        return self._socket.frame(message)

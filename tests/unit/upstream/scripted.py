@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from isthmus.upstream.listing import Listing
 from isthmus.upstream.server_settings import Carrier, Era, Reach, ServerSettings, StdioSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.waiters import Waiter
-from isthmus.wire.jsonrpc import ErrorReply, Payload
+from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ABLE, DONE, Listener, call
 
@@ -122,6 +122,9 @@ class Scripted(BaseLink):
 
     def listen(self) -> None: ...
 
+    def _listen_to(self, uris: Collection[str]) -> None:
+        self._modern_subscriptions.acknowledged(None)
+
     def send(self, inflight: InFlight) -> None:
         self.sent.append(inflight)
 
@@ -135,9 +138,6 @@ class Scripted(BaseLink):
             waiter.error(ErrorReply(msgspec.Raw(b"1"), -32601, "no such method", None))
         else:
             waiter.result(msgspec.Raw(msgspec.json.encode(self.answers.get(method, {}))))
-
-    def _forget(self, waiter: Waiter) -> None: ...
-    def _notify(self, method: str, params: Payload | None) -> None: ...
 
     def may_have_run(self, inflight: InFlight) -> bool:
         return True

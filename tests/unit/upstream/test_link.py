@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.upstream import link as module
-from isthmus.upstream.link import UrlElicitations
+from isthmus.upstream import questions as module
+from isthmus.upstream.questions import UrlElicitations
 from tests.unit.core.doubles import DONE, Listener, Stage, call, raw
 
 

@@ -627,7 +627,7 @@ async def test_a_question_that_could_be_anybodys_parts_the_callers_from_then_on(
     pooled.pool.differs_by_client = True
     shared = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
     assert shared[0] is shared[1]
-    shared[0].on_question()
+    shared[0].questions.on_question()
     parted = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
     assert parted[0] is not parted[1]
     await pooled.pool.aclose()
@@ -653,7 +653,7 @@ async def asking() -> AsyncIterator[Pooled]:
 async def test_they_share_a_link_while_their_server_asks_nothing_and_none_from_then_on(asking: Pooled) -> None:
     one, two = await asking.sent(client_caps=ROOTS), await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [[one, two]]
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     three, four = await asking.sent(client_caps=ROOTS), await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [[one, two], [three], [four]]
     assert asking.all_client_caps == [ROOTS] * 3
@@ -663,7 +663,7 @@ async def test_each_then_has_a_link_that_is_idle_if_there_is_one_of_the_same_cal
     asking: Pooled,
 ) -> None:
     first = await asking.sent(client_caps=ROOTS)
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     second = await asking.sent(client_caps=ROOTS)
     finish(first)
     third = await asking.sent(client_caps=ROOTS)
@@ -675,7 +675,7 @@ async def test_each_then_has_a_link_that_is_idle_if_there_is_one_of_the_same_cal
 
 async def test_one_call_after_the_other_goes_on_the_link_that_was_used_last(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     second = await asking.sent(client_caps=ROOTS)
     finish(first)
     finish(second)
@@ -688,7 +688,7 @@ async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> 
     asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
     calls = [asking.stage.start(asked)[0] for _ in range(2)]
     await asking.until_sent(*calls)
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     calls.append(asking.stage.start(asked)[0])
     lonely = await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [calls, [lonely]]
@@ -707,7 +707,7 @@ async def in_context(asking: Pooled, context: str, caller: Caller = ANYONE) -> I
 
 async def test_contexts_share_a_link_while_their_server_asks_nothing_and_keep_it_when_it_does(asking: Pooled) -> None:
     calls = [await in_context(asking, context) for context in ("a", "b", "a")]
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     calls += [await in_context(asking, context) for context in ("b", "a", "a")]
     assert [link.sent for link in asking.links] == [calls]
 
@@ -716,7 +716,7 @@ async def test_a_context_that_begins_when_the_server_asks_has_a_link_without_cal
     asking: Pooled,
 ) -> None:
     first = await in_context(asking, "a")
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     second, third = await in_context(asking, "b"), await in_context(asking, "b")
     finish(first)
     fourth = await in_context(asking, "c")
@@ -741,7 +741,7 @@ async def test_contexts_of_two_callers_share_nothing_though_they_have_one_name(a
 async def test_a_context_whose_call_was_given_up_keeps_its_link_which_no_other_begins_on(asking: Pooled) -> None:
     asking.pool._asks = True
     given_up = await in_context(asking, "a")
-    asking.links[0].abandoned_session = "a"  # as the link notes it, since the server may ask all the same
+    asking.links[0].questions.abandoned_session = "a"  # as the link notes it, since the server may ask all the same
     given_up.cancel("enough")
     finish(await in_context(asking, "b"))
     finish(await in_context(asking, "a"))
@@ -769,7 +769,7 @@ async def test_contexts_that_waited_for_one_link_are_parted_when_its_server_asks
 
     async def curious(client_caps: ClientCapabilities, subject: Subject | None) -> BaseLink:
         link = await connect(client_caps, subject)
-        link.has_asked = True
+        link.questions.has_asked = True
         return link
 
     asking.pool._connect = curious
@@ -788,7 +788,7 @@ async def test_a_session_stays_on_the_link_that_it_shares_with_everybody_when_th
 ) -> None:
     asking.pool.is_duplex = False
     calls = [await conversing_on(asking, session) for session in ("a", "b")]
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     calls.append(await conversing_on(asking, "a"))
     later = await conversing_on(asking, "c")
     assert [link.sent for link in asking.links] == [calls, [later]]
@@ -822,7 +822,7 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
 
     async def curious(client_caps: ClientCapabilities, subject: Subject | None) -> BaseLink:
         link = await connect(client_caps, subject)
-        link.has_asked = True
+        link.questions.has_asked = True
         return link
 
     asking.pool._connect = curious
@@ -838,15 +838,15 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
 
 async def test_a_link_whose_server_may_ask_about_a_call_that_was_given_up_serves_nobody_else(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
-    asking.links[0].on_question()
-    asking.links[0].abandoned_session = ""
+    asking.links[0].questions.on_question()
+    asking.links[0].questions.abandoned_session = ""
     finish(first)
     await asking.until_quiet()
     assert asking.links[0].is_closed
     second = await asking.sent(client_caps=ROOTS)
     assert asking.carrier_of(second) is asking.links[1]
     finish(second)
-    asking.links[1].abandoned_session = ""  # it asked while there was no call
+    asking.links[1].questions.abandoned_session = ""  # it asked while there was no call
     third = await asking.sent(client_caps=ROOTS)
     assert asking.carrier_of(third) is asking.links[2]
 
@@ -857,8 +857,8 @@ async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still
 ) -> None:
     async with asking.pool.borrowed(ANYONE, ROOTS):
         pass
-    asking.links[0].on_question()
-    asking.links[0].has_unanswered_question = True
+    asking.links[0].questions.on_question()
+    asking.links[0].questions.has_unanswered = True
     first, _ = asking.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=session))
     await asking.until_sent(first)
     assert [link.sent for link in asking.links] == [[], [first]]
@@ -872,15 +872,15 @@ async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_
     first, _ = asking.stage.start(asked)
     await asking.until_sent(first)
     finish(first)
-    asking.links[0].on_question()
-    asking.links[0].has_unanswered_question = True
+    asking.links[0].questions.on_question()
+    asking.links[0].questions.has_unanswered = True
     second, _ = asking.stage.start(asked)
     assert [link.sent for link in asking.links] == [[first, second]]
 
 
 async def test_a_server_that_never_asked_keeps_a_link_on_which_a_call_was_given_up(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
-    asking.links[0].abandoned_session = ""
+    asking.links[0].questions.abandoned_session = ""
     finish(first)
     await asking.sent(client_caps=ROOTS)
     assert len(asking.links) == 1
@@ -891,19 +891,19 @@ async def test_a_question_without_a_call_waits_for_the_next_only_where_that_is_t
     asking: Pooled, session: str
 ) -> None:
     async with asking.pool.borrowed(ANYONE, ROOTS):
-        assert asking.links[0].can_wait
+        assert asking.links[0].questions.can_wait
         asked = msgspec.structs.replace(call(client_caps=ROOTS), session=session)
         first, _ = asking.stage.start(asked)
         await asking.until_quiet()
-        assert asking.carrier_of(first).can_wait == bool(session)
+        assert asking.carrier_of(first).questions.can_wait == bool(session)
     other, _ = asking.stage.start(msgspec.structs.replace(call(client_caps=MORE), session=session))
     await asking.until_quiet()
-    assert asking.carrier_of(other).can_wait == bool(session)
+    assert asking.carrier_of(other).questions.can_wait == bool(session)
 
 
 async def test_no_more_links_are_made_than_there_may_be_calls_and_who_finds_none_is_told(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     for _ in range(3):
         await asking.sent(client_caps=ROOTS)
     fault = asking.start(client_caps=ROOTS)[1].fault
@@ -918,7 +918,7 @@ async def test_without_room_a_conversation_loses_its_link_last(asking: Pooled) -
     asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
     conversation, _ = asking.stage.start(asked)
     await asking.until_sent(conversation)
-    asking.links[0].on_question()
+    asking.links[0].questions.on_question()
     calls = [await asking.sent(client_caps=ROOTS) for _ in range(3)]
     finish(conversation)
     finish(calls[0])
@@ -931,7 +931,7 @@ async def test_where_a_question_names_its_call_everybody_shares_until_one_does_n
     pooled.pool.differs_by_client = True
     calls = [await pooled.sent(client_caps=ROOTS) for _ in range(2)]
     assert len(pooled.links) == 1
-    pooled.links[0].on_question()
+    pooled.links[0].questions.on_question()
     calls += [await pooled.sent(client_caps=ROOTS) for _ in range(2)]
     assert [len(link.sent) for link in pooled.links] == [2, 1, 1]
     for inflight in calls:
@@ -1189,7 +1189,7 @@ async def test_who_has_no_conversation_hears_from_all_links_of_its_calls(followe
     await followed.follow("")
     one = pooled_call(followed)
     await followed.until_sent(one)
-    followed.links[0].on_question()  # from now on no two of such calls share a link
+    followed.links[0].questions.on_question()  # from now on no two of such calls share a link
     two = pooled_call(followed)
     await followed.until_sent(two)
     assert [subscribed(link) for link in followed.links] == [[PAGE], [PAGE]]
@@ -1204,8 +1204,8 @@ async def test_who_follows_on_a_link_that_serves_nobody_any_more_is_told_once_to
     await followed.follow("")
     inflight = pooled_call(followed)
     await followed.until_sent(inflight)
-    followed.links[0].on_question()
-    followed.links[0].abandoned_session = ""
+    followed.links[0].questions.on_question()
+    followed.links[0].questions.abandoned_session = ""
     inflight.finish(DONE)
     await followed.until_quiet()
     assert (followed.links[0].is_closed, followed.told) == (True, [f" {PAGE}"])

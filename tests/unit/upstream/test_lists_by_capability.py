@@ -54,7 +54,7 @@ async def test_a_profile_is_listed_its_own_and_the_server_is_asked_once(kept: Ke
     assert len(kept.links) == (1 if is_modern else 2)
     asked = kept.links[-1]
     assert (len(asked.profiled), len(link.listings)) == (1, 1)
-    assert asked.client_caps == (frozenset() if is_modern else ABLE)
+    assert asked.questions.client_caps == (frozenset() if is_modern else ABLE)
 
 
 async def test_an_earlier_server_is_asked_on_the_link_of_the_callers_calls(kept: Kept) -> None:

@@ -19,10 +19,10 @@ from isthmus.model.calls import Call, Result
 from isthmus.model.faults import BadArguments, BadReply, Cancelled, Lost, NotConnected, ServerError
 from isthmus.transport.egress import Egress
 from isthmus.upstream.http_shared import CallerHeaders
-from isthmus.upstream.link import OWN_IDS
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
 from isthmus.upstream.server_settings import DeclaredTool, JsonRpcSettings
+from isthmus.upstream.waiters import OWN_IDS
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, ready, tool
 from tests.unit.transport.doubles import Peer, Server
@@ -423,7 +423,7 @@ class PlainScene:
             background=background,
             max_calls=4,
         )
-        self.link.dedicate_to_caller()
+        self.link.requests.dedicate_to_caller()
         self.stage = Stage.of(ready(is_unlisted=True))
         self.stage.server_queue.attach(self.link)
 

@@ -17,7 +17,7 @@ from isthmus.model.calls import LogMessage
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.upstream import duplex
+from isthmus.upstream import link as link_module
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.sse import SseLink
@@ -450,7 +450,7 @@ async def test_an_oversized_event_loses_the_link(held: Held) -> None:
 
 
 async def test_a_flood_of_nonsense_loses_the_link(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "GARBAGE_MAX", 100)
+    monkeypatch.setattr(link_module, "GARBAGE_MAX", 100)
     stream = await held.greeted()
     await stream.say(event(b"nonsense") * 100 + event(message(method="notifications/nothing")) + event(b"nonsense"))
     await stream.say(event(b"no") * 100)

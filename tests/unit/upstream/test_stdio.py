@@ -16,7 +16,8 @@ from isthmus.core.settings import Limits
 from isthmus.model.calls import LogMessage
 from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
-from isthmus.upstream import duplex, stdio
+from isthmus.upstream import link as link_module
+from isthmus.upstream import stdio
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs, StdioLink, check_digests, open_paths, program_of
@@ -76,7 +77,8 @@ async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger:
     assert isinstance(scene.link, StdioLink)
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(3)]
     await eventually(lambda: len(ledger.ran()) == 3, "all calls run")
-    scene.link._cut()
+    assert scene.link._writer.channel is not None
+    scene.link._writer.channel.kill()
     for listener in listeners:
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
@@ -125,7 +127,7 @@ async def test_a_line_without_end_ends_the_child() -> None:
 
 
 async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "GARBAGE_MAX", 10)
+    monkeypatch.setattr(link_module, "GARBAGE_MAX", 10)
     good = message(method="notifications/tools/list_changed") + b"\n"
     scene = await started(saying(b"hello\n" * 10, good, b"hello\n" * 10, good, b"[]\n" * 11, good))
     async with asyncio.timeout(10):

@@ -39,7 +39,9 @@ from isthmus.upstream.waiters import (
     ROUNDS_MAX,
     CallWaiter,
     HubRequest,
+    IgnoredResponse,
     InputRound,
+    PendingRequest,
     Waiter,
     log_alone,
     lone_call,
@@ -48,7 +50,7 @@ from isthmus.upstream.waiters import (
 )
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.calls import InputRequests
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import PROGRESS, Implementation
 from isthmus.wire.mcp.tasks import STATUS_NOTIFICATION, TASKS_CAPABILITY
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool
 from tests.unit.upstream.scripted import NAME, Scripted
@@ -594,11 +596,17 @@ class PlacedLink(HeldLink):
         return self.place
 
 
-class Carrying:
+class Carrying(PendingRequest):
     """What a link keeps of a request."""
 
-    def __init__(self, id: object) -> None:
-        self.id = id
+    def __init__(self, id: int) -> None:
+        super().__init__(id, IgnoredResponse())
+
+    @property
+    def may_have_left(self) -> bool:
+        return True
+
+    def abandon(self) -> None: ...
 
 
 def staged() -> Stage:
@@ -675,7 +683,7 @@ class Reporting(Listener):
         return self.later.append
 
 
-@pytest.mark.parametrize(("carriage", "reports"), [(7, 1), (Carrying(7), 1), (Carrying("7"), 0), (None, 0)])
+@pytest.mark.parametrize(("carriage", "reports"), [(Carrying(7), 1), (Carrying(8), 0), (None, 0)])
 async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: object, reports: int) -> None:
     stage, exchange = staged(), Reporting()
     inflight = stage.hub.start(ASKING, exchange)
@@ -710,7 +718,7 @@ async def test_a_modern_server_that_was_not_asked_to_tell_is_not_heard() -> None
 async def test_a_link_passes_on_progress_of_what_nobody_waits_for() -> None:
     link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
     link.on_progress = lambda place, request, event: heard.append((place, request, event()))
-    link._on_late_progress({"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
+    link.on_notification(PROGRESS, {"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
     assert heard == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
 
 
@@ -719,7 +727,7 @@ async def test_what_the_hub_gave_up_asking_by_itself_asks_nothing_later() -> Non
         """What the hub asks in a caller's name."""
 
     stage, link = staged(), Scripted()
-    link._note_abandoned(stage.hub.start(about("t"), Glance()))
-    assert link.abandoned_session is None
-    link._note_abandoned(stage.hub.start(about("t"), Listener()))
-    assert link.abandoned_session == ""
+    link.questions.note_abandoned(stage.hub.start(about("t"), Glance()))
+    assert link.questions.abandoned_session is None
+    link.questions.note_abandoned(stage.hub.start(about("t"), Listener()))
+    assert link.questions.abandoned_session == ""

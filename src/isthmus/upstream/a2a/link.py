@@ -42,7 +42,6 @@ from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
 from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
-from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.messages import Implementation, read_hubs
 
 
@@ -230,7 +229,7 @@ class AgentLink(BaseLink):
 
     async def _fetch_extended(self, contact: AgentEndpoint, within: float) -> AgentCard | str:
         """The card for authenticated callers, or the reason why the agent did not send it."""
-        id = self.next_id()
+        id = self.requests.next_id()
         try:
             fetched = await self._get(contact.origin, self._head(contact, contact.binding.write_card(id)), within)
         except (NotConnected, BadReply) as failed:
@@ -326,7 +325,7 @@ class AgentLink(BaseLink):
         """Send a request to the agent's endpoint."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
-        exchange = HttpExchange(self, contact.binding, self.next_id(), asked, owner)
+        exchange = HttpExchange(self, contact.binding, self.requests.next_id(), asked, owner)
         is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
         accept = "text/event-stream, application/json" if is_stream else JSON
         head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept)
@@ -400,12 +399,6 @@ class AgentLink(BaseLink):
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         waiter.fail(NotConnected(self.server, f"it is an agent, and does not know {method}"))
-
-    def _forget(self, waiter: Waiter) -> None:
-        """Only remote tasks wait for responses."""
-
-    def _notify(self, method: str, params: Payload | None) -> None:
-        """Agents get no notifications."""
 
     def listen(self) -> None:
         """Agents send no notifications."""

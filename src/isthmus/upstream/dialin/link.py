@@ -21,15 +21,16 @@ from isthmus.model.faults import BadArguments, Executed, Fault, Lost, NotConnect
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
+from isthmus.upstream.channel import ChannelWriter
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.duplex import DuplexLink, SentRequest
-from isthmus.upstream.link import PROBE_SECONDS, ConnectFailed
+from isthmus.upstream.link import PROBE_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import CallWaiter, Waiter
+from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation
 
 _KEY = secrets.token_bytes(32)
@@ -151,10 +152,12 @@ class Trimming(Protocol):
         """The listing without tools over the limit."""
 
 
-class DialInLink(DuplexLink):
-    """One server's channel. `on_gone` is called once, when the channel has ended."""
+class DialInLink(BaseLink):
+    """One server's channel."""
 
     carrier = "dial-in"
+    is_duplex = True
+    takes_methods = True
     start_seconds = 60.0
     """A pipe connects before it starts its program, which may have to be installed first. Closing it meanwhile would
     end that program, and double the pipe's pause between attempts."""
@@ -192,14 +195,15 @@ class DialInLink(DuplexLink):
     ) -> None:
         """`number` increases with every link."""
         super().__init__(server, me, limits)
-        self._offered: DialInChannel = channel
-        self._channel = channel
+        self.channel = channel
+        # A pipe writes each frame as one line, so a line break inside would make two messages.
+        self._writer = ChannelWriter(lambda message: channel.frame(jsonrpc.compact(message)), channel)
         self.claim = claim
         self.number = number
         self.came = 0.0
         """When it connected, in seconds since the epoch."""
         self.is_muxed = is_muxed
-        self.client_caps = EVERYTHING
+        self.questions.client_caps = EVERYTHING
         self.listing = Listing()
         """Its first list."""
         self.seat: Trimming | None = None
@@ -211,19 +215,17 @@ class DialInLink(DuplexLink):
         """The server's `serverInfo`."""
         self.welcome = b""
         """The result of `initialize`, or its equivalent for a modern server; empty if it is missing or too long."""
-        self.on_gone: Callable[[DialInLink], None] | None = None
         self.on_leaving: Callable[[], None] | None = None
         """Called when requests may no longer be sent on it."""
 
     @property
     def client(self) -> str | None:
         """The address of the client."""
-        return self._offered.client
+        return self.channel.client
 
-    @property
-    def channel(self) -> DialInChannel:
-        """The channel of this link."""
-        return self._offered
+    def rename(self, server: ServerName) -> None:
+        """The registry has assigned the server's name."""
+        self.server = self.questions.server = server
 
     # -- handshake -------------------------------------------------------------------------------------------------
 
@@ -292,8 +294,8 @@ class DialInLink(DuplexLink):
 
         Parsing five megabytes blocks the event loop for ten milliseconds.
         """
-        if len(text) > self.limits.notification_bytes and not self._pending:
-            self._log_garbage(text)
+        if len(text) > self.limits.notification_bytes and not self.requests.pending:
+            self._count_garbage(text)
         else:
             super().read(text)
 
@@ -321,17 +323,17 @@ class DialInLink(DuplexLink):
     def send(self, inflight: InFlight) -> None:
         """See `core.ports.Link`. Questions between calls may be about an earlier call from now on."""
         super().send(inflight)
-        self.can_wait = False
+        self.questions.can_wait = False
         if self._nudge is None and not self.is_muxed:
             self._nudge_later()
 
     def _nudge_later(self) -> None:
-        self._nudged_id = self._last_id
+        self._nudged_id = self.requests.last_id
         self._nudge = asyncio.get_running_loop().call_later(NUDGE_SECONDS, self._nudge_if_waiting)
 
     def _nudge_if_waiting(self) -> None:
         """Send a ping if a call has waited since the last check; the more are unread, the rarer they become."""
-        calls = (id for id, sent in self._pending.items() if isinstance(sent.waiter, CallWaiter))
+        calls = (id for id, sent in self.requests.pending.items() if isinstance(sent.waiter, CallWaiter))
         oldest = next(calls, None)
         if oldest is None or self.lost.done():
             self._nudge = None
@@ -340,16 +342,16 @@ class DialInLink(DuplexLink):
         pause = NUDGE_SECONDS * NUDGE_GROWTH ** len(self._unread)
         is_due = not self._unread or now - self._nudged_at >= pause
         if oldest <= self._nudged_id and is_due and self._can_reply():
-            id = self.next_id()
+            id = self.requests.next_id()
             self._unread += (id,)
             self._nudged_at = now
             self._say(jsonrpc.request(id, self.dialect.probe, self.dialect.params()))
         self._nudge_later()
 
     def _note_abandoned(self, inflight: InFlight) -> None:
-        super()._note_abandoned(inflight)
+        self.questions.note_abandoned(inflight)
         if len(self._strayed) < STRAYS_MAX:
-            self._strayed |= {str(inflight.carriage).encode()}
+            self._strayed |= {str(getattr(inflight.carriage, "id", "")).encode()}
         else:
             self._has_doubts = True
         self._doubt()
@@ -358,39 +360,39 @@ class DialInLink(DuplexLink):
         """From now on a question may be about a cancelled call, until the server answers a ping."""
         loop = asyncio.get_running_loop()
         self._strayed_at = loop.time()
-        self._reported_id = str(self.next_id()).encode()
+        self._reported_id = str(self.requests.next_id()).encode()
         loop.call_soon(self._sound, self._reported_id)  # after the cancel notification
 
     def _sound(self, id: bytes) -> None:
         if id == self._reported_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
-    def _answered(self, id: Payload | None) -> SentRequest | None:
-        sent = super()._answered(id)
+    def _take(self, id: Payload | None) -> PendingRequest | None:
+        request = self.requests.take(id)
         if id is not None and self._unread:
             with suppress(ValueError):
                 answered = int(bytes(id))  # the server has read all earlier messages, too
                 self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
-        if sent is None and id is not None and self.abandoned_session is not None:
+        if request is None and id is not None and self.questions.abandoned_session is not None:
             late = bytes(id)
             if late == self._reported_id:
                 self._reported_id = None
             elif late in self._strayed:  # an answered call asks no further questions
                 self._strayed -= {late}
                 if not self._strayed and not self._has_doubts:
-                    self.abandoned_session = None
-        return sent
+                    self.questions.abandoned_session = None
+        return request
 
     def _on_request(self, request: Request) -> None:
-        if self.abandoned_session is not None:
+        questions = self.questions
+        if questions.abandoned_session is not None:
             patience = TOLD_SECONDS if self._reported_id is None else STRAY_SECONDS
             if asyncio.get_running_loop().time() - self._strayed_at > patience:
-                self.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
-        super()._on_request(request)
-
-    def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
-        super()._on_question_between_calls(request, say)
-        if self.abandoned_session is not None:
+                questions.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
+        if request.method in QUESTIONS:
+            questions.note_question()
+        was_between_calls = questions.ask_only_caller(request, self._say)
+        if was_between_calls and questions.abandoned_session is not None:
             self._has_doubts = True
             self._doubt()
 
@@ -402,31 +404,18 @@ class DialInLink(DuplexLink):
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
 
-    def ended(self, reason: str) -> None:
-        """The channel has ended."""
-        self._on_broken(reason)
-
     def end(self, code: int, words: str, reason: str) -> None:
         """Close it: the peer gets `words`, and the callers of open calls get `reason`."""
         self._on_broken(reason, is_dead=False)
-        self._offered.close(code, words)
+        self.channel.close(code, words)
 
     async def aclose(self) -> None:
         """Close the link; the channel ends by itself."""
         self.end(NORMAL, "", "closed by the hub")
 
-    def _frame(self, message: bytes) -> bytes:
-        # A pipe writes each frame as one line, so a line break inside would make two messages.
-        return self._offered.frame(jsonrpc.compact(message))
-
-    def _cut(self) -> None:
-        self._offered.close(REFUSED, self._lost_reason())
-
-    def _lose(self, reason: str) -> None:
-        if not self.lost.done():
-            super()._lose(reason)
-            if self.on_gone is not None:
-                self.on_gone(self)
+    def _fail(self, reason: str) -> None:
+        self._on_broken(reason)
+        self.channel.close(REFUSED, self.lost.result())
 
 
 def renamed(listing: Listing, server: ServerName) -> Listing:

@@ -97,7 +97,7 @@ class DialInReconnector(Reconnector):
         """
         before = self.link
         self._part_from(before)
-        link.server = self.settings.name
+        link.rename(self.settings.name)
         link.on_lost = lambda reason: self._give_up(reason, None)
         link.on_leaving = lambda: self._be_away("its client is ending", is_failure=False)
         link.on_changed = self._note_change

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -152,7 +153,7 @@ class DialInRegistry:
         self._came += 1
         link = DialInLink(name, self._me, self._hub.limits, channel, claim, self._came, is_muxed=is_muxed)
         link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
-        link.on_gone = self._gone
+        link.on_gone = partial(self._gone, link)
         link.came = self._now()
         self._links[link] = agent
         if self._is_closing:

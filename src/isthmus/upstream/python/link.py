@@ -37,7 +37,6 @@ from isthmus.upstream.python.runner import PRINTS_TO_STDERR, Runner, redirect_pr
 from isthmus.upstream.python.signatures import Function, Runnable, Unusable
 from isthmus.upstream.server_settings import Era, PythonSettings
 from isthmus.upstream.waiters import Waiter, turned_away
-from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)
@@ -308,12 +307,6 @@ class PythonLink(BaseLink):
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         waiter.fail(turned_away(self.server, f"functions are not asked {method}"))
-
-    def _forget(self, waiter: Waiter) -> None:
-        """Do nothing: there are no waiters."""
-
-    def _notify(self, method: str, params: Payload | None) -> None:
-        """Do nothing: functions receive no notifications."""
 
     def listen(self) -> None:
         """Do nothing: the functions do not change."""

@@ -17,7 +17,16 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost, Ticket
-from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_for, login_url, media_type
+from isthmus.upstream.http_shared import (
+    ADVICE,
+    EVENT_STREAM,
+    OK,
+    UNAUTHORIZED,
+    HttpRequest,
+    advice_for,
+    login_url,
+    media_type,
+)
 from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
@@ -131,7 +140,7 @@ class Rest:
             self.seconds = min(max(decoder.retry / 1000, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
 
-class Post:
+class Post(HttpRequest):
     """One POST and its response."""
 
     __slots__ = (
@@ -146,31 +155,20 @@ class Post:
         "_useless",
         "_was_expired",
         "body",
-        "id",
         "is_over",
-        "lines",
         "method",
         "name",
         "session",
-        "ticket",
-        "waiter",
-        "wire_id",
     )
 
     def __init__(
         self, link: ExchangeOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter
     ) -> None:
+        super().__init__(id, waiter)
         self._link = link
-        self.id = id
         self.method = method
         self.name = name
         self.body = body
-        self.waiter = waiter
-        self.wire_id: bytes | None = None
-        """The caller's own id, if the request carries it; `id` is used here and for progress all the same."""
-        self.lines = b""
-        """Headers of this request only."""
-        self.ticket: Ticket | None = None
         self.session: str | None = None
         """The session it was sent in; the link may have another one when the response comes."""
         self.is_over = False
@@ -195,8 +193,7 @@ class Post:
     def abandon(self) -> None:
         """Close the connection of this request."""
         self._finish()
-        if self.ticket is not None:
-            self.ticket.abort()
+        super().abandon()
 
     def fail(self, fault: Fault) -> None:
         """There will be no response."""

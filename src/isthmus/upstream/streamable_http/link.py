@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from functools import partial
+from collections.abc import Collection, Mapping, Set
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, LogMessage
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
@@ -27,13 +26,13 @@ from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
 from isthmus.upstream.server_settings import Era
 from isthmus.upstream.streamable_http.http_exchanges import LINGER_SECONDS, NotificationStream, Post
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away, waiter_for
+from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import METHODS, QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
-from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
+from isthmus.wire.mcp.messages import Implementation
 from isthmus.wire.mcp.modern import HeaderParams, annotated_params, is_annotation_valid, param_headers
 
 SPARE_CONNECTIONS = 8
@@ -100,7 +99,6 @@ class StreamableLink(BaseLink):
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._generation = credentials.generation
         """The generation of the credentials in these heads."""
-        self._posts: dict[int, Post] = {}
         self._places: dict[bytes, HeaderParams] = {}
         self._one_way_posts = OneWayPosts(self._client)
         self._expired: list[Post] | None = None
@@ -173,7 +171,8 @@ class StreamableLink(BaseLink):
                 self._target, self._location = place, None
             else:
                 self._is_initialized = True
-                if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
+                self.closing_cancels = self.dialect.era == "modern"
+                if self.questions.client_caps and self.dialect.era == "legacy" and self._session is not None:
                     # A legacy server may ask on the stream, unless it names the call (those on the TypeScript SDK do).
                     # Questions before the stream is open are lost, so it opens before a call can make the server ask.
                     await self._open_stream_first()
@@ -211,14 +210,14 @@ class StreamableLink(BaseLink):
         lines = self.caller_headers.lines_for(inflight) if inflight.call.headers else b""
         if lines is None:
             return
-        id = self.next_id()
+        id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         call, name = inflight.call, inflight.name
         method = METHODS.get(call.kind, name)
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
         if call.request_id is not None:
-            post.wire_id = self.caller_request_id(call, [other.wire_id for other in self._posts.values()])
+            post.wire_id = self.requests.caller_request_id(call)
             if post.wire_id is not None:
                 post.body = jsonrpc.request_as(post.wire_id, method, self.dialect.call_params(call, name, id))
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
@@ -226,8 +225,8 @@ class StreamableLink(BaseLink):
         post.lines = lines
         inflight.carriage = post
         self._send(post)
-        if self._early:
-            self._deliver_early_soon()
+        if self.questions.early:
+            self.questions.deliver_early()
 
     def _places_of(self, tool: Feature) -> HeaderParams:
         """The tool's arguments that are repeated in headers; cached per definition."""
@@ -242,7 +241,7 @@ class StreamableLink(BaseLink):
         self._send(Post(self, id, method, None, jsonrpc.request(id, method, params), waiter))
 
     def _send(self, post: Post) -> None:
-        self._posts[post.id] = post
+        self.requests.pending[post.id] = post
         if self._expired is not None:  # a new session is being opened
             is_part_of_that = post.method == "initialize" or (self._is_rechecking and post.method == TOOLS.method)
             if not is_part_of_that:
@@ -255,18 +254,17 @@ class StreamableLink(BaseLink):
         head = self._head(post.method, post.name)
         post.ticket = self._client.send(head + post.lines if post.lines else head, post.body, post)
 
-    def _notify(self, method: str, params: Payload | None) -> None:
-        self._post_one_way(method, jsonrpc.notification(method, params))
+    def _say(self, message: bytes, *, about: PendingRequest | None = None, is_awaited: bool = False) -> None:
+        post = self._one_way_posts.answer if is_awaited else self._one_way_posts.send
+        post(self._head(""), message)
 
-    def _post_one_way(self, method: str, message: bytes, lines: bytes = b"") -> None:
-        self._one_way_posts.send(self._head(method) + lines, message)
-
-    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
-        self._one_way_posts.answer(self._head(""), message)
+    def _notify(self, method: str, params: Payload | None, about: PendingRequest | None = None) -> None:
+        head = self._head(method) + (b"" if about is None else about.lines)
+        self._one_way_posts.send(head, jsonrpc.notification(method, params))
 
     def on_post_over(self, post: Post) -> None:
         """A request has ended."""
-        self._posts.pop(post.id, None)
+        self.requests.pending.pop(post.id, None)
 
     # -- streams that ended too soon -------------------------------------------------------------------------------
 
@@ -294,61 +292,19 @@ class StreamableLink(BaseLink):
 
     # -- ending a call, and what the server says by itself ---------------------------------------------------------
 
-    def may_have_run(self, inflight: InFlight) -> bool:
-        """A request that waits for a connection or a new session has not left."""
-        post = inflight.carriage
-        return not isinstance(post, Post) or post.may_have_left
-
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
         """The scope of a call's task ids; None if its session is gone."""
         post = inflight.carriage
         return self.place if isinstance(post, Post) and post.session == self._session else None
 
-    def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Close the connection, which cancels in the modern era; a legacy server gets a notification as well."""
-        post = inflight.carriage
-        if isinstance(post, Post):
-            if self.dialect.era == "legacy" and post.may_have_left:
-                self._note_abandoned(inflight)
-                params = cancelled_params(post.wire_id or str(post.id).encode(), reason)
-                self._post_one_way(CANCELLED, jsonrpc.notification(CANCELLED, params), post.lines)
-                self._cancel_hidden_task(inflight)
-            post.abandon()
-
-    def _forget(self, waiter: Waiter) -> None:
-        for post in self._posts.values():
-            if post.waiter is waiter:
-                post.abandon()
-                return
-
-    def on_notification(self, method: str, params: Members) -> None:
-        """Handle a notification: a change, or progress of a call on another stream than its own."""
-        if method == PROGRESS:
-            post = self._posts.get(token_of(params))
-            if post is not None:
-                post.waiter.progress(params)
-            else:
-                self._on_late_progress(params)
-        else:
-            super().on_notification(method, params)
-
-    def _on_log_line(self, line: LogMessage) -> None:
-        """A line that names no call goes to the only caller with calls here, else to the operator."""
-        if not log_alone(line, self._waiters()):
-            self.on_log(line)
-
-    def _waiters(self) -> Iterable[Waiter]:
-        return (post.waiter for post in self._posts.values())
-
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """Handle a request of the server, on a call's stream or the shared one; the reply is a POST of its own."""
-        say = partial(self._post_one_way, "")
         if waiter is not None:
-            self._ask_caller(request, waiter, say)
+            self.questions.ask_caller(request, waiter, self._say)
             return
         if request.method in QUESTIONS:
-            self._note_question()
-        self._ask_only_caller(request, say)
+            self.questions.note_question()
+        self.questions.ask_only_caller(request, self._say)
 
     async def list_features(
         self,
@@ -440,7 +396,7 @@ class StreamableLink(BaseLink):
 
     def _listen_to(self, uris: Collection[str]) -> None:
         stream = self._open_next_stream()
-        body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params(uris))
+        body = jsonrpc.request(self.requests.next_id(), modern.LISTEN, self._listen_params(uris))
         stream.ticket = self._client.send(self._head(modern.LISTEN), body, stream)
 
     def _open_next_stream(self) -> NotificationStream:

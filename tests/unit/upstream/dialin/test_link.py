@@ -12,7 +12,7 @@ from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Answered, Call, LogMessage, Progress
 from isthmus.model.faults import BadArguments, Lost
-from isthmus.upstream import duplex
+from isthmus.upstream import link as link_module
 from isthmus.upstream.dialin import link as module
 from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of
 from isthmus.wire.jsonrpc import object_members
@@ -214,7 +214,7 @@ async def test_arguments_that_would_end_a_pipes_connection_are_refused() -> None
 
 
 async def test_a_server_that_only_writes_garbage_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "GARBAGE_MAX", 3)
+    monkeypatch.setattr(link_module, "GARBAGE_MAX", 3)
     async with scene() as at:
         server = await holding(at)
         _, listener = at.start(NOW)
@@ -285,7 +285,7 @@ async def test_a_server_is_nudged_while_a_call_waits_and_need_not_answer(monkeyp
         assert waiting.ends
         link = kept(at)
         await until(lambda: link._nudge is None)
-        assert len(link._pending) == 0
+        assert len(link.requests.pending) == 0
 
 
 async def looks(link: module.DialInLink, times: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from isthmus.upstream import subscriptions
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import Era
+from isthmus.upstream.streamable_http.http_exchanges import Post
 from isthmus.upstream.streamable_http.link import StreamableLink
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
@@ -412,7 +413,7 @@ async def test_a_server_that_names_no_version_of_the_era_is_not_asked_again(
 
 async def until_listening(held: Held) -> tuple[asyncio.Future[None], Peer]:
     """Greet a server with sessions on behalf of those who can be asked; the peer is who wants to hear questions."""
-    held.link.client_caps = frozenset({"elicitation"})
+    held.link.questions.client_caps = frozenset({"elicitation"})
     greeting = asyncio.ensure_future(held.link.handshake("legacy"))
     welcome = message(id=1, result=WELCOME)
     await held.answered(reply("200 OK", welcome, *JSON, "mcp-session-id: s1"))
@@ -438,7 +439,7 @@ async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]
         await greeting
     callers = []
     for session in sessions:
-        asked = msgspec.structs.replace(call(client_caps=held.link.client_caps), session=session)
+        asked = msgspec.structs.replace(call(client_caps=held.link.questions.client_caps), session=session)
         callers.append(held._stage.start(asked)[1])
         await held.request()
     return listener, callers
@@ -451,7 +452,7 @@ async def test_a_question_that_names_no_call_reaches_one_program_or_nobody_and_i
     held: Held, sessions: list[str], *, is_asked: bool
 ) -> None:
     told: list[str] = []
-    held.link.on_question = lambda: told.append("asked")
+    held.link.questions.on_question = lambda: told.append("asked")
     listener, callers = await asked_beside(held, *sessions)
     await listener.say(event(message(id="q", method="elicitation/create", params={})))
     await eventually(lambda: bool(told), "the question is read")
@@ -465,19 +466,19 @@ async def until_asked(held: Held) -> None:
     """Have the server ask on the stream of all, before there is any call."""
     listener, _ = await asked_beside(held)
     await listener.say(event(message(id="q", method="elicitation/create", params={})))
-    await eventually(lambda: held.link.has_asked, "the question is read")
+    await eventually(lambda: held.link.questions.has_asked, "the question is read")
 
 
 async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "EARLY_SECONDS", 600.0)
     await until_asked(held)
-    _, caller = held._stage.start(call(client_caps=held.link.client_caps))
+    _, caller = held._stage.start(call(client_caps=held.link.questions.client_caps))
     assert caller.asked == []
     await eventually(lambda: bool(caller.asked), "the question is put")
     assert (await held.request())[1]["method"] == "tools/call"
     caller.asked[0][1](Answered(raw({"action": "decline"})))
     assert (await held.request())[1] == {"jsonrpc": "2.0", "id": "q", "result": {"action": "decline"}}
-    assert not held.link.has_unanswered_question
+    assert not held.link.questions.has_unanswered
 
 
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
@@ -487,12 +488,12 @@ async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
     await until_asked(held)
     _, refusal = await held.request()
     assert (refusal["id"], refusal["error"]["message"]) == ("q", UNSURE.message)
-    assert held.link.has_unanswered_question
+    assert held.link.questions.has_unanswered
 
 
 async def test_after_a_call_was_given_up_a_question_that_names_none_may_be_about_it(held: Held) -> None:
     listener, (_, _) = await asked_beside(held, "one", "two")
-    first, *_ = held.link._posts.values()
+    first, *_ = held.link.requests.pending.values()
     assert isinstance(first.waiter, CallWaiter)
     first.waiter.inflight.cancel("enough")
     assert (await held.request())[1]["method"] == "notifications/cancelled"
@@ -625,7 +626,8 @@ async def test_a_stream_that_breaks_is_asked_for_too(held: Held) -> None:
     _, listener = held.start()
     peer, asked = await held.request()
     await peer.say(STREAM + SOON)
-    await eventually(lambda: held.link._posts[asked["id"]]._decoder is not None, "the stream has begun")
+    post = cast("Post", held.link.requests.pending[asked["id"]])
+    await eventually(lambda: post._decoder is not None, "the stream has begun")
     peer.reset()
     peer, last = await came_back(held)
     assert last == "e1"
@@ -657,7 +659,7 @@ async def test_a_server_in_passing_trouble_is_asked_again_and_not_for_ever(held:
         peer, _ = await came_back(held)
         peer.close()
     fault = (await over(listener)).fault
-    assert (isinstance(fault, Lost), asked["id"] in held.link._posts) == (True, False)
+    assert (isinstance(fault, Lost), asked["id"] in held.link.requests.pending) == (True, False)
 
 
 async def test_a_users_headers_go_with_the_call_its_return_and_its_cancellation(held: Held) -> None:

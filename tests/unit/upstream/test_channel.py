@@ -19,9 +19,11 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.calls import UNSURE, Answered, OnReply, Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
-from isthmus.upstream import duplex, link, subscriptions
+from isthmus.upstream import link as link_module
+from isthmus.upstream import questions, subscriptions
+from isthmus.upstream.channel import HOLD_ABOVE_BYTES, ChannelWriter
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.duplex import HOLD_ABOVE_BYTES, DuplexLink
+from isthmus.upstream.link import BaseLink
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
@@ -61,15 +63,15 @@ class Pipe:
         return [json.loads(line) for line in lines]
 
 
-class Line(DuplexLink):
+class Line(BaseLink):
     """A link over a pipe in the test's hands."""
+
+    is_duplex = True
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__(SERVER, ME, Limits())
-        self.pipe = self._channel = pipe
-
-    def _frame(self, message: bytes) -> bytes:
-        return message + b"\n"
+        self.pipe = pipe
+        self._writer = ChannelWriter(lambda message: message + b"\n", pipe)
 
     def broken(self) -> None:
         self._on_broken("the wire broke")
@@ -175,34 +177,34 @@ async def test_a_servers_questions_are_answered_while_it_reads_the_answers() -> 
 
 async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     line = Line(pipe := Pipe())
-    line.client_caps = frozenset({"roots"})
+    line.questions.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
     assert pipe.said() == []
     stage = Stage()
     stage.server_queue.attach(line)
-    _, listener = stage.start(call(client_caps=line.client_caps))
+    _, listener = stage.start(call(client_caps=line.questions.client_caps))
     assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
     await turn()
     ((question, reply),) = listener.asked
     assert question.method == "roots/list"
     pipe.said()
     reply(Answered(raw({"roots": []})))
-    assert (pipe.said(), line.has_unanswered_question) == (
+    assert (pipe.said(), line.questions.has_unanswered) == (
         [{"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}],
         False,
     )
 
 
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
     line = Line(pipe := Pipe())
-    line.client_caps = frozenset({"roots"})
+    line.questions.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
     async with asyncio.timeout(20):
         while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
             await asyncio.sleep(0)
     assert (said[0]["id"], said[0]["error"]["message"]) == (7, UNSURE.message)
-    assert line.has_unanswered_question
+    assert line.questions.has_unanswered
 
 
 # -- whose question it is, and until when ------------------------------------------------------------------------------
@@ -232,9 +234,9 @@ class Asking:
 
     def __init__(self) -> None:
         self.line = Line(Pipe())
-        self.line.client_caps = ABLE
+        self.line.questions.client_caps = ABLE
         self.heard = 0
-        self.line.on_question = self._listen_first
+        self.line.questions.on_question = self._listen_first
         self._stage = Stage()
         self._stage.server_queue.attach(self.line)
 
@@ -266,7 +268,7 @@ async def test_a_question_among_calls_of_no_conversation_reaches_none_of_them_an
     asking.line.read(ASKS)
     assert asking.is_refused()
     assert [listener.asked for _, listener in calls] == [[], []]
-    assert (asking.heard, asking.line.has_asked, asking.line.abandoned_session) == (1, True, None)
+    assert (asking.heard, asking.line.questions.has_asked, asking.line.questions.abandoned_session) == (1, True, None)
 
 
 class Sent(Spared):
@@ -331,12 +333,12 @@ async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
     asking = Asking()
     listener = Spared()
     asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
-    assert asking.line.abandoned_session is None
+    assert asking.line.questions.abandoned_session is None
 
 
 async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program() -> None:
     asking = Asking()
-    asking.line.can_wait = False
+    asking.line.questions.can_wait = False
     asking.line.read(ASKS)
     assert asking.is_refused()
     _, listener = await asking.call()
@@ -350,7 +352,7 @@ async def test_a_question_whose_call_is_over_before_it_was_put_is_refused() -> N
     asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
     await turn()
     assert asking.is_refused()
-    assert (listener.asked, asking.line.has_unanswered_question) == ([], True)
+    assert (listener.asked, asking.line.questions.has_unanswered) == ([], True)
 
 
 async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at_once() -> None:
@@ -364,13 +366,13 @@ async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at
 
 
 async def test_few_questions_wait_and_one_that_is_asked_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "EARLY_MAX", 2)
+    monkeypatch.setattr(questions, "EARLY_MAX", 2)
     asking = Asking()
     for id in (6, 6, 8, 7):
         asking.line.read(message(id=id, method="roots/list"))
     assert asking.is_refused()
     _, listener = await asking.call()
-    assert (len(listener.asked), asking.line._early) == (2, {})
+    assert (len(listener.asked), asking.line.questions.early) == (2, {})
 
 
 async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> None:
@@ -382,7 +384,7 @@ async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> 
     ((_, reply),) = listener.asked
     assert listener.retracted == [reply]
     reply(Answered(raw({})))
-    assert (asking.said(), asking.line._questions) == ([], {})
+    assert (asking.said(), asking.line.questions._open) == ([], {})
 
 
 @pytest.mark.parametrize("named", [{}, {"requestId": 8}, {"requestId": "7"}, {"requestId": None}, {"requestId": [7]}])
@@ -400,7 +402,7 @@ async def test_a_question_that_is_taken_back_before_its_call_comes_reaches_nobod
     asking.line.read(ASKS)
     asking.line.read(TAKES_BACK)
     _, listener = await asking.call()
-    assert (listener.asked, asking.line._early) == ([], {})
+    assert (listener.asked, asking.line.questions.early) == ([], {})
 
 
 async def test_a_call_that_ends_takes_its_open_question_along_and_the_server_is_told() -> None:
@@ -409,7 +411,7 @@ async def test_a_call_that_ends_takes_its_open_question_along_and_the_server_is_
     asking.line.read(ASKS)
     inflight.finish(DONE)
     assert (listener.retracted, asking.said()) == ([listener.asked[0][1]], [OVER])
-    assert asking.line._questions == {}
+    assert asking.line.questions._open == {}
 
 
 async def test_a_server_that_was_told_to_stop_a_call_is_not_answered_what_it_asked_about_it() -> None:
@@ -419,7 +421,7 @@ async def test_a_server_that_was_told_to_stop_a_call_is_not_answered_what_it_ask
     inflight.cancel("enough")
     (told,) = asking.said()
     assert told["method"] == "notifications/cancelled"
-    assert (listener.retracted, asking.line._questions) == ([listener.asked[0][1]], {})
+    assert (listener.retracted, asking.line.questions._open) == ([listener.asked[0][1]], {})
 
 
 async def test_a_question_that_outlasts_its_call_keeps_nothing_of_the_message_that_it_came_in() -> None:
@@ -429,7 +431,7 @@ async def test_a_question_that_outlasts_its_call_keeps_nothing_of_the_message_th
     holders = sys.getrefcount(text)
     asking.line.read(text)
     inflight.finish(DONE)
-    assert (len(listener.asked), len(asking.line._questions)) == (1, 1)
+    assert (len(listener.asked), len(asking.line.questions._open)) == (1, 1)
     assert sys.getrefcount(text) == holders
 
 
@@ -440,12 +442,12 @@ async def test_a_lost_link_takes_its_open_questions_along() -> None:
     inflight.finish(DONE)  # which the question, being about roots, outlasts
     assert listener.retracted == []
     asking.line.broken()
-    assert (listener.retracted, asking.line._questions) == ([listener.asked[0][1]], {})
+    assert (listener.retracted, asking.line.questions._open) == ([listener.asked[0][1]], {})
 
 
 @pytest.mark.parametrize("text", [b"hello", b"[]", b"{", b"\xff", b'{"jsonrpc":"1.0","id":1}'])
 async def test_too_much_nonsense_in_a_row_ends_the_link(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    monkeypatch.setattr(duplex, "GARBAGE_MAX", 3)
+    monkeypatch.setattr(link_module, "GARBAGE_MAX", 3)
     line = Line(pipe := Pipe())
     for _ in range(5):
         for _ in range(3):
@@ -586,7 +588,7 @@ async def test_what_is_subscribed_to_together_is_asked_for_at_once() -> None:
 async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    monkeypatch.setattr(link_module, "RELISTEN_SECONDS", 0.0)
     gaps: list[str] = []
     line = modern(pipe := Pipe())
     line.on_gap = lambda: gaps.append("gap")
@@ -607,7 +609,7 @@ async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_g
 async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledged(
     monkeypatch: pytest.MonkeyPatch, *, is_acknowledged: bool
 ) -> None:
-    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    monkeypatch.setattr(link_module, "RELISTEN_SECONDS", 0.0)
     line = modern(pipe := Pipe())
     line.listen()
     await turn()
@@ -623,7 +625,7 @@ async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledg
 
 
 async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    monkeypatch.setattr(link_module, "RELISTEN_SECONDS", 0.0)
     line = modern(pipe := Pipe())
     subscribing = asyncio.ensure_future(line.subscribe("file:///a"))
     await turn()
@@ -635,8 +637,8 @@ async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monke
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))
         await subscribing
-    line.on_listen_ended(1)  # which was over long ago
-    assert not line._missed_changes
+    line._listen_requests.ended(1)  # which was over long ago
+    assert not line._listen_requests._missed_changes
 
 
 async def test_a_method_is_asked_for_by_its_name_with_its_parameters_and_its_error_comes_back_as_it_is() -> None:
@@ -683,6 +685,6 @@ async def test_a_long_answer_is_read_in_several_turns_wherever_its_id_is(*, is_r
     members = {"result": result, "jsonrpc": "2.0", "id": 1} if is_result_first else {"id": 1, "result": result}
     line.read(json.dumps(members).encode() if is_result_first else message(**members))
     assert not listener.ends
-    assert not line._pending, "its request is known before it is read"
+    assert not line.requests.pending, "its request is known before it is read"
     await turns()
     assert len(listener.ends) == 1
