@@ -643,7 +643,8 @@ class BaseLink:
             self.__dict__.pop("_listen_requests", None)
             self.on_lost(reason)
             self.questions.retract_all()
-            self.on_gone()
+            on_gone, self.on_gone = self.on_gone, _unheard  # it may refer to this link
+            on_gone()
 
     def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
         """The link is lost: every pending request ends as lost. The server is gone only if `is_dead`."""

@@ -67,6 +67,7 @@ class Line(BaseLink):
     """A link over a pipe in the test's hands."""
 
     is_duplex = True
+    takes_methods = True
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__(SERVER, ME, Limits())

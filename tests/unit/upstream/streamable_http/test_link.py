@@ -18,8 +18,7 @@ from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import UNSURE, Answered, LogMessage, Progress, Result, Surface
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.transport.egress import Egress
-from isthmus.upstream import link as base
-from isthmus.upstream import subscriptions
+from isthmus.upstream import questions, subscriptions
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import Era
@@ -470,7 +469,7 @@ async def until_asked(held: Held) -> None:
 
 
 async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "EARLY_SECONDS", 600.0)
+    monkeypatch.setattr(questions, "EARLY_SECONDS", 600.0)
     await until_asked(held)
     _, caller = held._stage.start(call(client_caps=held.link.questions.client_caps))
     assert caller.asked == []
@@ -484,7 +483,7 @@ async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatc
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
     await until_asked(held)
     _, refusal = await held.request()
     assert (refusal["id"], refusal["error"]["message"]) == ("q", UNSURE.message)
