@@ -31,7 +31,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices firsthour test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -51,6 +51,11 @@ firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first 
 
 test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) $(ARGS)
+
+newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
+	$(VENV)/bin/python $(PIP_INSTALL) --upgrade $$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z-]*\).*/\1/p' pyproject.toml)
+	$(VENV)/bin/python -m pip list --disable-pip-version-check
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) --deselect tests/supply $(ARGS)
 
 peers: $(VENV)/.test $(SDKS) $(NPM)/node_modules/.ready ## run the official clients against the official servers, without the hub
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS) $(ARGS)

@@ -210,10 +210,14 @@ def test_every_threat_has_its_tests() -> None:
     assert f"a test for each of {len(rows)} threats" in readme
 
 
-def test_dependencies_have_floors_and_only_those_with_used_internals_have_caps() -> None:
+def test_dependencies_have_floors_and_internals_are_capped_at_the_tested_minor_release() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tested = pins_in(ROOT / "requirements" / "serve.txt")
     for dependency in project["dependencies"]:
-        cap = ",<[0-9]+" if dependency.startswith(("uvicorn", "websockets")) else ""
+        cap, name = "", dependency.split(">=")[0]
+        if name in ("uvicorn", "websockets"):
+            major, minor, *_ = tested[name].split(".")
+            cap = rf",<{major}\.{int(minor) + 1}"
         assert re.fullmatch(rf"[a-z0-9-]+>=[0-9.]+{cap}(; .*)?", dependency)
 
 
