@@ -14,8 +14,8 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import RequestCycle
 from isthmus.model.calls import Result
 from isthmus.upstream import http_shared
-from isthmus.upstream.streamable_http import link as streamable
-from isthmus.upstream.streamable_http.http_exchanges import Post
+from isthmus.upstream import streamable_http as streamable
+from isthmus.upstream.streamable_http import Post
 from tests.faults.asking_server import ASKED
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, events, hub_of, listening, reply

@@ -36,7 +36,7 @@ from isthmus.upstream.server_settings import (
 )
 from isthmus.upstream.sse import SseLink
 from isthmus.upstream.stdio import Programs, StdioLink
-from isthmus.upstream.streamable_http.link import StreamableLink
+from isthmus.upstream.streamable_http import StreamableLink
 from isthmus.upstream.websocket import SocketLink
 from isthmus.wire.mcp.messages import Implementation
 

@@ -29,9 +29,15 @@ from isthmus.upstream.a2a.agent_card import (
     listing_of,
     tools_of,
 )
-from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, ExchangeOwner, HttpExchange, LingeringConnections
 from isthmus.upstream.a2a.messages import message_for
-from isthmus.upstream.a2a.remote_task import CancelRequest, RemoteTask, TaskOwners
+from isthmus.upstream.a2a.remote_task import (
+    LINGERING_MAX,
+    CancelRequest,
+    HttpExchange,
+    LingeringConnections,
+    RemoteTask,
+    TaskOwners,
+)
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
@@ -321,7 +327,7 @@ class AgentLink(BaseLink):
         self._remote_tasks.add(remote_task)
         remote_task.begin()
 
-    def start_exchange(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
+    def start_exchange(self, asked: ClientOperation, owner: RemoteTask | CancelRequest) -> HttpExchange:
         """Send a request to the agent's endpoint."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"

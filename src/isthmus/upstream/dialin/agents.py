@@ -218,7 +218,7 @@ class AgentServer:
 
     def take(self, link: DialInLink) -> None:
         """Use an initialized and listed link for this server."""
-        link.seat = self
+        link.trim = self.trim
         link.listing = self.trim(link.listing)
         if link.who is not None:
             self.title = f"{link.who.title or link.who.name} {link.who.version}".strip()
@@ -387,7 +387,7 @@ class DialInAgent:
         """The server of this link is listed, or has disconnected."""
         if (arrival := self._arriving.pop(link, None)) is None:
             return
-        if link.seat is None:
+        if link.trim is None:
             arrival.ended.cancel()
         else:
             arrival.ended.set_result(None)

@@ -145,13 +145,6 @@ REFUSED = 1008
 FAILED = 1011
 
 
-class Trimming(Protocol):
-    """The server that a link belongs to, as far as the link needs it."""
-
-    def trim(self, listing: Listing) -> Listing:
-        """The listing without tools over the limit."""
-
-
 class DialInLink(BaseLink):
     """One server's channel."""
 
@@ -206,8 +199,8 @@ class DialInLink(BaseLink):
         self.questions.client_caps = EVERYTHING
         self.listing = Listing()
         """Its first list."""
-        self.seat: Trimming | None = None
-        """The server that it belongs to; None until it is assigned."""
+        self.trim: Callable[[Listing], Listing] | None = None
+        """Leaves out tools over the agent's limit; None until the link is assigned to a server."""
         self.early: frozenset[Topic] = frozenset()
         """Changes that the server announced between its first list and its assignment."""
         self.on_changed = self._changed_early
@@ -254,7 +247,7 @@ class DialInLink(BaseLink):
     ) -> Listing:
         """See `BaseLink.list_features`; tools over the agent's limit are left out."""
         listing = await super().list_features(topics, known, client_caps)
-        return listing if self.seat is None else self.seat.trim(listing)
+        return listing if self.trim is None else self.trim(listing)
 
     async def hear(self) -> None:
         """Subscribe to a modern server's changes before its first list, so that no change is missed.

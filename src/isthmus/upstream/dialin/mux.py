@@ -7,44 +7,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
+from isthmus.upstream.dialin.link import NORMAL, REFUSED, DialInChannel, DialInLink
 from isthmus.wire.relay import mux
 
-NORMAL, REFUSED, TOO_MANY = 1000, 1008, 1013
-"""Close codes of WebSocket: normal, policy violation, and try again later."""
-
+TOO_MANY = 1013
+"""Close code of WebSocket: try again later."""
 
 NEVER = 2**62
 """The offset of data that was never written: larger than every real offset."""
-
-
-class MuxSocket(Protocol):
-    """What a host needs from its socket; `transport.accepted_socket.AcceptedSocket` fits."""
-
-    @property
-    def client(self) -> str | None:
-        """The address of the peer."""
-
-    def frame(self, message: bytes) -> bytes:
-        """One text message, ready to be written."""
-
-    def write(self, data: bytes) -> int:
-        """Send frames; returns the offset of their end in the stream of written bytes."""
-
-    def has_left(self, offset: int) -> bool:
-        """Whether the byte before `offset` may have reached the peer."""
-
-    def buffered_bytes(self) -> int:
-        """Bytes that were written and not sent yet."""
-
-    async def is_alive(self, within: float) -> bool:
-        """Whether the peer answers a ping."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Close the socket; nothing is received afterwards."""
 
 
 class ChannelAcceptor(Protocol):
@@ -52,14 +26,6 @@ class ChannelAcceptor(Protocol):
 
     def accept_channel(self, channel: MuxChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
         """Take over an open channel as the connection of one server. It may close the channel at once."""
-
-
-@runtime_checkable
-class LeaveListener(Protocol):
-    """A receiver of a channel that handles the announcement that the client is about to close it."""
-
-    def leaves(self) -> None:
-        """The client still answers open requests, and must get no new ones."""
 
 
 class MuxChannel:
@@ -120,7 +86,7 @@ class MuxHost:
 
     def __init__(
         self,
-        socket: MuxSocket,
+        socket: DialInChannel,
         claim: Claim,
         dialins: ChannelAcceptor,
         on_ended: Callable[[MuxHost], None] = lambda _host: None,
@@ -159,7 +125,7 @@ class MuxHost:
                 self._open(frame)
             case mux.ChannelLeaving(channel=number):
                 leaving: object = self._hearers.get(number)
-                if isinstance(leaving, LeaveListener):
+                if isinstance(leaving, DialInLink):
                     leaving.leaves()
             case mux.ChannelClosed(channel=number, code=code, reason=reason):
                 detail = f": {reason!r}" if reason else ""

@@ -19,7 +19,7 @@ from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
-from isthmus.upstream.dialin.mux import LeaveListener
+from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.wire.mcp.messages import Implementation
@@ -143,7 +143,7 @@ class Dialler:
 
     def say_goodbye(self) -> None:
         """Say that it is about to leave."""
-        assert isinstance(self.hearer, LeaveListener)
+        assert isinstance(self.hearer, DialInLink)
         self.hearer.leaves()
 
     def leave(self, reason: str = "it closed the WebSocket") -> None:

@@ -34,6 +34,10 @@ class Socket:
     def frame(self, message: bytes) -> bytes:
         return message + b"\n"
 
+    def kill(self) -> None: ...
+
+    async def aclose(self, code: int = 1000, reason: str = "") -> None: ...
+
     def write(self, data: bytes) -> int:
         self.frames += data.splitlines()
         self.written += len(data)

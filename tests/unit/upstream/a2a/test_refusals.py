@@ -14,8 +14,8 @@ from isthmus.model.faults import (
     ServerError,
 )
 from isthmus.model.tasks import TextPart
-from isthmus.upstream.a2a import http_exchange
-from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, LingeringConnections
+from isthmus.upstream.a2a import remote_task
+from isthmus.upstream.a2a.remote_task import LINGERING_MAX, LingeringConnections
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage
 from tests.unit.upstream.a2a.scene import SECONDS, Scene, opened, texts
 from tests.unit.upstream.a2a.scripted import (
@@ -113,7 +113,7 @@ async def test_streams_that_agents_do_not_end_leave_room_for_calls(
         out.tell(WORKING, HELLO, DONE)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(http_exchange, "LINGER_SECONDS", 600)
+    monkeypatch.setattr(remote_task, "LINGER_SECONDS", 600)
     for _ in range(MANY):
         assert texts(await scene.answered(stay)) == ["hello"]
 

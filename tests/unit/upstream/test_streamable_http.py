@@ -22,8 +22,7 @@ from isthmus.upstream import questions, subscriptions
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.streamable_http.http_exchanges import Post
-from isthmus.upstream.streamable_http.link import StreamableLink
+from isthmus.upstream.streamable_http import Post, StreamableLink
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually

@@ -1,1 +1,0 @@
-"""MCP over Streamable HTTP."""
