@@ -20,8 +20,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import msgspec
 
 from isthmus.credentials.discovery import PKCE, ServerMetadata
-from isthmus.credentials.fetch import Fetched, FetchFailed
+from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredToken, TokenEndpoint, proof_of
+from isthmus.transport.http import HttpResponse
 
 # -- in a browser -----------------------------------------------------------------------------------------------
 
@@ -213,7 +214,7 @@ async def begin_device_login(endpoint: TokenEndpoint, scope: str) -> DeviceLogin
     return device
 
 
-def read_device_login(said: Fetched) -> DeviceLogin:
+def read_device_login(said: HttpResponse) -> DeviceLogin:
     """Return the code in a response. Raises `LoginRefused`."""
     if said.status != OK:
         raise LoginRefused(f"the device endpoint answered HTTP {said.status}")

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.signed_jwts import ALGORITHM
 from isthmus.model.credentials import OAuthSettings
+from isthmus.transport.http import HttpResponse
 
 OK = 200
 NOT_THERE = (400, 404, 405, 410)
@@ -175,7 +176,7 @@ async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> Resourc
     return None
 
 
-def _checked_resource(said: Fetched, url: str) -> ResourceMetadata:
+def _checked_resource(said: HttpResponse, url: str) -> ResourceMetadata:
     found = _decoded(said, ResourceMetadata, "its metadata")
     if not _covers(found.resource, url):
         raise DiscoveryFailed("its metadata describes another resource than the configured address")
@@ -278,7 +279,7 @@ async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *,
 M = TypeVar("M", ResourceMetadata, ServerMetadata)
 
 
-def _decoded(said: Fetched, kind: type[M], what: str) -> M:
+def _decoded(said: HttpResponse, kind: type[M], what: str) -> M:
     try:
         members = msgspec.json.decode(said.body, type=dict[str, msgspec.Raw])
         known = {name: raw for name, raw in members.items() if name in kind.__struct_fields__ and bytes(raw) != b"null"}

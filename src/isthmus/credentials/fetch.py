@@ -7,15 +7,14 @@ five seconds. `discovery`, `token_endpoint` and `authorization` use this.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlencode
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.credentials import URL_LENGTH_MAX
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, request_head
+from isthmus.transport.http import HttpClient, HttpResponse, ResponseLost, request_head
 
 DOCUMENT_BYTES_MAX = 64 * 1024
 FETCH_SECONDS = 5.0
@@ -30,14 +29,6 @@ class UrlRefused(Exception):
 
 class FetchFailed(Exception):
     """There was no complete response; the message says why, without secrets."""
-
-
-class Fetched(NamedTuple):
-    """A complete response."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Fetcher:
@@ -86,21 +77,25 @@ class Fetcher:
         if (reason := await self._egress.refusal(origin, within=FETCH_SECONDS)) is not None:
             raise UrlRefused(f"{what} leads to {origin.host}, which is not allowed: {reason}")
 
-    async def get(self, what: str, url: str, headers: Mapping[str, str] | None = None) -> Fetched:
+    async def get(self, what: str, url: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Fetch a document. Raises `UrlRefused` or `FetchFailed`."""
         return await self._fetch(what, "GET", url, {"accept": "application/json", **(headers or {})}, None)
 
-    async def post(self, what: str, url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> Fetched:
+    async def post(self, what: str, url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> HttpResponse:
         """Send a form. Raises `UrlRefused` or `FetchFailed`."""
         kinds = {"accept": "application/json", "content-type": "application/x-www-form-urlencoded"}
         return await self._fetch(what, "POST", url, {**kinds, **headers}, urlencode(fields).encode())
 
-    async def post_json(self, what: str, url: str, body: bytes, headers: Mapping[str, str] | None = None) -> Fetched:
+    async def post_json(
+        self, what: str, url: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
         """Send a JSON document. Raises `UrlRefused` or `FetchFailed`."""
         kinds = {"accept": "application/json", "content-type": "application/json"}
         return await self._fetch(what, "POST", url, {**kinds, **(headers or {})}, body)
 
-    async def _fetch(self, what: str, verb: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Fetched:
+    async def _fetch(
+        self, what: str, verb: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> HttpResponse:
         origin = self.check(what, url)
         try:
             head = request_head(verb, parse_url(url)[1], origin, headers)
@@ -115,52 +110,11 @@ class Fetcher:
             limit=1,
             connect_seconds=FETCH_SECONDS,
         )
-        sink = _DocumentReader(asyncio.get_running_loop().create_future())
-        ticket = client.send(head, body, sink)
         try:
-            async with asyncio.timeout(FETCH_SECONDS):
-                return await sink.done
+            return await client.fetch(head, body, limit_bytes=DOCUMENT_BYTES_MAX, within=FETCH_SECONDS)
         except TimeoutError:
             raise FetchFailed(f"{what} at {origin} did not answer within {FETCH_SECONDS:g} s") from None
-        except _Broken as broken:
-            raise FetchFailed(f"{what} at {origin}: {broken}") from None
+        except ResponseLost as lost:
+            raise FetchFailed(f"{what} at {origin}: {lost}") from None
         finally:
-            ticket.abort()
             await client.aclose()
-
-
-class _Broken(Exception):
-    """The response was incomplete."""
-
-
-class _DocumentReader:
-    """Receives one response up to the size limit."""
-
-    def __init__(self, done: asyncio.Future[Fetched]) -> None:
-        self.done = done
-        self._status = 0
-        self._headers: Mapping[str, str] = {}
-        self._body = bytearray()
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `transport.http.ResponseSink`."""
-        self._status, self._headers = status, headers
-
-    def on_body(self, chunk: bytes) -> None:
-        """See `transport.http.ResponseSink`."""
-        self._body += chunk
-        if len(self._body) > DOCUMENT_BYTES_MAX:
-            self._fail(f"a response of over {DOCUMENT_BYTES_MAX} bytes")
-
-    def on_end(self) -> None:
-        """See `transport.http.ResponseSink`."""
-        if not self.done.done():
-            self.done.set_result(Fetched(self._status, self._headers, bytes(self._body)))
-
-    def on_lost(self, lost: ConnectionLost) -> None:
-        """See `transport.http.ResponseSink`."""
-        self._fail(lost.reason)
-
-    def _fail(self, why: str) -> None:
-        if not self.done.done():
-            self.done.set_exception(_Broken(why))

@@ -17,9 +17,10 @@ from urllib.parse import quote
 import msgspec
 
 from isthmus.credentials.discovery import ServerMetadata
-from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed
+from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.signed_jwts import SCHEME, USE_NONCE, Prover, assertion_of
 from isthmus.model.credentials import OAuthSettings
+from isthmus.transport.http import HttpResponse
 
 # -- tokens and clients -----------------------------------------------------------------------------------------
 
@@ -281,7 +282,7 @@ class TokenEndpoint:
             raise GrantRefused("unsupported_token_type", "it issued a bearer token, but dpop is required")
         return token
 
-    async def _posted(self, form: Mapping[str, str]) -> tuple[Fetched, list[str]]:
+    async def _posted(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
         """Send a form; return the response and the form's secrets, which no message may contain."""
         said, secret = await self._post(form)
         if self.prover is None or not self.prover.take_nonce(self.server.token_endpoint, said.headers):
@@ -292,7 +293,7 @@ class TokenEndpoint:
             self.prover.take_nonce(self.server.token_endpoint, said.headers)
         return said, secret
 
-    async def _post(self, form: Mapping[str, str]) -> tuple[Fetched, list[str]]:
+    async def _post(self, form: Mapping[str, str]) -> tuple[HttpResponse, list[str]]:
         place = self.server.token_endpoint
         fields, headers = proof_of(self.client, self.settings, self.server)
         sent = {**form, "resource": self.resource, **fields}
@@ -314,7 +315,7 @@ class _TokenResponse(msgspec.Struct):
     scope: str | None = None
 
 
-def read_token_response(said: Fetched, *, can_be_bound: bool = False) -> StoredToken:
+def read_token_response(said: HttpResponse, *, can_be_bound: bool = False) -> StoredToken:
     """Return the token of a successful response. Raises `FetchFailed` or `GrantRefused`."""
     try:
         answer = msgspec.json.decode(said.body, type=_TokenResponse)
@@ -349,14 +350,14 @@ class _TokenError(msgspec.Struct):
     error_description: str = ""
 
 
-def _error(said: Fetched) -> _TokenError:
+def _error(said: HttpResponse) -> _TokenError:
     try:
         return msgspec.json.decode(said.body, type=_TokenError)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _TokenError()
 
 
-def read_refusal(said: Fetched, secret: Sequence[str]) -> GrantRefused | FetchFailed:
+def read_refusal(said: HttpResponse, secret: Sequence[str]) -> GrantRefused | FetchFailed:
     """Return the error of another response; its text has none of these secrets."""
     if said.status in PASSING or said.status >= SERVER_TROUBLE:
         return FetchFailed(f"the token endpoint answered HTTP {said.status}")

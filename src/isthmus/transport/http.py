@@ -17,8 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import httptools
 
@@ -100,20 +99,47 @@ class ResponseSink(Protocol):
         """There will be no complete reply."""
 
 
-class ConnectionPool(Protocol):
-    """The owner of a connection and a ticket: an `HttpClient`."""
+class HttpResponse(NamedTuple):
+    """A complete response."""
 
-    idle_seconds: float
-    cork: WriteBatch
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
-    def forget(self, ticket: Ticket) -> None:
-        """A waiting request was aborted."""
 
-    def freed(self, connection: ClientConnection) -> None:
-        """A connection may carry the next request."""
+class ResponseLost(Exception):
+    """There is no complete response; the message says why."""
 
-    def removed(self, connection: ClientConnection) -> None:
-        """A connection is gone; may be called more than once."""
+
+class ResponseTooLong(ResponseLost):
+    """The response is longer than it may be."""
+
+
+class _ResponseReader:
+    """Collects one response, for `HttpClient.fetch`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.done: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
+        self._limit_bytes = limit_bytes
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._body = bytearray()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._headers = status, headers
+
+    def on_body(self, chunk: bytes) -> None:
+        self._body += chunk
+        if len(self._body) > self._limit_bytes and not self.done.done():
+            self.done.set_exception(ResponseTooLong(f"a response of over {self._limit_bytes} bytes"))
+
+    def on_end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(HttpResponse(self._status, self._headers, bytes(self._body)))
+
+    def on_lost(self, lost: ConnectionLost) -> None:
+        if not self.done.done():
+            self.done.set_exception(ResponseLost(lost.reason))
 
 
 class Ticket:
@@ -121,7 +147,7 @@ class Ticket:
 
     __slots__ = ("_connection", "_data", "_may_have_left", "_pool", "_sink")
 
-    def __init__(self, pool: ConnectionPool, data: bytes, sink: ResponseSink) -> None:
+    def __init__(self, pool: HttpClient, data: bytes, sink: ResponseSink) -> None:
         self._pool = pool
         self._data = data
         self._sink: ResponseSink | None = sink
@@ -183,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
     look only at `_sink`, so that one of them may end the request while the parser goes on with its bytes.
     """
 
-    def __init__(self, pool: ConnectionPool, *, is_secure: bool) -> None:
+    def __init__(self, pool: HttpClient, *, is_secure: bool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
         self._portions: ReadQuota
@@ -415,12 +441,15 @@ class HttpClient:
         limit: int = 64,
         connect_seconds: float = 5.0,
         idle_seconds: float = 4.0,
+        signer: RequestSigner | None = None,
     ) -> None:
         """Must be made inside the running loop. `limit` counts long-lived streams as well.
 
-        `is_configured` is as for `Egress.dial`: unless the operator chose the origin, it must be public.
+        `is_configured` is as for `Egress.dial`: unless the operator chose the origin, it must be public. `signer` adds
+        to every request the proof that the hub holds the key of the token in it (RFC 9449).
         """
         self.origin = origin
+        self._signer = signer
         self.idle_seconds = idle_seconds
         self._egress = egress
         self._background = background
@@ -442,6 +471,8 @@ class HttpClient:
         `head` is a `request_head` with any further `header_lines`; the length and the blank line are added
         here (`None` is no body, as of a GET). The sink is not called before this returns.
         """
+        if self._signer is not None and not isinstance(sink, _SignedTicket):
+            return _SignedTicket(self, self._signer, head, body, sink)
         rest = (b"\r\n",) if body is None else (b"content-length: %d\r\n\r\n" % len(body), body)
         ticket = Ticket(self, b"".join((head, *rest)), sink)
         while self._idle:  # the newest first, so that the others can reach their idle limit
@@ -456,6 +487,22 @@ class HttpClient:
             self._waiting[ticket] = None
             self._dial_enough()
         return ticket
+
+    async def fetch(self, head: bytes, body: bytes | None, *, limit_bytes: int, within: float) -> HttpResponse:
+        """Send a request and wait for the whole response.
+
+        Raises:
+            TimeoutError: it took too long.
+            ResponseTooLong: it has more than `limit_bytes`.
+            ResponseLost: the connection broke, or could not be made.
+        """
+        reader = _ResponseReader(limit_bytes)
+        ticket = self.send(head, body, reader)
+        try:
+            async with asyncio.timeout(within):
+                return await reader.done
+        finally:
+            ticket.abort()
 
     async def aclose(self) -> None:
         """Close every connection; pending requests end as lost."""
@@ -560,82 +607,41 @@ REFUSAL_BYTES_MAX: Final = 64 * 1024
 """How much of a refusal's body is read to keep the connection; a longer one closes it."""
 
 
-def client_for(
-    signer: RequestSigner | None,
-    origin: HttpOrigin,
-    egress: Egress,
-    background: BackgroundTasks,
-    *,
-    is_configured: bool,
-    limit: int,
-    connect_seconds: float,
-) -> HttpClient:
-    """The client of a link: one that signs each request, where the token in it needs a proof."""
-    client = HttpClient if signer is None else partial(SigningClient, signer)
-    return client(origin, egress, background, is_configured=is_configured, limit=limit, connect_seconds=connect_seconds)
-
-
-class SigningClient(HttpClient):
-    """Adds to every request the proof that the hub holds the key of the token in it (RFC 9449).
+class _SignedTicket(Ticket):
+    """A signed request, and the sink of its replies.
 
     A server may refuse a proof because it wants a nonce in it. That request did not run, and is sent once more.
     """
 
+    __slots__ = ("_body", "_client", "_head", "_inner", "_is_refused", "_is_second", "_refusal_bytes", "_signer")
+
     def __init__(
-        self,
-        signer: RequestSigner,
-        origin: HttpOrigin,
-        egress: Egress,
-        background: BackgroundTasks,
-        *,
-        is_configured: bool = False,
-        limit: int = 64,
-        connect_seconds: float = 5.0,
-        idle_seconds: float = 4.0,
+        self, client: HttpClient, signer: RequestSigner, head: bytes, body: bytes | None, sink: ResponseSink
     ) -> None:
-        super().__init__(
-            origin,
-            egress,
-            background,
-            is_configured=is_configured,
-            limit=limit,
-            connect_seconds=connect_seconds,
-            idle_seconds=idle_seconds,
-        )
-        self.signer = signer
-
-    def send(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
-        """See `HttpClient`."""
-        return _SignedTicket(self, head, body, sink)
-
-    def send_signed(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
-        """Send a request with a new proof, if the token in it needs one."""
-        shown = _AUTHORIZATION.search(head)
-        authorization = shown[1].decode("latin-1") if shown else ""
-        proof = self.signer.proof_for(head.partition(b" ")[0].decode("ascii"), self.url_of(head), authorization)
-        lines = b"" if proof is None else header_lines({"dpop": proof})
-        return super().send(head + lines, body, sink)
-
-    def url_of(self, head: bytes) -> str:
-        """Where a request with this head goes."""
-        return f"{self.origin}{head.split(b' ', 2)[1].decode('ascii')}"
-
-
-class _SignedTicket(Ticket):
-    """One request of a `SigningClient`, and the sink of its replies: a refusal for want of a nonce stays here."""
-
-    __slots__ = ("_body", "_client", "_head", "_inner", "_is_refused", "_is_second", "_refusal_bytes")
-
-    def __init__(self, client: SigningClient, head: bytes, body: bytes | None, sink: ResponseSink) -> None:
         super().__init__(client, b"", sink)
         self._client = client
+        self._signer = signer
         self._head = head
         self._body = body
         self._is_refused = False
         """The server wants another proof, and has not run the request."""
         self._is_second = False
         self._refusal_bytes = 0
-        self._inner = client.send_signed(head, body, self)
+        self._inner = self._send()
+
+    def _send(self) -> Ticket:
+        """Send the request with a new proof, if the token in it needs one."""
+        shown = _AUTHORIZATION.search(self._head)
+        authorization = shown[1].decode("latin-1") if shown else ""
+        verb = self._head.partition(b" ")[0].decode("ascii")
+        proof = self._signer.proof_for(verb, self._url, authorization)
+        lines = b"" if proof is None else header_lines({"dpop": proof})
+        return self._client.send(self._head + lines, self._body, self)
+
+    @property
+    def _url(self) -> str:
+        """Where the request goes."""
+        return f"{self._client.origin}{self._head.split(b' ', 2)[1].decode('ascii')}"
 
     @property
     def may_have_left(self) -> bool:
@@ -654,7 +660,7 @@ class _SignedTicket(Ticket):
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """See `ResponseSink`."""
-        wants_nonce = self._client.signer.wants_nonce(self._client.url_of(self._head), status, headers)
+        wants_nonce = self._signer.wants_nonce(self._url, status, headers)
         if wants_nonce and not self._is_second:
             self._is_refused = True
         elif self._sink is not None:
@@ -689,4 +695,4 @@ class _SignedTicket(Ticket):
     def _send_again(self) -> None:
         self._is_refused, self._is_second = False, True
         if self._sink is not None:
-            self._inner = self._client.send_signed(self._head, self._body, self)
+            self._inner = self._send()

@@ -7,10 +7,14 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import urljoin
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports import Credentials
+from isthmus.core.settings import Limits
 from isthmus.model.faults import BadArguments
-from isthmus.transport.egress import HttpOrigin, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines
+from isthmus.model.names import ServerName
+from isthmus.transport.egress import Egress, HttpOrigin, parse_url
+from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines, request_head
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.waiters import PendingRequest, Waiter
 
@@ -89,6 +93,47 @@ def _plain(target: str) -> tuple[str, str]:
     return path.rstrip("/"), query
 
 
+class HttpEndpoint:
+    """Where a link sends its requests over HTTP: the connections to the origin, and the operator's headers for it."""
+
+    __slots__ = ("_credentials", "_generation", "_server", "client", "origin", "target")
+
+    def __init__(
+        self,
+        server: ServerName,
+        url: str,
+        limits: Limits,
+        credentials: Credentials,
+        egress: Egress,
+        background: BackgroundTasks,
+        *,
+        connections: int,
+    ) -> None:
+        self._server = server
+        self.origin, self.target = parse_url(url)
+        self._credentials = credentials
+        self._generation = credentials.generation
+        self.client = HttpClient(
+            self.origin,
+            egress,
+            background,
+            is_configured=True,
+            limit=connections,
+            connect_seconds=limits.connect_seconds,
+            signer=credentials.signer,
+        )
+
+    def head(self, verb: str, headers: Mapping[str, str], target: str | None = None) -> bytes:
+        """The head of a request. The protocol's own headers precede the operator's, whatever their case."""
+        own = {name.lower(): value for name, value in self._credentials.headers_for(self._server).items()}
+        return request_head(verb, target or self.target, self.origin, {**own, **headers})
+
+    def has_new_credentials(self) -> bool:
+        """Whether the credentials have changed since the last question, so that heads are outdated."""
+        before, self._generation = self._generation, self._credentials.generation
+        return before != self._generation
+
+
 class HttpRequest(PendingRequest):
     """A request that is a POST of its own."""
 
@@ -161,8 +206,8 @@ class OneWayPosts:
         """Whether another POST would be sent."""
         return len(self._under_way) < ONE_WAY_MAX
 
-    def send(self, head: bytes, message: bytes) -> None:
-        """Post a message, unless too many are being posted."""
+    def send(self, head: bytes, message: bytes | None) -> None:
+        """Post a message, unless too many are being posted; None is a request without a body."""
         if self.has_room():
             notice = _OneWayPost(self, head, message)
             self._under_way.add(notice)
@@ -188,7 +233,7 @@ class OneWayPosts:
 class _OneWayPost:
     """One POST whose response is ignored; it ends with the response or at its deadline."""
 
-    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes) -> None:
+    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes | None) -> None:
         self._one_way_posts = notices
         self._head = head
         self._message = message

@@ -133,7 +133,6 @@ class BaseLink:
     __slots__ = (
         "__dict__",
         "_garbage",
-        "_listen_ack",
         "_me",
         "_writer",
         "capabilities",
@@ -142,6 +141,7 @@ class BaseLink:
         "is_persistent",
         "is_probing",
         "limits",
+        "listen_ack",
         "login_hint",
         "lost",
         "on_changed",
@@ -236,7 +236,7 @@ class BaseLink:
         self.questions = ServerQuestions(server, self.requests, self.lost)
         self._writer: ChannelWriter | None = None
         """Writes to the channel, on a link that has one."""
-        self._listen_ack: asyncio.Future[Fault | None] | None = None
+        self.listen_ack: asyncio.Future[Fault | None] | None = None
         """Ends when the server has acknowledged or refused the last subscription."""
         self._garbage = 0
         """Lines in a row that are not messages."""
@@ -455,6 +455,9 @@ class BaseLink:
         Raises:
             Fault: the server gave no usable list of tools. Other lists that it cannot give are noted.
         """
+        return await self._read_lists(topics, known, client_caps)
+
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         listing = known or Listing()
         if "tools" not in self.abilities():
             listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
@@ -606,19 +609,14 @@ class BaseLink:
         """Replace a modern server's subscription by one for its lists and these resources."""
         self._listen_requests.send(uris)
 
-    @property
-    def listen_ack(self) -> asyncio.Future[Fault | None] | None:
-        """Ends when the server acknowledges the last subscription, or refuses it; None if there was none."""
-        return self._listen_ack
-
     def _expect_listening(self) -> None:
         """A subscription was sent: wait for its acknowledgement."""
-        if self._listen_ack is None or self._listen_ack.done():
-            self._listen_ack = asyncio.get_running_loop().create_future()
+        if self.listen_ack is None or self.listen_ack.done():
+            self.listen_ack = asyncio.get_running_loop().create_future()
 
     def _listen_done(self, refusal: Fault | None = None) -> None:
-        if self._listen_ack is not None and not self._listen_ack.done():
-            self._listen_ack.set_result(refusal)
+        if self.listen_ack is not None and not self.listen_ack.done():
+            self.listen_ack.set_result(refusal)
 
     def _listen_params(self, uris: Collection[str]) -> bytes:
         """Parameters of a modern `subscriptions/listen`: every list that the server has, and these resources."""

@@ -18,14 +18,14 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.pauses import in_turn
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
-from isthmus.model.features import TOPICS, Ability, Tool, Topic
+from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.http import ConnectionLost, client_for, request_head
+from isthmus.transport.http import ConnectionLost
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
-from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpRequest, login_url
+from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.redaction import redact_error
@@ -88,26 +88,16 @@ class RpcLink(BaseLink):
         self.caller_headers = CallerHeaders(reach.user_headers)
         self.dialect = LegacyDialect("JSON-RPC 2.0")
         self._egress = egress
-        self._origin, target = parse_url(reach.url)
-        self._client = client_for(
-            credentials.signer,
-            self._origin,
-            egress,
-            background,
-            is_configured=True,
-            limit=max_calls + SPARE_CONNECTIONS,
-            connect_seconds=limits.connect_seconds,
+        connections = max_calls + SPARE_CONNECTIONS
+        self._endpoint = HttpEndpoint(
+            server, reach.url, limits, credentials, egress, background, connections=connections
         )
-        self._target = target
-        self._credentials = credentials
-        self._generation = credentials.generation
+        self._client = self._endpoint.client
         self._head = self._new_head()
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
 
     def _new_head(self) -> bytes:
-        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
-        fixed = {"accept": "application/json", "content-type": "application/json"}
-        return request_head("POST", self._target, self._origin, {**own, **fixed})
+        return self._endpoint.head("POST", {"accept": "application/json", "content-type": "application/json"})
 
     # -- greeting and listing --------------------------------------------------------------------------------------
 
@@ -137,7 +127,9 @@ class RpcLink(BaseLink):
     async def _knock(self, within: float) -> None:
         """Connect, with TLS, and disconnect."""
         try:
-            transport, _ = await self._egress.dial(self._origin, asyncio.Protocol, is_configured=True, within=within)
+            transport, _ = await self._egress.dial(
+                self._endpoint.origin, asyncio.Protocol, is_configured=True, within=within
+            )
         except (EgressRefused, DialFailed) as failed:
             raise NotConnected(self.server, failed.reason) from failed
         transport.close()
@@ -146,12 +138,7 @@ class RpcLink(BaseLink):
         """Only tools."""
         return frozenset(("tools",))
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """The declared tools, or the result of `tools/list`; a server without that method is unlisted.
 
         Raises:
@@ -188,8 +175,7 @@ class RpcLink(BaseLink):
         if isinstance(waiter, CallWaiter):
             post.wire_id = self.requests.caller_request_id(waiter.inflight.call) or post.wire_id
         self.requests.pending[post.id] = post
-        if self._generation != self._credentials.generation:  # the credentials have changed
-            self._generation = self._credentials.generation
+        if self._endpoint.has_new_credentials():
             self._head = self._new_head()
         post.ticket = self._client.send(self._head + lines, jsonrpc.request_as(post.wire_id, method, params), post)
         return post
@@ -387,7 +373,7 @@ class CallerNamedRpcLink(RpcLink):
         """
         for place in (None, *self.places):
             if place is not None:
-                self._target = parse_url(place)[1]
+                self._endpoint.target = parse_url(place)[1]
                 self._head = self._new_head()
             try:
                 await self.ask(TOOLS.method, b"{}", self.start_seconds)
@@ -400,11 +386,6 @@ class CallerNamedRpcLink(RpcLink):
             else:
                 return
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """Nothing: the caller names the methods."""
         return Listing(is_unlisted=True)

@@ -14,14 +14,15 @@ from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
+from isthmus.transport.egress import Egress
+from isthmus.transport.http import ConnectionLost, Ticket
 from isthmus.upstream.http_shared import (
     ADVICE,
     EVENT_STREAM,
     OK,
     UNAUTHORIZED,
     CallerHeaders,
+    HttpEndpoint,
     HttpRequest,
     OneWayPosts,
     login_url,
@@ -77,27 +78,18 @@ class SseLink(BaseLink):
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
-        self._credentials = credentials
-        self._origin, self._target = parse_url(url)
-        self._client = client_for(
-            credentials.signer,
-            self._origin,
-            egress,
-            background,
-            is_configured=True,
-            limit=max_calls + SPARE_CONNECTIONS,
-            connect_seconds=limits.connect_seconds,
-        )
+        connections = max_calls + SPARE_CONNECTIONS
+        self._endpoint = HttpEndpoint(server, url, limits, credentials, egress, background, connections=connections)
+        self._client = self._endpoint.client
         self._one_way_posts = OneWayPosts(self._client)
         self.stays = False
         """See `StreamableLink.stays`. The endpoint that the stream names may be anywhere within the origin."""
         self.caller_headers = CallerHeaders()
         self._stream: _Stream | None = None
-        self._endpoint: str | None = None
+        self._post_target = ""
         """Where messages are sent, once known."""
         self._head: bytes | None = None
         """The head of every POST, from then on."""
-        self._generation = credentials.generation
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -109,9 +101,10 @@ class SseLink(BaseLink):
             ConnectFailed: the endpoint is at another origin, or cannot be reached.
             Fault: the server did not answer `initialize`.
         """
+        at = self._endpoint
         for _ in range(HOPS_MAX):
             self._stream = stream = _Stream(self)
-            head = self._request_head("GET", self._target, {"accept": EVENT_STREAM, "cache-control": "no-store"})
+            head = self._endpoint.head("GET", {"accept": EVENT_STREAM, "cache-control": "no-store"})
             stream.ticket = self._client.send(head, None, stream)
             try:
                 async with asyncio.timeout(self.start_seconds):
@@ -122,31 +115,24 @@ class SseLink(BaseLink):
                 raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
             if location is None:
                 break
-            self._target = same_origin_target(self._origin, self._target, location, "redirects to", stays=self.stays)
+            place = same_origin_target(at.origin, at.target, location, "redirects to", stays=self.stays)
+            at.target = place
         else:
             raise ConnectFailed("it redirects in circles")
-        target = same_origin_target(self._origin, self._target, endpoint, "wants its messages sent to")
-        self._endpoint = target
-        self._head = self._new_head(target)
+        self._post_target = same_origin_target(at.origin, at.target, endpoint, "wants its messages sent to")
+        self._head = self._new_head()
         await self._initialize()
         # Many servers refuse messages before `initialized`, and another connection may be faster.
         await self._one_way_posts.quiet()
 
-    def _request_head(self, verb: str, target: str, headers: Mapping[str, str]) -> bytes:
-        """A head with the operator's headers; the protocol's own take precedence, whatever their case."""
-        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
-        return request_head(verb, target, self._origin, {**own, **headers})
-
-    def _new_head(self, target: str) -> bytes:
-        return self._request_head("POST", target, {"content-type": "application/json"})
+    def _new_head(self) -> bytes:
+        return self._endpoint.head("POST", {"content-type": "application/json"}, self._post_target)
 
     def _present_head(self) -> bytes:
         """The head of every POST, with the current credentials."""
         assert self._head is not None  # senders check that first
-        assert self._endpoint is not None
-        if self._generation != self._credentials.generation:
-            self._generation = self._credentials.generation
-            self._head = self._new_head(self._endpoint)
+        if self._endpoint.has_new_credentials():
+            self._head = self._new_head()
         return self._head
 
     def listen(self) -> None:
@@ -182,13 +168,13 @@ class SseLink(BaseLink):
 
     def undelivered(self, posted: PostedRequest, lost_: ConnectionLost) -> None:
         """A POST broke before it was accepted. The response may still come, but that is unknown."""
-        if self._is_waited_for(posted):
+        if self.requests.pending.pop(posted.id, None) is not None:
             self.on_doubt()
             posted.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
 
     def refused(self, posted: PostedRequest, status: int, words: str, login: str | None) -> None:
         """The server did not accept a POST; its session may be gone."""
-        if self._is_waited_for(posted):
+        if self.requests.pending.pop(posted.id, None) is not None:
             self.on_doubt()
             detail = self.redact(f"HTTP {status}{words}")
             if status in TURNED_AWAY:
@@ -197,9 +183,6 @@ class SseLink(BaseLink):
                 posted.waiter.fail(turned_away(self.server, f"it answered {detail}", status, login))
             else:
                 posted.waiter.fail(BadReply(self.server, detail))
-
-    def _is_waited_for(self, posted: PostedRequest) -> bool:
-        return self.requests.pending.pop(posted.id, None) is not None
 
     def _take(self, id: Payload | None) -> PendingRequest | None:
         posted = self.requests.take(id)

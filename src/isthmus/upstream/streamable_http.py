@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Mapping, Set
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -21,18 +22,19 @@ from isthmus.core.pauses import in_turn, in_turns
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, Ticket, client_for, header_lines, request_head
+from isthmus.transport.egress import Egress
+from isthmus.transport.http import ConnectionLost, Ticket, header_lines
 from isthmus.upstream.http_shared import (
     ADVICE,
     EVENT_STREAM,
     OK,
     UNAUTHORIZED,
     CallerHeaders,
+    HttpEndpoint,
     HttpRequest,
     OneWayPosts,
     advice_for,
@@ -131,18 +133,10 @@ class StreamableLink(BaseLink):
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
-        self._credentials = credentials
         self._background = background
-        self._origin, self._target = parse_url(url)
-        self._client = client_for(
-            credentials.signer,
-            self._origin,
-            egress,
-            background,
-            is_configured=True,
-            limit=max_calls + SPARE_CONNECTIONS,
-            connect_seconds=limits.connect_seconds,
-        )
+        connections = max_calls + SPARE_CONNECTIONS
+        self._endpoint = HttpEndpoint(server, url, limits, credentials, egress, background, connections=connections)
+        self._client = self._endpoint.client
         self._session: str | None = None
         self._is_initialized = False
         self._is_endpoint = False
@@ -152,8 +146,6 @@ class StreamableLink(BaseLink):
         """Whether a redirect may only add or remove a trailing slash."""
         self.caller_headers = CallerHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
-        self._generation = credentials.generation
-        """The generation of the credentials in these heads."""
         self._places: dict[bytes, HeaderParams] = {}
         self._one_way_posts = OneWayPosts(self._client)
         self._expired: list[Post] | None = None
@@ -178,12 +170,11 @@ class StreamableLink(BaseLink):
     def _head(self, method: str, name: str | None = None) -> bytes:
         """The head of a POST; cached per method and name."""
         key = (method, name)
-        if self._generation != self._credentials.generation:
-            self._generation = self._credentials.generation
+        if self._endpoint.has_new_credentials():
             self._heads.clear()
         if (head := self._heads.get(key)) is not None:
             return head
-        head = self._request_head(
+        head = self._endpoint.head(
             "POST",
             {
                 "accept": "application/json, text/event-stream",
@@ -196,11 +187,6 @@ class StreamableLink(BaseLink):
                 self._heads.clear()
             self._heads[key] = head
         return head
-
-    def _request_head(self, verb: str, headers: Mapping[str, str]) -> bytes:
-        """A head with the operator's headers; the protocol's own take precedence, whatever their case."""
-        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
-        return request_head(verb, self._target, self._origin, {**own, **headers})
 
     def _state_headers(self, method: str, name: str | None) -> dict[str, str]:
         if method == "initialize":
@@ -222,8 +208,9 @@ class StreamableLink(BaseLink):
                         raise WrongCarrier(f"it answered a POST of MCP with {self._wrong}") from None
                     raise
                 # Only within the origin: credentials must not reach another.
-                place = same_origin_target(self._origin, self._target, self._location, "redirects to", stays=self.stays)
-                self._target, self._location = place, None
+                origin, target = self._endpoint.origin, self._endpoint.target
+                place = same_origin_target(origin, target, self._location, "redirects to", stays=self.stays)
+                self._endpoint.target, self._location = place, None
             else:
                 self._is_initialized = True
                 self.closing_cancels = self.dialect.era == "modern"
@@ -242,7 +229,7 @@ class StreamableLink(BaseLink):
 
     async def subscribe(self, uri: str) -> None:
         """Subscribe to a resource. A legacy server reports updates on the notification stream, so open that first."""
-        is_deaf = self._stream is None and self._next_stream is None and self._listen_ack is None
+        is_deaf = self._stream is None and self._next_stream is None and self.listen_ack is None
         if is_deaf and self.dialect.era == "legacy" and self._session is not None:
             await self._open_stream_first()
         await super().subscribe(uri)
@@ -339,7 +326,7 @@ class StreamableLink(BaseLink):
     def _listen_head(self, event_id: str | None = None) -> bytes:
         """The head of a GET for a stream, from the beginning or after an event."""
         last = {} if event_id is None else {legacy.EVENT_HEADER: event_id}
-        return self._request_head("GET", {"accept": EVENT_STREAM, **last, **self._state_headers("", None)})
+        return self._endpoint.head("GET", {"accept": EVENT_STREAM, **last, **self._state_headers("", None)})
 
     # -- ending a call, and what the server says by itself ---------------------------------------------------------
 
@@ -357,17 +344,12 @@ class StreamableLink(BaseLink):
             self.questions.note_question()
         self.questions.ask_only_caller(request, self._say)
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """The server's lists, without tools whose header parameters cannot be written.
 
         The specification forbids them.
         """
-        listing = await super().list_features(topics, known, client_caps)
+        listing = await super()._read_lists(topics, known, client_caps)
         if self.dialect.era == "legacy":
             return listing
         ill = {tool.name for tool in listing.tools if not is_annotation_valid(tool.definition.get("inputSchema"))}
@@ -524,9 +506,10 @@ class StreamableLink(BaseLink):
             self._relisten.cancel()
         try:
             if self._session is not None and self._is_initialized:
-                response = _AnyResponse()
-                self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, response)
-                await asyncio.wait([response.ended], timeout=LINGER_SECONDS)
+                self._one_way_posts.send(self._endpoint.head("DELETE", self._state_headers("", None)), None)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_SECONDS):
+                        await self._one_way_posts.quiet()
         finally:
             await self._client.aclose()
 
@@ -534,23 +517,6 @@ class StreamableLink(BaseLink):
 def _is_header(event_id: str) -> bool:
     """Whether an event id can be sent in a header."""
     return 0 < len(event_id) <= EVENT_ID_LENGTH_MAX and event_id.isascii() and event_id.isprintable()
-
-
-class _AnyResponse:
-    """Ends `ended` with the response, whatever it is."""
-
-    def __init__(self) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
-
-    def on_body(self, chunk: bytes) -> None: ...
-
-    def on_end(self) -> None:
-        self.ended.set_result(None)
-
-    def on_lost(self, lost_: ConnectionLost) -> None:
-        self.ended.set_result(None)
 
 
 class Rest:

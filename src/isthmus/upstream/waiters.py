@@ -393,7 +393,30 @@ class CallWaiter:
         self.inflight.emit(line)
 
 
-class HubRequest:
+class IgnoredResponse:
+    """A request of the hub whose response, progress and log lines do not matter. The hub has no user to ask."""
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """See `Waiter`."""
+
+    def error(self, reply: ErrorReply) -> None:
+        """See `Waiter`."""
+
+    def fail(self, fault: Fault) -> None:
+        """See `Waiter`."""
+
+    def progress(self, params: Members) -> None:
+        """See `Waiter`."""
+
+    def log(self, line: LogMessage) -> None:
+        """See `Waiter`."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Waiter`."""
+        reply(NOT_ASKED)
+
+
+class HubRequest(IgnoredResponse):
     """A request of the hub itself (a handshake, a listing, a ping); `answer` is awaited."""
 
     __slots__ = ("answer", "method", "server")
@@ -415,16 +438,6 @@ class HubRequest:
         """Raise the fault in the awaiting task."""
         if not self.answer.done():
             self.answer.set_exception(fault)
-
-    def progress(self, params: Members) -> None:
-        """The hub's requests ask for no progress."""
-
-    def log(self, line: LogMessage) -> None:
-        """Ignored."""
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """The hub has no user to ask."""
-        reply(NOT_ASKED)
 
 
 def log_alone(line: LogMessage, waiters: Iterable[Waiter]) -> bool:
@@ -541,26 +554,3 @@ class _TaskStart(CallWaiter):
         inflight.call = msgspec.structs.replace(call, kind="task_result")
         inflight.name = state.id
         link.send(inflight)
-
-
-class IgnoredResponse:
-    """Ignores the response."""
-
-    def result(self, payload: msgspec.Raw) -> None:
-        """See `Waiter`."""
-
-    def error(self, reply: ErrorReply) -> None:
-        """See `Waiter`."""
-
-    def fail(self, fault: Fault) -> None:
-        """See `Waiter`."""
-
-    def progress(self, params: Members) -> None:
-        """See `Waiter`."""
-
-    def log(self, line: LogMessage) -> None:
-        """See `Waiter`."""
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """See `Waiter`."""
-        reply(NOT_ASKED)

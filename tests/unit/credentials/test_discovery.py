@@ -24,9 +24,10 @@ from isthmus.credentials.discovery import (
     metadata_urls,
     read_challenge,
 )
-from isthmus.credentials.fetch import Fetched, FetchFailed
+from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal
 from isthmus.credentials.token_endpoint import read_token_response as read_token
+from isthmus.transport.http import HttpResponse
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ def test_metadata_is_about_a_server_or_it_is_not(resource: str, is_about: bool) 
     assert _covers(resource, "https://s.example/mcp") is is_about
 
 
-def said(document: Any) -> Fetched:
-    return Fetched(200, {}, document if isinstance(document, bytes) else json.dumps(document).encode())
+def said(document: Any) -> HttpResponse:
+    return HttpResponse(200, {}, document if isinstance(document, bytes) else json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ DOCUMENTS = st.recursive(
 @given(document=DOCUMENTS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60), header=st.text())
 def test_no_answer_of_a_stranger_breaks_who_reads_it(document: bytes, header: str) -> None:
     """Each reader returns something of its type, or says in its own way that it cannot."""
-    answer = Fetched(200, {}, document)
+    answer = HttpResponse(200, {}, document)
     with suppress(DiscoveryFailed):
         assert isinstance(_decoded(answer, ResourceMetadata, "it").resource, str)
     with suppress(DiscoveryFailed):
@@ -123,7 +124,7 @@ def test_no_answer_of_a_stranger_breaks_who_reads_it(document: bytes, header: st
         assert read_token(answer).access
     with suppress(LoginRefused):
         assert read_device(answer).user_code
-    assert isinstance(read_refusal(Fetched(400, {}, document), ["a-secret"]), GrantRefused)
+    assert isinstance(read_refusal(HttpResponse(400, {}, document), ["a-secret"]), GrantRefused)
     assert read_challenge(header) is not None
     assert read_challenge(f"Bearer {header}").scope == read_challenge(f"Bearer {header}").scope.strip()
     found = read_request(b"GET /callback?" + document + b" HTTP/1.1\r\n\r\n")

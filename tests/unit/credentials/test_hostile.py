@@ -22,7 +22,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import logins
 from isthmus.credentials.authorization import Callback, DeviceLogin, wait_for_device
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
-from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed
+from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.logins import Login, Logins
 from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredLogin, StoredToken, TokenEndpoint
 from isthmus.credentials.vault import Slot, Vault
@@ -31,6 +31,7 @@ from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin
+from isthmus.transport.http import HttpResponse
 from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
@@ -236,9 +237,11 @@ class Documents(Fetcher):
     async def check_place(self, what: str, url: str) -> None:
         self.check(what, url)
 
-    async def _fetch(self, what: str, verb: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Fetched:
+    async def _fetch(
+        self, what: str, verb: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> HttpResponse:
         known = self._documents.get(url)
-        return Fetched(401 if verb == "POST" else 404 if known is None else 200, {}, json.dumps(known).encode())
+        return HttpResponse(401 if verb == "POST" else 404 if known is None else 200, {}, json.dumps(known).encode())
 
 
 THEIRS = "https://thief.example"

@@ -22,7 +22,7 @@ from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.faults import NotConnected
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, SigningClient, Ticket, request_head
+from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, HttpClient, Ticket, request_head
 from isthmus.upstream import reconnector
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
@@ -267,7 +267,7 @@ class Sending:
         self.server = await Answers().__aenter__()
         self.background = BackgroundTasks("test")
         origin, target = parse_url(self.server.url)
-        self.client = SigningClient(Prover(ProofKey.make()), origin, Egress(), self.background, is_configured=True)
+        self.client = HttpClient(origin, Egress(), self.background, is_configured=True, signer=Prover(ProofKey.make()))
         self.head = request_head("GET", target, origin, {"authorization": "DPoP token-1"})
         return self
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from isthmus.credentials.discovery import ServerMetadata
-from isthmus.credentials.fetch import Fetched, FetchFailed
+from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.logins import SubjectTokens
 from isthmus.credentials.signed_jwts import check_private_key
 from isthmus.credentials.token_endpoint import (
@@ -23,6 +23,7 @@ from isthmus.credentials.token_endpoint import (
     read_token_response,
 )
 from isthmus.model.credentials import OAuthSettings, Subject
+from isthmus.transport.http import HttpResponse
 
 NOWHERE = ServerMetadata(issuer="https://login.example", token_endpoint="https://login.example/token")
 
@@ -87,8 +88,8 @@ def test_what_nothing_can_be_signed_with_is_refused_and_not_quoted(pem: str) -> 
     assert not pem[40:50] or pem[40:50] not in str(refused.value)
 
 
-def answered(status: int, **members: object) -> Fetched:
-    return Fetched(status, {}, json.dumps(members).encode())
+def answered(status: int, **members: object) -> HttpResponse:
+    return HttpResponse(status, {}, json.dumps(members).encode())
 
 
 def test_a_token_is_read_with_how_long_it_holds() -> None:
@@ -113,11 +114,11 @@ def test_a_token_is_read_with_how_long_it_holds() -> None:
         (answered(200, access_token="x" * 20_000), FetchFailed),
         (answered(200, access_token="a", expires_in="soon"), FetchFailed),
         (answered(200, access_token="a", token_type="DPoP"), GrantRefused),
-        (Fetched(200, {}, b"<html>"), FetchFailed),
-        (Fetched(200, {}, b"\xff"), FetchFailed),
+        (HttpResponse(200, {}, b"<html>"), FetchFailed),
+        (HttpResponse(200, {}, b"\xff"), FetchFailed),
     ],
 )
-def test_what_is_no_token_is_none(said: Fetched, failure: type[Exception]) -> None:
+def test_what_is_no_token_is_none(said: HttpResponse, failure: type[Exception]) -> None:
     with pytest.raises(failure):
         read_token_response(said)
 
@@ -127,15 +128,15 @@ def test_what_is_no_token_is_none(said: Fetched, failure: type[Exception]) -> No
     [
         (answered(400, error="invalid_grant", error_description="gone"), GrantRefused, "invalid_grant (gone)"),
         (answered(400, error="<b>"), GrantRefused, "HTTP 400"),
-        (Fetched(403, {}, b"no"), FetchFailed, "the token endpoint answered HTTP 403"),
-        (Fetched(401, {}, b"no"), GrantRefused, "HTTP 401"),
+        (HttpResponse(403, {}, b"no"), FetchFailed, "the token endpoint answered HTTP 403"),
+        (HttpResponse(401, {}, b"no"), GrantRefused, "HTTP 401"),
         (answered(400, error="x", error_description="you sent refresh-1234"), GrantRefused, "x"),
         (answered(400, error="x", error_description="a\x1b[31mb"), GrantRefused, "x (a[31mb)"),
         (answered(503, error="x"), FetchFailed, "the token endpoint answered HTTP 503"),
         (answered(429), FetchFailed, "the token endpoint answered HTTP 429"),
     ],
 )
-def test_a_refusal_says_why_and_never_what_was_sent(said: Fetched, kind: type[Exception], told: str) -> None:
+def test_a_refusal_says_why_and_never_what_was_sent(said: HttpResponse, kind: type[Exception], told: str) -> None:
     refusal = read_refusal(said, ["refresh-1234"])
     assert isinstance(refusal, kind)
     assert str(refusal) == told

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Set
-from typing import NamedTuple
+from collections.abc import Set
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import BadArguments, BadReply, NotConnected
-from isthmus.model.features import TOPICS, Ability, Topic
+from isthmus.model.features import Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, client_for, request_head
+from isthmus.transport.http import HttpClient, HttpResponse, ResponseLost, ResponseTooLong, request_head
 from isthmus.upstream.a2a.agent_card import (
     AgentEndpoint,
     SkillTool,
@@ -49,53 +48,6 @@ from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
 from isthmus.wire.mcp.messages import Implementation, read_hubs
-
-
-class CardReply(NamedTuple):
-    """A complete HTTP response."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class CardFetch:
-    """Collects the response to a request for a card. Awaiting `done` raises `Fault`."""
-
-    def __init__(self, server: ServerName, limit_bytes: int) -> None:
-        self._server = server
-        self._limit_bytes = limit_bytes
-        self._status = 0
-        self._headers: Mapping[str, str] = {}
-        self._body = bytearray()
-        self.ticket: Ticket | None = None
-        self.done: asyncio.Future[CardReply] = asyncio.get_running_loop().create_future()
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Receive status and headers."""
-        self._status, self._headers = status, headers
-
-    def on_body(self, chunk: bytes) -> None:
-        """Receive a part of the document."""
-        self._body += chunk
-        if len(self._body) > self._limit_bytes:
-            self._fail(BadReply(self._server, f"a document of over {self._limit_bytes} bytes"))
-            if self.ticket is not None:
-                self.ticket.abort()
-
-    def on_end(self) -> None:
-        """The document is complete."""
-        if not self.done.done():
-            self.done.set_result(CardReply(self._status, self._headers, bytes(self._body)))
-
-    def on_lost(self, lost: ConnectionLost) -> None:
-        """The connection was lost before the document was complete."""
-        self._fail(NotConnected(self._server, lost.reason))
-
-    def _fail(self, fault: BadReply | NotConnected) -> None:
-        if not self.done.done():
-            self.done.set_exception(fault)
-
 
 CANCELS_MAX = 2
 """Cancel requests that wait for a response after `CANCEL_GRACE_SECONDS`; before, their number is not limited."""
@@ -254,9 +206,9 @@ class AgentLink(BaseLink):
                 raise
             raise BadReply(self.server, refused.why) from refused
 
-    async def _fetch_card(self, within: float) -> CardReply:
+    async def _fetch_card(self, within: float) -> HttpResponse:
         """Try the possible URLs of the card; the one that works is tried first from then on."""
-        fetched = CardReply(0, {}, b"")
+        fetched = HttpResponse(0, {}, b"")
         for target in self._card_targets:
             fetched = await self._fetch(target, within)
             if fetched.status == OK or (fetched.status == NOT_MODIFIED and self._tag):
@@ -269,32 +221,26 @@ class AgentLink(BaseLink):
         detail = f"it answered HTTP {status} where its card should be{ADVICE.get(status, '')}"
         raise NotConnected(self.server, detail, status=status, login=login_url(status, fetched.headers))
 
-    async def _fetch(self, target: str, within: float) -> CardReply:
+    async def _fetch(self, target: str, within: float) -> HttpResponse:
         known = {"if-none-match": self._tag} if self._tag else {}
         head = request_head("GET", target, self._home, {**self._headers, **known, "accept": CARD_ACCEPT})
         return await self._get(self._home, (head, None), within)
 
-    async def _get(self, origin: HttpOrigin, request: tuple[bytes, bytes | None], within: float) -> CardReply:
-        fetch = CardFetch(self.server, PAGE_BYTES_MAX)
-        fetch.ticket = self._client(origin).send(*request, fetch)
+    async def _get(self, origin: HttpOrigin, request: tuple[bytes, bytes | None], within: float) -> HttpResponse:
         try:
-            async with asyncio.timeout(within):
-                return await fetch.done
+            return await self._client(origin).fetch(*request, limit_bytes=PAGE_BYTES_MAX, within=within)
         except TimeoutError:
             raise BadReply(self.server, f"no card within {within:g} s") from None
-        finally:
-            fetch.ticket.abort()
+        except ResponseTooLong:
+            raise BadReply(self.server, f"a document of over {PAGE_BYTES_MAX} bytes") from None
+        except ResponseLost as lost:
+            raise NotConnected(self.server, str(lost)) from None
 
     def abilities(self) -> frozenset[Ability]:
         """Agents have only tools."""
         return frozenset(("tools",))
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """The skills of the card as tools. After the first list, the card is read again.
 
         Raises:
@@ -390,14 +336,14 @@ class AgentLink(BaseLink):
 
     def _client(self, origin: HttpOrigin) -> HttpClient:
         if origin not in self._clients:
-            self._clients[origin] = client_for(
-                self._credentials.signer,
+            self._clients[origin] = HttpClient(
                 origin,
                 self._egress,
                 self._background,
                 is_configured=True,
                 limit=self._max_calls + SPARE_CONNECTIONS,
                 connect_seconds=self.limits.connect_seconds,
+                signer=self._credentials.signer,
             )
         return self._clients[origin]
 

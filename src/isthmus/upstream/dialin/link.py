@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
+from isthmus.model.calls import Call, ClientCapabilities
 from isthmus.model.faults import BadArguments, Executed, Fault, Lost, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
@@ -239,14 +239,9 @@ class DialInLink(BaseLink):
             self._discovered(discovery)
         self.can_ask = self.dialect.era == "modern"
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
-        """See `BaseLink.list_features`; tools over the agent's limit are left out."""
-        listing = await super().list_features(topics, known, client_caps)
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
+        """See `BaseLink`; tools over the agent's limit are left out."""
+        listing = await super()._read_lists(topics, known, client_caps)
         return listing if self.trim is None else self.trim(listing)
 
     async def hear(self) -> None:

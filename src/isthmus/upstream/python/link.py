@@ -25,9 +25,9 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, LogLevel
+from isthmus.model.calls import ClientCapabilities, LogLevel
 from isthmus.model.faults import NotConnected
-from isthmus.model.features import TOPICS, Ability, Tool, Topic
+from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -269,12 +269,7 @@ class PythonLink(BaseLink):
         does_log = any(function.takes_context for function in self._functions.values())
         return frozenset(("tools", "logging") if does_log else ("tools",))
 
-    async def list_features(
-        self,
-        topics: Set[Topic] = frozenset(TOPICS),
-        known: Listing | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-    ) -> Listing:
+    async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """The functions; they never change."""
         tools = [Tool.of(self.server, FeatureName(f.name), f.definition()) for f in self._functions.values()]
         return Listing(tuple(tools), notes={"tools": self._notes})
