@@ -68,7 +68,7 @@ class Links:
         Without `logins` servers are shown their headers and nothing else.
         """
         self.limits = limits
-        self._profile = client_caps
+        self._client_caps = client_caps
         self.are_shared = False
         """All calls come from one program, so no caller needs its own link for server requests."""
         self._tasks = tasks
@@ -102,8 +102,8 @@ class Links:
                 raise ConnectFailed(str(not_ready)) from not_ready
             link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.notified, self._tasks.progressed
-        if self._profile is not None:
-            link.questions.client_caps, link.lists_by_client = self._profile, False
+        if self._client_caps is not None:
+            link.questions.client_caps, link.lists_by_client = self._client_caps, False
         if self.are_shared:
             link.can_ask = False
         return link

@@ -70,7 +70,11 @@ class SqliteAuditWriter:
             at, content = self._notary.record(fact)
             head = follow(head, content)
             rows += (head.number, at, content, head.digest)
-        _insert(connection, rows)
+        most = AT_ONCE_MAX * WIDTH
+        for start in range(0, len(rows), most):
+            batch = rows[start : start + most]
+            size = next(size for size in BATCH_SIZES if size * WIDTH >= len(batch))
+            connection.execute(_APPENDS[size], [*batch, *(None,) * (size * WIDTH - len(batch))])
         self.head = head
 
     def prune(self, before: float, limit: int, connection: sqlite3.Connection) -> int:
@@ -96,15 +100,6 @@ class SqliteAuditWriter:
     def set_unknown(self) -> None:
         """The result of the transaction is unknown: read the end of the log before the next one."""
         self._committed = None
-
-
-def _insert(connection: sqlite3.Connection, values: Sequence[object]) -> None:
-    """Insert rows; `values` has the columns of all rows in sequence."""
-    most = AT_ONCE_MAX * WIDTH
-    for start in range(0, len(values), most):
-        batch = values[start : start + most]
-        size = next(size for size in BATCH_SIZES if size * WIDTH >= len(batch))
-        connection.execute(_APPENDS[size], [*batch, *(None,) * (size * WIDTH - len(batch))])
 
 
 def read_standing(connection: sqlite3.Connection) -> LogState:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import asyncpg
 import msgspec
@@ -280,7 +280,10 @@ class PostgresJournal:
         self._readers.terminate()
         connection, self._connection = self._connection, None
         if connection is not None:
-            await _close(connection)
+            try:
+                await connection.close(timeout=CLOSE_SECONDS)
+            except FAILED:
+                connection.terminate()
 
     @property
     def is_failing(self) -> bool:
@@ -342,13 +345,6 @@ class PostgresJournal:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MAX_SECONDS)
         log.info("reconnected to the journal's database", seconds=round(self._loop.time() - self._lost_at, 1))
-
-    async def _wait_connected(self) -> None:
-        """Wait for a lost database, up to `PATIENCE_SECONDS`."""
-        patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
-        if self._connection is None and patience > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_connected.wait(), patience)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -419,7 +415,11 @@ class PostgresJournal:
                 await self._wake.wait()
                 continue
             self._current = self._batch()
-            await self._wait_connected()
+            # Wait for a lost database, up to `PATIENCE_SECONDS`.
+            patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
+            if self._connection is None and patience > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_connected.wait(), patience)
             results = await self._write_batch(self._current)
             works, self._current = self._current, ()
             notify_all(zip((work.done for work in works), results, strict=True))
@@ -509,7 +509,10 @@ class PostgresJournal:
     ) -> Page:
         """See `core.ports.Journal`."""
         at, id = parse_page_token(token) if token else (float("inf"), "")
-        narrowed = _filter(group, states)
+        # The WHERE clause of a list; absent conditions are left out, so that the index can be used.
+        in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
+        in_states = "state = ANY($5::text[])" if states else "$5::text[] IS NOT NULL"
+        narrowed = f"kind = $1 AND owner = $2 AND at > $3 AND {in_group} AND {in_states}"
         values = (kind, _bytes(owner), after, _bytes(group), list(states))
         total = (await self._read(COUNT.format(narrowed=narrowed), *values))[0][0]
         asked = (*values, at, _bytes(id), limit + 1, journal_base.PAGE_BYTES)
@@ -542,20 +545,16 @@ class PostgresJournal:
         give_up = self._loop.time() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._fetch_once(text, *values)
+                async with self._readers.acquire() as connection:
+                    try:
+                        return cast("Sequence[Any]", await connection.fetch(text, *values))
+                    except (TimeoutError, asyncio.CancelledError):
+                        connection.terminate()  # else closing it waits for the database to cancel the query
+                        raise
             except FAILED as error:
                 if not _may_come_back(error) or self._is_closed or self._loop.time() > give_up:
                     raise
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
-
-    async def _fetch_once(self, text: str, *values: object) -> Sequence[Any]:
-        async with self._readers.acquire() as connection:
-            try:
-                rows: Sequence[Any] = await connection.fetch(text, *values)
-            except (TimeoutError, asyncio.CancelledError):
-                connection.terminate()  # else closing it waits for the database to cancel the query
-                raise
-            return rows
 
 
 # -- on one connection -----------------------------------------------------------------------------------------------
@@ -631,13 +630,6 @@ async def _count(connection: Connection, text: str, *values: object) -> int:
     return int(status.rpartition(" ")[2])
 
 
-async def _close(connection: Connection) -> None:
-    try:
-        await connection.close(timeout=CLOSE_SECONDS)
-    except FAILED:
-        connection.terminate()
-
-
 async def _keep_state(_: Connection) -> None:
     """Reads leave no state on a connection, so nothing is reset."""
 
@@ -651,13 +643,6 @@ def _server_settings(settings: StorageSettings) -> dict[str, str]:
     return {"application_name": "isthmus", "search_path": settings.schema, **LIVELY}
 
 
-def _filter(group: str, states: Collection[str]) -> str:
-    """The WHERE clause of a list; absent conditions are left out, so that the index can be used."""
-    in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
-    in_states = "state = ANY($5::text[])" if states else "$5::text[] IS NOT NULL"
-    return f"kind = $1 AND owner = $2 AND at > $3 AND {in_group} AND {in_states}"
-
-
 def _row(document: Document) -> tuple[object, ...]:
     key = (document.kind, _bytes(document.owner), _bytes(document.id), document.version)
     return (*key, document.at, _bytes(document.group), document.state, document.body)
@@ -665,13 +650,11 @@ def _row(document: Document) -> tuple[object, ...]:
 
 def _some(rows: Sequence[Any]) -> list[Document]:
     """The documents of the page."""
-    return [_document(*row) for row in rows if row["body"] is not None]
-
-
-def _document(
-    kind: str, owner: bytes, id: bytes, version: int, at: float, body: bytes, group: bytes, state: str
-) -> Document:
-    return Document(kind, _text(owner), _text(id), version, at, body, _text(group), state)
+    return [
+        Document(kind, _text(owner), _text(id), version, at, body, _text(group), state)
+        for kind, owner, id, version, at, body, group, state in rows
+        if body is not None
+    ]
 
 
 def _bytes(text: str) -> bytes:

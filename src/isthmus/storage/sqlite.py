@@ -220,10 +220,7 @@ class SqliteJournal:
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.Journal`."""
-        if self._is_closed:
-            self._loop.call_soon(done, "refused")
-        else:
-            self._batcher.add(SqliteWrite(done, documents, facts))
+        self._enqueue(SqliteWrite(done, documents, facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """See `core.ports.Journal`."""

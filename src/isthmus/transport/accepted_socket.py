@@ -138,7 +138,6 @@ class AcceptedSocket(SocketChannel):
     """
 
     __slots__ = (
-        "_cork",
         "_goal_bytes",
         "_held_bytes",
         "_is_deaf",
@@ -152,6 +151,7 @@ class AcceptedSocket(SocketChannel):
         "_unfinished_since",
         "_unsent",
         "_unsent_bytes",
+        "_write_batch",
         "client",
         "on_binary",
         "on_closed",
@@ -163,7 +163,7 @@ class AcceptedSocket(SocketChannel):
         self,
         *,
         client: str | None,
-        cork: WriteBatch,
+        write_batch: WriteBatch,
         limit_bytes: int,
         share: AgentShare | None = None,
         chosen: str | None = None,
@@ -181,7 +181,7 @@ class AcceptedSocket(SocketChannel):
         """Receives binary messages; without it they are handled like text."""
         self.on_closed: Callable[[], None] | None = None
         """Called once, when the connection is gone for any reason."""
-        self._cork = cork
+        self._write_batch = write_batch
         self._share = share or AgentBandwidth().of(None)
         self._held_bytes = 0
         self._unfinished_since = 0.0
@@ -227,7 +227,7 @@ class AcceptedSocket(SocketChannel):
             return
         if self._unsent is None:
             self._unsent = []
-            self._cork.add(self)
+            self._write_batch.add(self)
         self._unsent.append(text_frame(message))
         self._unsent_bytes += len(message)
         if self._unsent_bytes > JOINED_BYTES:
@@ -284,7 +284,7 @@ class AcceptedSocket(SocketChannel):
         super().connection_made(transport)
         self._is_secure = transport.get_extra_info("sslcontext") is not None
         pause = self._transport.pause_reading
-        self._portions = SharedReadQuota(self._read, self._share, pause=pause, resume=self._read_on)
+        self._read_quota = SharedReadQuota(self._read, self._share, pause=pause, resume=self._read_on)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -292,8 +292,8 @@ class AcceptedSocket(SocketChannel):
             if self._late_bytes > LATE_FACTOR * self._limit_bytes and not self._transport.is_closing():
                 self._transport.pause_reading()
         else:
-            self._portions.portion_bytes = min(self._portions.portion_bytes, SMALL_PORTION_BYTES)
-            self._portions.feed(data)
+            self._read_quota.portion_bytes = min(self._read_quota.portion_bytes, SMALL_PORTION_BYTES)
+            self._read_quota.feed(data)
 
     def pause_writing(self) -> None:
         if not self._is_over:
@@ -319,7 +319,7 @@ class AcceptedSocket(SocketChannel):
         def end() -> None:
             self._last_reason = lost(exc)
             self._forget_lag()
-            if not self._portions.has_rest():
+            if not self._read_quota.has_rest():
                 self._depart()
             # Otherwise what the peer sent before it left is handled first, in portions.
 
@@ -349,7 +349,7 @@ class AcceptedSocket(SocketChannel):
         """
         self._hearer = _NO_HEARER
         self.on_binary = self.on_closed = None
-        self._portions.let_go()
+        self._read_quota.let_go()
         self._drop_unfinished()
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class AcceptedSocket(SocketChannel):
         events = self._framing.events_received()
         for event in events:
             self._take(event)
-        portions = self._portions
+        portions = self._read_quota
         if len(events) > FEW_FRAMES:
             portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
         elif portions.portion_bytes < LARGE_PORTION_BYTES:
@@ -487,7 +487,7 @@ class AcceptedSocket(SocketChannel):
                 self._transport.write(data)
             if self._framing.parser_exc is not None or self._unfinished_bytes() > GOODBYE_BYTES:
                 self._turn_deaf()
-            elif not self._portions.has_rest():  # otherwise it continues once those bytes were searched
+            elif not self._read_quota.has_rest():  # otherwise it continues once those bytes were searched
                 self._transport.resume_reading()
         self._see_off()
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
@@ -495,7 +495,7 @@ class AcceptedSocket(SocketChannel):
     def _turn_deaf(self) -> None:
         """Discard everything that still arrives until the peer has left."""
         self._is_deaf = True
-        self._portions.stop()
+        self._read_quota.stop()
         self._drop_unfinished()
         if not self._transport.is_closing():
             if self._transport.can_write_eof():

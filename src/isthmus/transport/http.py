@@ -162,7 +162,7 @@ class Ticket:
         return self._connection.may_have_left
 
     @property
-    def has_boarded(self) -> bool:
+    def has_connection(self) -> bool:
         """Whether it was assigned to a connection; otherwise it waits for one."""
         return not self._data
 
@@ -178,7 +178,7 @@ class Ticket:
 
     # For its connection and its client.
 
-    def board(self, connection: ClientConnection) -> tuple[bytes, ResponseSink | None]:
+    def assign(self, connection: ClientConnection) -> tuple[bytes, ResponseSink | None]:
         """Assign it to a connection; returns the bytes to write and the sink."""
         data, self._data = self._data, b""
         self._connection = connection
@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, pool: HttpClient, *, is_secure: bool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
-        self._portions: ReadQuota
+        self._read_quota: ReadQuota
         self._parser = httptools.HttpResponseParser(self)
         self._is_secure = is_secure
         self._ticket: Ticket | None = None
@@ -234,8 +234,8 @@ class ClientConnection(asyncio.Protocol):
         self._has_head = self._is_complete = self._is_stillborn = False
         self._header_bytes = self._idle_bytes = 0
         self._ticket = ticket
-        self._unsent, self._sink = ticket.board(self)
-        self._pool.cork.add(self)
+        self._unsent, self._sink = ticket.assign(self)
+        self._pool.write_batch.add(self)
 
     def flush(self) -> None:
         """Write the request, unless it was aborted meanwhile."""
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
         if ticket is not None:
             ticket.leave(may_have_left=self.may_have_left)
         self._unsent = b""
-        self._portions.stop()
+        self._read_quota.stop()
         cut(self._transport)
         self._pool.removed(self)
 
@@ -294,14 +294,14 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, because uvloop's transports are not asyncio's by class.
         self._transport = cast("asyncio.Transport", transport)
-        self._portions = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+        self._read_quota = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._portions.feed(data)
+        self._read_quota.feed(data)
 
     def _read(self, data: bytes) -> None:
         if self._ticket is None or self._unsent:
@@ -330,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
                 self.lose(f"the server sent more than {HEAD_LIMIT_BYTES} bytes without getting on with its reply")
 
     def eof_received(self) -> None:
-        self._portions.finish()
+        self._read_quota.finish()
         if self._ticket is None:
             self.close()
         elif self._has_head and "content-length" not in self._headers and "transfer-encoding" not in self._headers:
@@ -341,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
             self.lose(f"the server closed the connection {self._stage()}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._portions.finish()
+        self._read_quota.finish()
         reason = "was closed" if exc is None else f"broke ({exc})"
         self.lose(f"the connection to the server {reason} {self._stage()}")
 
@@ -457,7 +457,7 @@ class HttpClient:
         self._limit = limit
         self._connect_seconds = connect_seconds
         self._loop = asyncio.get_running_loop()
-        self.cork = WriteBatch()
+        self.write_batch = WriteBatch()
         self._open: set[ClientConnection] = set()
         self._idle: list[ClientConnection] = []  # the longest idle first
         self._waiting: dict[Ticket, None] = {}  # in order of arrival; a dict, because any of them may leave
@@ -649,9 +649,9 @@ class _SignedTicket(Ticket):
         return not self._is_refused and self._inner.may_have_left
 
     @property
-    def has_boarded(self) -> bool:
+    def has_connection(self) -> bool:
         """See `Ticket`."""
-        return self._inner.has_boarded
+        return self._inner.has_connection
 
     def abort(self) -> None:
         """See `Ticket`."""

@@ -142,7 +142,7 @@ class ProcessChannel:
         self._stderr = bytearray()
         self._on_stderr: Callable[[bytes], None] = lambda _: None
         self._held: list[bytes] | None = []
-        self._portions = ReadQuota(self._hear, pause=self._pause, resume=self._read_on)
+        self._read_quota = ReadQuota(self._hear, pause=self._pause, resume=self._read_on)
         self._closed_by_child: set[int] = set()
         self._is_exited = False
         self._is_closing = False
@@ -314,7 +314,7 @@ class ProcessChannel:
         elif self._held is not None:
             self._held.append(data)
         else:
-            self._portions.feed(data)
+            self._read_quota.feed(data)
 
     def _hear(self, data: bytes) -> None:
         if self._on_lost is not None:
@@ -338,7 +338,7 @@ class ProcessChannel:
         if fd == 0:
             self._close_account()
         elif fd == 1:
-            self._portions.finish()
+            self._read_quota.finish()
         elif self._stderr and not self._stderr.endswith(b"\n"):
             self._on_stderr(b"\n")
         self._review()
@@ -381,8 +381,8 @@ class ProcessChannel:
         self._timer = self._loop.call_later(LAST_LOOK_SECONDS, self._conclude)
 
     def _conclude(self) -> None:
-        self._portions.finish()
-        self._portions.stop()
+        self._read_quota.finish()
+        self._read_quota.stop()
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is None:
             return

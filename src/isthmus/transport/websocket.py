@@ -79,7 +79,7 @@ class SocketChannel(asyncio.Protocol):
         "_parts",
         "_ping_seconds",
         "_pong_bytes",
-        "_portions",
+        "_read_quota",
         "_timer",
         "_transport",
         "_written",
@@ -99,7 +99,7 @@ class SocketChannel(asyncio.Protocol):
         self._is_secure = False
         self._hearer: Hearer
         self._transport: asyncio.Transport
-        self._portions: ReadQuota
+        self._read_quota: ReadQuota
         self._parts: bytearray | None = None
         self._written = self._accepted = 0
         self._left: int | None = None
@@ -165,26 +165,26 @@ class SocketChannel(asyncio.Protocol):
         # A cast, because uvloop's transports are not asyncio's by class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=DRAINED_BYTES)
-        self._portions = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+        self._read_quota = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._portions.feed(data)
+        self._read_quota.feed(data)
 
     def resume_writing(self) -> None:
         if not self._is_over:
             self._hearer.flush()
 
     def eof_received(self) -> bool | None:
-        self._portions.finish()
+        self._read_quota.finish()
         self._end("it closed the connection")
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._portions.finish()
+        self._read_quota.finish()
         self._end(lost(exc))
         self._settle()
 
@@ -279,7 +279,7 @@ class SocketChannel(asyncio.Protocol):
         if not self._is_over:
             self._is_over = True
             self._left = self._left_bytes()
-        self._portions.stop()
+        self._read_quota.stop()
         self._stop_clock()
 
     def _stop_clock(self) -> None:

@@ -13,7 +13,7 @@ from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import call_params, request_params
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
 
-PROFILES_MAX = 64
+ENVELOPES_MAX = 64
 
 _NO_MEMBERS: Mapping[str, Payload] = {}
 
@@ -93,7 +93,7 @@ class ModernDialect:
     def _envelope(self, client_caps: ClientCapabilities) -> bytes:
         """The envelope for these capabilities; there are few different ones."""
         if client_caps not in self._envelopes:
-            if len(self._envelopes) >= PROFILES_MAX:
+            if len(self._envelopes) >= ENVELOPES_MAX:
                 self._envelopes.clear()
             self._envelopes[client_caps] = modern.envelope(self._me, client_caps)
         return self._envelopes[client_caps]

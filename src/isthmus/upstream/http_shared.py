@@ -279,7 +279,7 @@ class _ReplyPost(_OneWayPost):
         """Whether a connection had taken it at the last look."""
 
     def _watch(self, ticket: Ticket) -> None:
-        self._is_taken = ticket.has_boarded
+        self._is_taken = ticket.has_connection
         super()._watch(ticket)
 
     def _expire(self, ticket: Ticket) -> None:

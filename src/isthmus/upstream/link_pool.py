@@ -143,7 +143,7 @@ class LinkPool:
         """
         self.shares_subscriptions = False
         """Subscriptions apply to everybody with calls on these links."""
-        self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _profile, _topic: None
+        self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _client_caps, _topic: None
         """Called with changes that servers announce on these links, and the client capabilities of the link."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
         """Called for a link whose server lost its session."""

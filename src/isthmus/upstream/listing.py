@@ -171,7 +171,7 @@ class _Reading:
 
     def __init__(self, link: ListSource, client_caps: ClientCapabilities) -> None:
         self._link = link
-        self._profile = client_caps
+        self._client_caps = client_caps
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
         self.missing: dict[str, str] = {}
@@ -218,7 +218,7 @@ class _Reading:
         return ()
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
-        answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._profile))
+        answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._client_caps))
         if len(memoryview(answer)) > PAGE_BYTES_MAX:
             raise BadReply(self._link.server, f"a page of its list of {shape.noun}s has over {PAGE_BYTES_MAX} bytes")
         self._page_bytes = len(memoryview(answer))
@@ -343,7 +343,7 @@ class ListCache:
 
     def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
         self._store = store
-        self._profile = client_caps
+        self._client_caps = client_caps
         self._kept: dict[ServerName, tuple[str, CachedLists]] = {}
         """What the store contains, as far as this hub knows."""
 
@@ -388,7 +388,7 @@ class ListCache:
     def _key(self, settings: ServerSettings) -> str:
         """A digest of everything that a server is reached by; it reveals no secret."""
         reach = settings.reach
-        facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._profile or ()))
+        facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._client_caps or ()))
         text = msgspec.json.encode(
             facts,
             order="deterministic",

@@ -108,7 +108,7 @@ class RpcLink(BaseLink):
             Fault: it is not.
         """
         if self._declared:
-            await self._knock(self.limits.connect_seconds)
+            await self._check_reachable(self.limits.connect_seconds)
 
     async def ping(self, within: float) -> None:
         """Check that the server is there, without running a tool.
@@ -117,14 +117,14 @@ class RpcLink(BaseLink):
         connects to it. Others are asked for their tools.
         """
         if self._declared:
-            await self._knock(within)
+            await self._check_reachable(within)
             return
         try:
             await self.ask(TOOLS.method, b"{}", within)
         except ServerError:
             return
 
-    async def _knock(self, within: float) -> None:
+    async def _check_reachable(self, within: float) -> None:
         """Connect, with TLS, and disconnect."""
         try:
             transport, _ = await self._egress.dial(

@@ -141,7 +141,7 @@ async def accepted(
             if receive_bytes is not None:
                 sock = transport.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, receive_bytes)
-            made = AcceptedSocket(client="192.0.2.1", cork=WriteBatch(), **{"limit_bytes": LIMIT_BYTES, **more})
+            made = AcceptedSocket(client="192.0.2.1", write_batch=WriteBatch(), **{"limit_bytes": LIMIT_BYTES, **more})
             made.on_closed = closed.set
             made.begin(transport, take or (lambda _: ear), first)  # type: ignore[arg-type]
             sockets.put_nowait(made)
@@ -453,7 +453,7 @@ async def test_what_comes_after_our_goodbye_is_neither_kept_nor_read_without_end
         assert pair.socket._transport.is_reading()
         for _ in range(LATE_FACTOR * LIMIT_BYTES // len(whole) + 1):
             pair.socket.data_received(whole)
-            assert (pair.socket._unfinished_bytes(), pair.socket._portions.has_rest()) == (0, False)
+            assert (pair.socket._unfinished_bytes(), pair.socket._read_quota.has_rest()) == (0, False)
         assert not pair.socket._transport.is_reading()
         assert await pair.peer.goodbye() == (POLICY, "enough")
         assert await pair.peer.rest() == b"", "it need not wait for what is not read"
@@ -682,7 +682,7 @@ async def test_an_idle_one_costs_little_memory() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         for transport in transports:
-            made = AcceptedSocket(client="192.0.2.1", cork=WriteBatch(), limit_bytes=LIMIT_BYTES)
+            made = AcceptedSocket(client="192.0.2.1", write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES)
             made.begin(transport, partial(_give, ear))
             made.data_received(pong)
             sockets.append(made)
@@ -751,7 +751,9 @@ async def test_what_has_gone_is_freed_without_the_cycle_collector(how: str) -> N
 
 async def test_many_that_end_together_leave_turns_of_the_loop_to_others() -> None:
     share, lost = AgentBandwidth().of(None), list[int]()
-    sockets = [AcceptedSocket(client=None, cork=WriteBatch(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)]
+    sockets = [
+        AcceptedSocket(client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)
+    ]
     for number, made in enumerate(sockets):
         made.begin(_Transport(), partial(_give, Ear()))
         made.on_closed = partial(lost.append, number)
@@ -775,7 +777,9 @@ async def test_a_peer_that_goes_while_it_is_seen_off_is_let_go_at_once() -> None
 
 async def test_a_peer_that_has_gone_is_let_go_though_the_hub_closes_before_all_is_heard() -> None:
     closed = asyncio.Event()
-    made = AcceptedSocket(client=None, cork=WriteBatch(), limit_bytes=LIMIT_BYTES, share=AgentBandwidth().of(None))
+    made = AcceptedSocket(
+        client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=AgentBandwidth().of(None)
+    )
     made.begin(_Leaving(), partial(_give, Ear()))
     made.on_closed = closed.set
     made.data_received(Frame(Opcode.TEXT, b"x" * 200).serialize(mask=True) * 200)

@@ -35,9 +35,9 @@ class Noted:
 
 async def test_what_is_held_is_written_at_the_end_of_the_turn_in_order() -> None:
     notes: list[str] = []
-    cork = WriteBatch()
+    batch = WriteBatch()
     for name in ("first", "second"):
-        cork.add(Noted(name, notes))
+        batch.add(Noted(name, notes))
     assert notes == []
     await asyncio.sleep(0)
     assert notes == ["first", "second"]
@@ -45,10 +45,10 @@ async def test_what_is_held_is_written_at_the_end_of_the_turn_in_order() -> None
 
 async def test_every_turn_has_its_own_end() -> None:
     notes: list[str] = []
-    cork = WriteBatch()
-    cork.add(Noted("first", notes))
+    batch = WriteBatch()
+    batch.add(Noted("first", notes))
     await asyncio.sleep(0)
-    cork.add(Noted("second", notes))
+    batch.add(Noted("second", notes))
     await asyncio.sleep(0)
     assert notes == ["first", "second"]
 

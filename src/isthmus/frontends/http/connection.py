@@ -190,7 +190,7 @@ class ListenerState(ServerState):
         self.settings = settings
         self.idle_until: float | None = None
         """Set when draining: the time from which idle connections are closed."""
-        self.cork = WriteBatch()
+        self.write_batch = WriteBatch()
         self.shares = AgentBandwidth()
         self.at_once: SyncHandler | None = None
         self.hold_response: HoldResponse | None = None
@@ -393,7 +393,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self.parser = cast(Any, None)
         socket = AcceptedSocket(
             client=self.client and self.client[0],
-            cork=self.server_state.cork,
+            write_batch=self.server_state.write_batch,
             share=self.server_state.shares.of(agreed.opening.group),
             limit_bytes=agreed.opening.limit_bytes,
             chosen=agreed.chosen,
@@ -587,7 +587,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self._written_bytes += total_bytes
         if total_bytes <= JOINED_BYTES:
             if not self._unsent:
-                self.server_state.cork.add(self)
+                self.server_state.write_batch.add(self)
             self._unsent += pieces
             self._unsent_bytes += total_bytes
             return

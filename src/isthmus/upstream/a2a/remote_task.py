@@ -562,7 +562,13 @@ class RemoteTask:
             self._finish(result_of((needed, *said, *self._artifacts.parts()), self._about, is_error=True))
         elif CAPABILITY_NEEDED[asking.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
-            self._ask(asking)
+            # Ask the caller. Its answer is the next message of the task.
+            self._inflight.rounds += 1
+            if self._inflight.rounds > ROUNDS_MAX:
+                self._link.cancel_task(self._task)
+                self._finish(Unanswered(self._link.server, f"it went on asking after {ROUNDS_MAX} rounds"))
+            else:
+                ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
         elif self._message.takes_text:
             advice = TextPart(
                 "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
@@ -573,15 +579,6 @@ class RemoteTask:
         else:
             self._link.cancel_task(self._task)
             self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
-
-    def _ask(self, asking: AgentQuestion) -> None:
-        """Ask the caller. Its answer is the next message of the task."""
-        self._inflight.rounds += 1
-        if self._inflight.rounds > ROUNDS_MAX:
-            self._link.cancel_task(self._task)
-            self._finish(Unanswered(self._link.server, f"it went on asking after {ROUNDS_MAX} rounds"))
-        else:
-            ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
 
     def _was_answered(self, status: TaskStatus) -> bool:
         """Whether the question in a status was answered: agents return it until they have read the answer.
