@@ -16,7 +16,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines, request_head
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.waiters import PendingRequest, Waiter
+from isthmus.upstream.waiters import PendingRequest
 
 OK = 200
 UNAUTHORIZED = 401
@@ -137,11 +137,7 @@ class HttpEndpoint:
 class HttpRequest(PendingRequest):
     """A request that is a POST of its own."""
 
-    __slots__ = ("ticket",)
-
-    def __init__(self, id: int, waiter: Waiter) -> None:
-        super().__init__(id, waiter)
-        self.ticket: Ticket | None = None
+    __slots__ = ()
 
     @property
     def may_have_left(self) -> bool:

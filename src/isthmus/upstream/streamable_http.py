@@ -137,6 +137,9 @@ class StreamableLink(BaseLink):
         connections = max_calls + SPARE_CONNECTIONS
         self._endpoint = HttpEndpoint(server, url, limits, credentials, egress, background, connections=connections)
         self._client = self._endpoint.client
+        self._credentials = credentials
+        self._generation = credentials.generation
+        """The generation of the credentials in the cached heads."""
         self._session: str | None = None
         self._is_initialized = False
         self._is_endpoint = False
@@ -170,7 +173,8 @@ class StreamableLink(BaseLink):
     def _head(self, method: str, name: str | None = None) -> bytes:
         """The head of a POST; cached per method and name."""
         key = (method, name)
-        if self._endpoint.has_new_credentials():
+        if self._generation != self._credentials.generation:
+            self._generation = self._credentials.generation
             self._heads.clear()
         if (head := self._heads.get(key)) is not None:
             return head
@@ -607,8 +611,8 @@ class Post(HttpRequest):
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Read the status and choose how to read the body."""
         self._status = status
-        self._login = login_url(status, headers)
         if status in ADVICE:
+            self._login = login_url(status, headers)
             self._advice = advice_for(status, headers, self._link.server, can_log_in=self._link.can_log_in)
         if self.method == "initialize" and status == OK:
             self._link.on_session(headers.get(legacy.SESSION_HEADER))

@@ -34,6 +34,7 @@ from isthmus.model.calls import (
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
+from isthmus.transport.http import Ticket
 from isthmus.upstream.redaction import Redacting, redact_result
 from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render, same_id
 from isthmus.wire.mcp.calls import (
@@ -165,7 +166,7 @@ SAFE_INTEGER_MAX = 2**53 - 1
 class PendingRequest(ABC):
     """A request whose response has not come; the `carriage` of its call. Each way to send requests has its own kind."""
 
-    __slots__ = ("id", "lines", "waiter", "wire_id")
+    __slots__ = ("id", "lines", "ticket", "waiter", "wire_id")
 
     def __init__(self, id: int, waiter: Waiter) -> None:
         self.id = id
@@ -174,6 +175,8 @@ class PendingRequest(ABC):
         """The caller's own id, if the request carries it; `id` is used here and for progress all the same."""
         self.lines = b""
         """HTTP headers of this request only."""
+        self.ticket: Ticket | None = None
+        """Its POST, once sent, if it is one."""
 
     @property
     @abstractmethod
