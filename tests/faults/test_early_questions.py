@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.upstream import link
+from isthmus.upstream import questions
 from tests.faults.curious import CAN, CAPABILITIES_KEY, SECONDS, Asked, Era, Line, text_of
 from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
@@ -36,7 +36,7 @@ async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_firs
 ) -> None:
     notes = tmp_path / "notes"
     notes.touch()
-    monkeypatch.setattr(link, "EARLY_SECONDS", 0.0 if is_late else 600.0)
+    monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0 if is_late else 600.0)
     server = stdio([sys.executable, "-m", "tests.faults.early_server", str(notes)], era="legacy", cwd=str(ROOT))
     async with hub_of(tmp_path, {"pipe": server}) as hub, listening(hub) as port:
         await hub.ready("pipe")
@@ -45,7 +45,7 @@ async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_firs
         await listed_to(person, lines[0])
         if is_late:
             await eventually(lambda: "error" in notes.read_text("utf-8"), "the question waited for long enough")
-            monkeypatch.setattr(link, "EARLY_SECONDS", 600.0)
+            monkeypatch.setattr(questions, "EARLY_SECONDS", 600.0)
         told, asked = await person.call(lines, "pipe.ask", "n")
         assert (text_of(told), asked) == ("n ann:hello", ["hello"])
         for line in lines:

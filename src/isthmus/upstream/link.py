@@ -99,7 +99,7 @@ OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), 
 """Abilities that a server of this era cannot have, whatever it declares."""
 
 
-def _unheard(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """The default callback. One function for all links: there may be ten thousand of them."""
 
 
@@ -148,6 +148,7 @@ class BaseLink:
         "on_credentials_refused",
         "on_doubt",
         "on_gap",
+        "on_gone",
         "on_log",
         "on_lost",
         "on_progress",
@@ -175,7 +176,10 @@ class BaseLink:
     """Whether the server accepts any MCP method, not only tool calls."""
 
     initialize_result: msgspec.Raw | None = None
-    """The server's `initialize` result; stored only on a link that is dedicated to one caller."""
+    """The server's `initialize` result, or its equivalent for a modern server; see `keeps_initialize_result`."""
+
+    keeps_initialize_result = False
+    """Whether that is stored; also on a link that is dedicated to one caller."""
 
     closing_cancels = False
     """Whether the server cancels a request whose connection is closed; others get a notification."""
@@ -204,19 +208,19 @@ class BaseLink:
         self.hubs: Mapping[str, int] = NO_HUBS
         """Ids of the hubs behind this server and their distance; empty if the server is not a hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.on_changed: Callable[[Topic], None] = _unheard
-        self.on_updated: Callable[[str], None] = _unheard
-        self.on_log: Callable[[LogMessage], None] = _unheard
-        self.on_task: Callable[[ServerName, LinkSession, ServerTaskState], None] = _unheard
+        self.on_changed: Callable[[Topic], None] = _ignore
+        self.on_updated: Callable[[str], None] = _ignore
+        self.on_log: Callable[[LogMessage], None] = _ignore
+        self.on_task: Callable[[ServerName, LinkSession, ServerTaskState], None] = _ignore
         """Called with the status of a task when the server reports it by itself."""
-        self.on_progress: Callable[[LinkSession, int, Callable[[], Progress]], None] = _unheard
+        self.on_progress: Callable[[LinkSession, int, Callable[[], Progress]], None] = _ignore
         """Called with progress of a request that was already answered, perhaps with a task."""
         self.place = LinkSession(is_process=self.carrier == "stdio")
         """The scope in which the server's task ids are valid."""
-        self.on_renewed: Callable[[], None] = _unheard
-        self.on_gap: Callable[[], None] = _unheard
-        self.on_doubt: Callable[[], None] = _unheard
-        self.on_unauthorized: Callable[[], None] = _unheard
+        self.on_renewed: Callable[[], None] = _ignore
+        self.on_gap: Callable[[], None] = _ignore
+        self.on_doubt: Callable[[], None] = _ignore
+        self.on_unauthorized: Callable[[], None] = _ignore
         """Called when the server rejected the credentials of a call."""
         self.on_credentials_refused: Callable[[], bool] = bool
         """Called when the server rejected the credentials; returns whether others may be tried (by default none)."""
@@ -224,9 +228,9 @@ class BaseLink:
         """Removes the link's credentials from a text; a server may repeat them."""
         self.login_hint: Callable[[], str] = str
         """Tells how a person logs in at the server; empty if that is impossible."""
-        self.on_lost: Callable[[str], None] = _unheard
-        self.on_gone: Callable[[], None] = _unheard
-        """Called last when the link is lost, by whatever registered it."""
+        self.on_lost: Callable[[str], None] = _ignore
+        self.on_gone: Callable[[], None] = _ignore
+        """Called last when the link is lost; the registry of servers that dial in removes the link then."""
         self.is_probing = False
         self.is_persistent = True
         """Whether later calls of the same caller use the same link, so that they can ask about earlier ones."""
@@ -408,7 +412,8 @@ class BaseLink:
             pass  # an error, silence, or a response that no modern server gives: try `initialize`
         self.is_probing = False
         discovery = None if answer is None else modern.read_discover_result(answer)
-        if self.requests.is_dedicated and answer is not None and discovery is not None:
+        keeps_result = self.keeps_initialize_result or self.requests.is_dedicated
+        if keeps_result and answer is not None and discovery is not None:
             self.initialize_result = msgspec.Raw(modern.as_initialize_result(answer))
         return discovery
 
@@ -429,13 +434,9 @@ class BaseLink:
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
-        if self.requests.is_dedicated:
+        if self.keeps_initialize_result or self.requests.is_dedicated:
             self.initialize_result = answer.copy()
-        self._on_initialized(answer, welcome)
         self._notify("notifications/initialized", None)
-
-    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
-        """The server has answered `initialize`; a kind of link may store more of the answer."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
@@ -641,7 +642,7 @@ class BaseLink:
             self.__dict__.pop("_listen_requests", None)
             self.on_lost(reason)
             self.questions.retract_all()
-            on_gone, self.on_gone = self.on_gone, _unheard  # it may refer to this link
+            on_gone, self.on_gone = self.on_gone, _ignore  # it may refer to this link
             on_gone()
 
     def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:

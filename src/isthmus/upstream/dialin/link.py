@@ -29,7 +29,7 @@ from isthmus.upstream.server_settings import Era
 from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
-from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp import legacy
 from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation
 
@@ -151,6 +151,7 @@ class DialInLink(BaseLink):
     carrier = "dial-in"
     is_duplex = True
     takes_methods = True
+    keeps_initialize_result = True
     start_seconds = 60.0
     """A pipe connects before it starts its program, which may have to be installed first. Closing it meanwhile would
     end that program, and double the pipe's pause between attempts."""
@@ -237,7 +238,16 @@ class DialInLink(BaseLink):
             if discovery is None:
                 raise
             self._discovered(discovery)
-        self.can_ask = self.dialect.era == "modern"
+        self.can_ask = is_modern = self.dialect.era == "modern"
+        if is_modern and self.is_muxed:
+            self.dialect = CallerMarkDialect(self._me, self.claim.key)
+        answer, self.initialize_result = self.initialize_result, None
+        members = {} if answer is None else jsonrpc.object_members(answer) or {}
+        self.who = legacy.read_server_info(members.get("serverInfo"))
+        if is_modern and self.who is not None:  # devices know only the legacy form
+            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
+        elif not is_modern and answer is not None and len(memoryview(answer)) <= WELCOME_BYTES_MAX:
+            self.welcome = bytes(answer)
 
     async def _read_lists(self, topics: Set[Topic], known: Listing | None, client_caps: ClientCapabilities) -> Listing:
         """See `BaseLink`; tools over the agent's limit are left out."""
@@ -264,18 +274,6 @@ class DialInLink(BaseLink):
 
     def _changed_early(self, topic: Topic) -> None:
         self.early |= {topic}
-
-    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
-        self.who = legacy.read_server_info(welcome.serverInfo)
-        self.welcome = bytes(answer) if len(memoryview(answer)) <= WELCOME_BYTES_MAX else b""
-
-    def _discovered(self, discovery: modern.DiscoverResult) -> None:
-        super()._discovered(discovery)
-        if self.is_muxed:
-            self.dialect = CallerMarkDialect(self._me, self.claim.key)
-        self.who = legacy.read_server_info((jsonrpc.object_members(discovery.meta) or {}).get(modern.SERVER_KEY))
-        if self.who is not None:  # devices know only the legacy form
-            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
 
     def read(self, text: bytes) -> None:
         """Receive one message. Without open requests, messages longer than a notification are dropped.

@@ -131,7 +131,7 @@ class DialInReconnector(Reconnector):
     def _part_from(self, link: DialInLink | None) -> None:
         """Detach from a link: its callbacks do nothing from now on."""
         if link is not None:
-            link.on_lost = link.on_updated = link.on_log = link.on_doubt = link.on_changed = link.on_gap = _unheard
+            link.on_lost = link.on_updated = link.on_log = link.on_doubt = link.on_changed = link.on_gap = _ignore
             link.on_leaving = None
             self._subscription_sync.forget(link)
             self._log_level_sync.forget(link)
@@ -232,7 +232,7 @@ class DialInReconnector(Reconnector):
             self._hub.subscriptions.detach(self.settings.name)
             self._hub.close_server_queue(self.settings.name)
         self._lists_by_capability.end()
-        self._on_stand = _unheard
+        self._on_stand = _ignore
         if self._unwatch is not None:
             self._unwatch()
         self.server_queue.grace = 0.0
@@ -255,7 +255,7 @@ def _in_words(reason: str) -> str:
     return f"it is not connected: {reason}"
 
 
-def _unheard(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """The callback of a link that is no longer in use."""
 
 
