@@ -272,9 +272,9 @@ class _A2aGrpcRequest(A2aRequest):
         if version is not None and dialect_of(version) != "1.0":
             return unsupported_version(version)
         members = await aside(len(request), partial(protobuf.read, method, request), over=PROTOBUF_BYTES)
-        operation = members if isinstance(members, A2aProblem) else v1_0.read(method, members)
+        operation = members if isinstance(members, A2aProblem) else v1_0.DIALECT.read(method, members)
         await pause_after(len(request))
-        done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0, operation)
+        done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0.DIALECT, operation)
         if isinstance(done, LiveTask):
             # At once: after the first await, the first events of a quick server would be missed.
             self._follow(done, operation, is_over if method == "SubscribeToTask" else is_settled)
@@ -385,7 +385,7 @@ class _ProtoStream:
     def write(self, update: Update, event_id: str | None = None) -> bytes:
         """The item of an update; nothing, and the end of the stream, if protobuf has no form for it."""
         try:
-            return protobuf.write("SubscribeToTask", v1_0.write_update(update))
+            return protobuf.write("SubscribeToTask", v1_0.DIALECT.write_update(update))
         except Unwritable as error:
             self.fail(A2aProblem("invalid_agent_response", str(error)))
             return b""
