@@ -33,12 +33,16 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports import Document, Journal, WriteResult
 from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import (
+    RETRY_SECONDS,
     LiveTask,
     MessageQuotaExceeded,
     NewTask,
     TaskExists,
     TaskNotStored,
+    TaskStore,
     TaskWork,
+    decode_or_log,
+    tombstone,
 )
 from isthmus.core.tasks.offline_queue import OfflineQueue
 from isthmus.core.tasks.record import (
@@ -53,12 +57,10 @@ from isthmus.core.tasks.record import (
     is_login,
     login_question,
     outcome_bytes,
-    owner_of,
     state_after,
     stored_outcome,
 )
 from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, MessageQuota, StorageQuota
-from isthmus.core.tasks.store import RETRY_SECONDS, TaskStore, decode_or_log, tombstone
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
@@ -135,7 +137,7 @@ class TaskEngine:
         now = self.now()
         record = TaskRecord(
             draft.id or secrets.token_hex(16),
-            owner_of(draft.caller, draft.realm),
+            TaskOwner(draft.caller.tenant, draft.caller.name, draft.realm),
             draft.context,
             draft.origin,
             draft.state,
@@ -297,7 +299,7 @@ class TaskEngine:
         if send is None or send is not live.send:
             return
         live.send = None
-        if live.record.is_ended:
+        if live.record.state in ENDED:
             return
         send()
         if live.inflight is not None and live.record.state == "submitted":

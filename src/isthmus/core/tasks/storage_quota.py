@@ -18,10 +18,9 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, size_of
-from isthmus.core.tasks.dedup import DEDUP_KEY, KEY_SECONDS
 from isthmus.core.tasks.delivery import DELIVERY, STATES
 from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
-from isthmus.core.tasks.record import TASK, TaskOwner
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, TaskOwner
 from isthmus.model.faults import NotWritten
 from isthmus.model.tasks import ENDED
 

@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import Route
+from isthmus.core.catalog.snapshot import Route
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields

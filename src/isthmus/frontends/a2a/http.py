@@ -16,10 +16,10 @@ from isthmus.core.pauses import LONG_BYTES, aside, in_passes, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService, record_bytes, task_bytes
+from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
-from isthmus.frontends.a2a.task_view import direct_answer, shown
+from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -155,8 +155,7 @@ class A2aHttp:
             else:
                 query = scope["query_string"].decode("latin-1")
                 named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
-                version = version_of(_text(fields.get(VERSION_FIELD)), named)
-                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, version)
+                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, named)
 
     def _refuse_caller(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
@@ -349,8 +348,8 @@ class _A2aHttpRequest(A2aRequest):
 class _A2aRpcRequest(_A2aHttpRequest):
     """One JSON-RPC request."""
 
-    async def serve(self, body: bytes, version: str | None) -> None:
-        """Serve it."""
+    async def serve(self, body: bytes, named_version: str | None) -> None:
+        """Serve it. The query may name a version; the header counts more."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
         is_long = len(body) > LONG_BYTES
@@ -363,10 +362,11 @@ class _A2aRpcRequest(_A2aHttpRequest):
             if _has_invalid_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "method must be a string"))
             return self._answer(jsonrpc.error(request.id, request.code, request.message))
+        if not isinstance(request, Request | Notification):
+            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
+        version = version_of(_text(self._fields.get(VERSION_FIELD)), named_version)
         if isinstance(request, Notification):
             return self._refuse_notification(request, version)
-        if not isinstance(request, Request):
-            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
         recognised = recognize_dialect(request.method, request.params, version)
         if isinstance(recognised, A2aProblem):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)

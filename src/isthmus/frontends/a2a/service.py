@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -20,17 +20,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.pauses import LONG_BYTES, aside, pause_after
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
-from isthmus.core.tasks.dedup import (
-    JOINED_SECONDS,
-    IdempotencyKey,
-    is_joined,
-    key_document,
-    message_digest,
-    read_key,
-    task_id_for,
-)
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
@@ -42,24 +33,39 @@ from isthmus.core.tasks.live_task import (
     TaskNotStarted,
     TaskNotStored,
 )
-from isthmus.core.tasks.record import TASK, StoredQuestion, TaskOwner, TaskRecord, owner_of
+from isthmus.core.tasks.record import (
+    JOINED_SECONDS,
+    TASK,
+    IdempotencyKey,
+    StoredQuestion,
+    TaskOwner,
+    TaskRecord,
+    is_joined,
+    key_document,
+    message_digest,
+    owner_of,
+    read_key,
+)
 from isthmus.frontends.a2a.caller_messages import (
     Instruction,
+    ReadMessage,
     Saying,
     ToolInstruction,
+    digest_of,
     is_refusal,
     object_in,
     read_instruction,
+    read_message,
     read_reply,
     without_headers,
 )
 from isthmus.frontends.a2a.planning import CallerView, TaskPlan, Words, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.task_view import question_of, shown
+from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.tasks import ENDED, WAITING, Artifact, DataPart, FilePart, Message, Part, Task, TextPart
+from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
 log = structlog.get_logger(__name__)
@@ -147,7 +153,7 @@ class A2aService:
         used = await self._find_key(owner_of(caller), key)
         if used is not None and used.is_valid(self._now()):
             return await self._task_of_key(caller, key, used, said)
-        return await self._send(caller, dialect, said, _FreeKey(key, used, _digest(said)))
+        return await self._send(caller, dialect, said, _FreeKey(key, used, digest_of(said)))
 
     async def _send(
         self, caller: Caller, dialect: DialectName, said: SendMessage, key: _FreeKey | None
@@ -179,7 +185,7 @@ class A2aService:
     async def _begin(
         self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...] = ()
     ) -> LiveTask | A2aProblem:
-        read = await _read(owner_of(caller), said)
+        read = await read_message(owner_of(caller), said)
         task = said.task or secrets.token_hex(16)
         try:
             return await self._engine.begin(await self._new_task(caller, dialect, said, task, read, besides))
@@ -191,7 +197,7 @@ class A2aService:
     async def _begin_once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task, or return the task that this message began before."""
         owner = owner_of(caller)
-        read = await _read(owner, said)
+        read = await read_message(owner, said)
         task = read.task
         while True:
             refused: TaskNotStarted | None = None
@@ -222,7 +228,7 @@ class A2aService:
         newest = None if used is None else await self._engine.find(owner, used.task)
         if newest is not None and is_joined(newest.record, self._now()):
             return await self._join(caller, dialect, said, newest)
-        return await self._begin_with_key(caller, dialect, said, _FreeKey(name, used, _digest(said)))
+        return await self._begin_with_key(caller, dialect, said, _FreeKey(name, used, digest_of(said)))
 
     async def _join(
         self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask
@@ -236,7 +242,7 @@ class A2aService:
     ) -> LiveTask | A2aProblem:
         """Begin a task with a key, or bind the key to the task that this message began before."""
         owner = owner_of(caller)
-        read, begun = await _read(owner, said), None
+        read, begun = await read_message(owner, said), None
         task = read.task
         if not self._engine.is_in_memory(owner, task):
             begun = await self._begin_with_key(caller, dialect, said, key, task)
@@ -282,7 +288,7 @@ class A2aService:
         self, caller: Caller, key: str, used: IdempotencyKey, said: SendMessage
     ) -> LiveTask | A2aProblem:
         """The task of a key."""
-        if used.digest != _digest(said):
+        if used.digest != digest_of(said):
             return A2aProblem("key_reused", f"Idempotency-Key {key!r} was used with another message")
         gone = A2aProblem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is no longer stored")
         return await self._engine.find(owner_of(caller), used.task) or gone
@@ -311,7 +317,7 @@ class A2aService:
         dialect: DialectName,
         said: SendMessage,
         task: str,
-        read: _ReadMessage,
+        read: ReadMessage,
         besides: tuple[Document, ...] = (),
     ) -> NewTask:
         context = said.context or secrets.token_hex(16)
@@ -575,60 +581,6 @@ def _limit_problem(record: TaskRecord, message: Message) -> A2aProblem | None:
         most = f"messages after the first may have {SAID_BYTES_MAX} bytes in all; begin a new task"
         return A2aProblem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
     return None
-
-
-def record_bytes(record: TaskRecord) -> int:
-    """The approximate size of a task's messages and result."""
-    result = 0 if record.ending is None else len(memoryview(record.ending.result))
-    return result + sum(map(message_bytes, record.said))
-
-
-def task_bytes(task: Task) -> int:
-    """The approximate size of a task's history and artifacts."""
-    return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
-
-
-def message_bytes(said: Message | Artifact) -> int:
-    """The approximate size of the parts of a message or artifact."""
-    return sum(map(_part_bytes, said.parts))
-
-
-def _part_bytes(part: Part) -> int:
-    match part:
-        case TextPart():
-            return len(part.text)
-        case DataPart():
-            return len(memoryview(part.data))
-        case FilePart():
-            return len(part.content or "")
-
-
-class _ReadMessage(NamedTuple):
-    """What is read of a message: its stored form without secrets, its instruction, and the task that it begins."""
-
-    stored: Message
-    instruction: Instruction
-    task: str
-    """The id, derived from the stored form."""
-    size: int
-
-
-async def _read(owner: TaskOwner, said: SendMessage) -> _ReadMessage:
-    """Read a message, on a thread if it is long."""
-    if (size := message_bytes(said.message)) > LONG_BYTES:
-        return await asyncio.to_thread(_read_now, owner, said, size)
-    return _read_now(owner, said, size)
-
-
-def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> _ReadMessage:
-    stored = without_headers(said.message)
-    task = task_id_for(owner, message_digest(stored, said.context))
-    return _ReadMessage(stored, read_instruction(said.message), task, size)
-
-
-def _digest(said: SendMessage) -> str:
-    """The digest that repeated messages with a key share."""
-    return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
 
 
 def _is_same(one: Message, other: Message) -> bool:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from isthmus.core.tasks.live_task import Report
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
-from isthmus.frontends.a2a.caller_messages import Form
+from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.faults import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
 from isthmus.model.tasks import (
@@ -357,6 +357,17 @@ def shown(record: TaskRecord) -> Task:
         history,
         record.metadata,
     )
+
+
+def record_bytes(record: TaskRecord) -> int:
+    """The approximate size of a task's messages and result."""
+    result = 0 if record.ending is None else len(memoryview(record.ending.result))
+    return result + sum(map(message_bytes, record.said))
+
+
+def task_bytes(task: Task) -> int:
+    """The approximate size of a task's history and artifacts."""
+    return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
 
 
 def direct_answer(record: TaskRecord) -> Message | None:

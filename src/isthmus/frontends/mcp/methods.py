@@ -13,8 +13,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Snapshot
-from isthmus.core.catalog.view import Route, View
+from isthmus.core.catalog.snapshot import Route, Snapshot, View
 from isthmus.core.ports import HubExchange
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp import tasks

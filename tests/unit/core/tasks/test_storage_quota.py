@@ -15,7 +15,6 @@ from isthmus.core.tasks import engine
 from isthmus.core.tasks import storage_quota as allowance
 from isthmus.core.tasks import storage_quota as quota
 from isthmus.core.tasks import storage_quota as retention
-from isthmus.core.tasks.dedup import DEDUP_KEY, KEY_SECONDS, key_document
 from isthmus.core.tasks.delivery import DELIVERY, STATES, delivery_document, delivery_of
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
@@ -24,7 +23,7 @@ from isthmus.core.tasks.live_task import (
     StorageQuotaExceeded,
     TaskNotStored,
 )
-from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, TaskOwner, key_document
 from isthmus.core.tasks.storage_quota import (
     DELETABLE,
     MESSAGE_BYTES_MAX,
