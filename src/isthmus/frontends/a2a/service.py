@@ -37,7 +37,6 @@ from isthmus.core.tasks.record import (
     JOINED_SECONDS,
     TASK,
     IdempotencyKey,
-    StoredQuestion,
     TaskOwner,
     TaskRecord,
     is_joined,
@@ -322,7 +321,7 @@ class A2aService:
     ) -> NewTask:
         context = said.context or secrets.token_hex(16)
         made = self._plan(caller, said.message, context, read.instruction)
-        if not made.is_sure and self._hub.settling:
+        if self._hub.settling and not made.is_sure:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
             await self._hub.settle(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
@@ -361,7 +360,10 @@ class A2aService:
         self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _FreeKey | None
     ) -> LiveTask | A2aProblem:
         is_first, message = dialect == "0.1", without_headers(said.message)
-        is_known = self._is_known(live.record, said, message, is_first=is_first)
+        # A message that was sent before gets the same response.
+        is_late = live.record.is_ended and self._now() >= live.record.updated + JOINED_SECONDS
+        is_elsewhere = said.context not in (None, live.record.context)
+        is_known = not (is_late or is_elsewhere) and self._is_repeated(live.record, message, by_words=is_first)
         if not is_known:
             found = await self._check_quota(live, message, key)
             if isinstance(found, A2aProblem):
@@ -411,7 +413,11 @@ class A2aService:
             self._instruct(caller, live, message, said.message)
             return None
         if record.asked is not None and record.phase == "idle":
-            self._retry(caller, live, record.asked, message, said.message)
+            # The call waits for a login. It is made again, unless the message declines or has another instruction.
+            if is_refusal(record.asked, message):
+                self._engine.change(live, state="canceled", phase="over", asked=None, said=(*record.said, message))
+            else:
+                self._instruct(caller, live, message, _instruction_in((*record.said, said.message)))
             return None
         if record.asked is not None:
             return self._answer(live, message)
@@ -419,12 +425,6 @@ class A2aService:
             self._instruct(caller, live, message, said.message)
             return None
         return self._store_text(live, message)
-
-    def _is_known(self, record: TaskRecord, said: SendMessage, message: Message, *, is_first: bool) -> bool:
-        """Whether this message was sent before, so that the response is the same."""
-        is_late = record.is_ended and self._now() >= record.updated + JOINED_SECONDS
-        is_elsewhere = said.context not in (None, record.context)
-        return not (is_late or is_elsewhere) and self._is_repeated(record, message, by_words=is_first)
 
     def _is_repeated(self, record: TaskRecord, message: Message, *, by_words: bool) -> bool:
         """Whether a message repeats an earlier one, perhaps because the caller missed the response.
@@ -449,14 +449,6 @@ class A2aService:
         if not self._engine.answer(live, message, reply):
             return A2aProblem("unsupported_operation", f"task {live.record.id} is no longer waiting for an answer")
         return None
-
-    def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, answer: Message) -> None:
-        """Retry a call that waited for a login, unless the message declines or has another instruction."""
-        before = live.record.said
-        if is_refusal(asked, message):
-            self._engine.change(live, state="canceled", phase="over", asked=None, said=(*before, message))
-        else:
-            self._instruct(caller, live, message, _instruction_in((*before, answer)))
 
     def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
         """Carry out the instruction in `meant`, which is this message or an earlier one."""

@@ -279,23 +279,21 @@ def _command_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
     if ending.result:
         output["mcp_result"] = ending.result
     else:
-        output["mcp_error"] = _command_error(ending)
+        data: dict[str, Payload] = {
+            "kind": _json(kind_of(ending)),
+            "executed": _json(ending.executed),
+            "reason": _json(ending.reason),
+        }
+        if ending.server is not None:
+            data["server"] = _json(ending.server)
+        if ending.retry_after is not None:
+            data["retryAfter"] = msgspec.json.encode(round(ending.retry_after, 3))
+        if ending.data:
+            data["mcp_data"] = ending.data
+        output["mcp_error"] = render(
+            {"code": b"%d" % _code(ending), "message": _json(ending.message), "data": render(data)}
+        )
     return render(output)
-
-
-def _command_error(ending: StoredOutcome) -> bytes:
-    data: dict[str, Payload] = {
-        "kind": _json(kind_of(ending)),
-        "executed": _json(ending.executed),
-        "reason": _json(ending.reason),
-    }
-    if ending.server is not None:
-        data["server"] = _json(ending.server)
-    if ending.retry_after is not None:
-        data["retryAfter"] = msgspec.json.encode(round(ending.retry_after, 3))
-    if ending.data:
-        data["mcp_data"] = ending.data
-    return render({"code": b"%d" % _code(ending), "message": _json(ending.message), "data": render(data)})
 
 
 def _code(ending: StoredOutcome) -> int:
