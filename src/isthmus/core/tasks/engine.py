@@ -35,7 +35,6 @@ from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
     LiveTask,
-    MessageQuotaExceeded,
     NewTask,
     TaskExists,
     TaskNotStored,
@@ -60,7 +59,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
-from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, MessageQuota, StorageQuota
+from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
@@ -121,7 +120,6 @@ class TaskEngine:
         """Receives deliveries as soon as they are stored; without it they stay due."""
         self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
         """The open question of a task as a message of its history, if its frontend has such messages."""
-        self._message_quota = MessageQuota()
         self.storage_quota = StorageQuota(journal, self._background, keep_bytes, self._store.uncache)
 
     # -- starting a task -----------------------------------------------------------------------------------------------
@@ -130,8 +128,7 @@ class TaskEngine:
         """Start a task. When this returns, it is stored and its call is started, even if the caller has disconnected.
 
         Raises:
-            TaskNotStored: it could not be written, or the caller's storage or message quota is exhausted; nothing was
-                started.
+            TaskNotStored: it could not be written, or the caller's storage quota is exhausted; nothing was started.
             TaskExists: the caller has a task with this id, or a document to be stored with it exists.
         """
         now = self.now()
@@ -159,7 +156,7 @@ class TaskEngine:
         if draft.call is not None:
             self._launch(live, draft.call)
         try:
-            document = await self._admit(live, draft)
+            document = await self._admit(live)
         except BaseException:
             self._drop_call(live)
             raise
@@ -181,7 +178,7 @@ class TaskEngine:
             return live
         raise TaskExists(live.record.id) if result == "conflict" else TaskNotStored
 
-    async def _admit(self, live: LiveTask, draft: NewTask) -> Document:
+    async def _admit(self, live: LiveTask) -> Document:
         """The first document of a task, if it may be started."""
         self._update_phase(live)
         record, document = live.record, self._document(live)
@@ -192,10 +189,6 @@ class TaskEngine:
             except TimeoutError as error:
                 raise TaskNotStored from error
         self._check_is_new(live)
-        if draft.call is None and (
-            seconds := self._message_quota.take(record.owner, live.size_bytes, self._loop.time())
-        ):
-            raise MessageQuotaExceeded(seconds)
         self._update_phase(live)
         return document if live.record is record else self._document(live)
 

@@ -48,16 +48,6 @@ class TaskNotStored(TaskNotStarted):
         super().__init__(message)
 
 
-class MessageQuotaExceeded(TaskNotStored):
-    """The caller sent too many messages without an instruction within an hour."""
-
-    def __init__(self, seconds: float) -> None:
-        minutes = max(1, round(seconds / 60))
-        super().__init__(
-            f"Too many messages without an instruction within an hour; name a tool, or retry in {minutes} min"
-        )
-
-
 class StorageQuotaExceeded(TaskNotStored):
     """The caller's unfinished tasks take too much storage."""
 

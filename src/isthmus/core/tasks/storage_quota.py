@@ -59,11 +59,6 @@ FRESH_SECONDS = 5.0
 OWNERS_MAX = 10_000
 """Owners that are counted; the others are counted again when they write."""
 
-MESSAGE_WINDOW_SECONDS = 3600.0
-
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""Per owner and window: tens of thousands of messages, and no danger to a disk."""
-
 RETENTION_SECONDS = (1.0, 3600.0)
 """The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
 
@@ -288,29 +283,6 @@ class StorageQuota:
 
 def _labels(owner: TaskOwner) -> dict[str, str]:
     return {"caller": owner.name, "tenant": owner.tenant}
-
-
-class MessageQuota:
-    """Bounds what is stored of messages that start no call, such as a question without an instruction.
-
-    Calls have bounds of their own, but callers that may call nothing can still send messages, which are stored for a
-    day. Windows follow each other, so that nothing is remembered for long.
-    """
-
-    def __init__(self) -> None:
-        self._stored: dict[TaskOwner, int] = {}
-        self._ends_at = 0.0
-
-    def take(self, owner: TaskOwner, size_bytes: int, now: float) -> float:
-        """Count so many bytes for an owner and return 0, or return the seconds until there is room for them."""
-        if now >= self._ends_at:
-            self._stored.clear()
-            self._ends_at = now + MESSAGE_WINDOW_SECONDS
-        stored = self._stored.get(owner, 0)
-        if stored and stored + size_bytes > MESSAGE_BYTES_MAX:
-            return self._ends_at - now
-        self._stored[owner] = stored + size_bytes
-        return 0.0
 
 
 def pause_seconds(keep: float) -> float:

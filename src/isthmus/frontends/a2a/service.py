@@ -26,7 +26,6 @@ from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
     LiveTask,
-    MessageQuotaExceeded,
     NewTask,
     StorageQuotaExceeded,
     TaskExists,
@@ -553,7 +552,7 @@ def _progress(record: TaskRecord) -> TaskProgress:
 def _refusal(refused: TaskNotStarted) -> A2aProblem:
     if isinstance(refused, TaskExists):
         return A2aProblem("invalid_params", str(refused))
-    if isinstance(refused, StorageQuotaExceeded | MessageQuotaExceeded):
+    if isinstance(refused, StorageQuotaExceeded):
         return _quota_problem(refused)
     return A2aProblem("internal", str(refused), {"executed": "no"})
 

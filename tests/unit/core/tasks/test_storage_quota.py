@@ -1,4 +1,4 @@
-"""Owners have a storage quota, messages without an instruction a smaller one, and old tasks are deleted."""
+"""Owners have a storage quota, and old tasks are deleted."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from structlog.testing import capture_logs
 from isthmus.core.ports import Document, OnWritten, size_of
 from isthmus.core.tasks import engine
 from isthmus.core.tasks import storage_quota as allowance
-from isthmus.core.tasks import storage_quota as quota
 from isthmus.core.tasks import storage_quota as retention
 from isthmus.core.tasks.delivery import DELIVERY, STATES, delivery_document, delivery_of
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
-    LiveTask,
-    MessageQuotaExceeded,
     StorageQuotaExceeded,
     TaskNotStored,
 )
-from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, TaskOwner, key_document
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, key_document
 from isthmus.core.tasks.storage_quota import (
     DELETABLE,
-    MESSAGE_BYTES_MAX,
-    MESSAGE_WINDOW_SECONDS,
     UNANSWERED_SECONDS,
-    MessageQuota,
     Retention,
 )
 from isthmus.model.calls import Result
@@ -366,42 +360,6 @@ async def test_of_many_owners_those_are_asked_about_again_who_came_first(monkeyp
     await turns()
     assert room.slow.weighed == 2
     assert not room.engine.storage_quota._usages
-
-
-ANN, BEN = TaskOwner("red", "ann"), TaskOwner("blue", "ann")
-
-
-def test_each_caller_has_so_much_in_an_hour() -> None:
-    kept = MessageQuota()
-    assert kept.take(ANN, MESSAGE_BYTES_MAX - 1, 10.0) == 0
-    assert kept.take(ANN, 2, 20.0) == MESSAGE_WINDOW_SECONDS - 10
-    assert kept.take(ANN, 1, 20.0) == 0
-    assert kept.take(BEN, MESSAGE_BYTES_MAX, 20.0) == 0, "of another tenant"
-    assert kept.take(ANN, 2, 10.0 + MESSAGE_WINDOW_SECONDS) == 0
-
-
-def test_one_message_is_always_kept_however_long() -> None:
-    assert MessageQuota().take(ANN, MESSAGE_BYTES_MAX + 1, 0.0) == 0
-
-
-async def test_who_tells_the_agent_nothing_to_do_is_kept_so_much_of_and_calls_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quota, "MESSAGE_BYTES_MAX", 2000)
-    shop = Workshop(MemoryJournal())
-    begun: list[LiveTask] = []
-
-    async def talk() -> None:
-        while len(begun) < 10:
-            begun.append(await shop.engine.begin(draft(None, state="input_required")))
-
-    async with asyncio.timeout(SECONDS):
-        with pytest.raises(MessageQuotaExceeded, match=r"name a tool, or retry in 60 min"):
-            await talk()
-        assert len(begun) > 1
-        for _ in range(10):
-            await shop.engine.begin(draft(call()))
-    assert len(shop.sent) == 10
 
 
 class Tidy:
