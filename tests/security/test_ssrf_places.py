@@ -103,10 +103,8 @@ UNTOUCHED = listed("""
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.llm_format.ToolDef.origin
     config.dialects.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
-    wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
-    wire.a2a.cards.OAuth.authorization_url
-    wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url
-    wire.a2a.cards.AgentProvider.url wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
+    wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
+    wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
     credentials.token_endpoint._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)

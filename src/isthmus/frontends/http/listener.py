@@ -132,20 +132,7 @@ class HttpListener:
 
     def __init__(self, app: App, settings: HttpListenerSettings) -> None:
         self._settings = settings
-        config = Config(
-            cast(Any, app),
-            interface="asgi3",
-            http=HttpServerConnection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-        )
-        config.load()
-        self._config = config
+        self._config = _uvicorn_config(app)
         self._state = ListenerState(settings)
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -270,3 +257,20 @@ class HttpListener:
                 connections=len(self._state.connections),
                 fix="raise the limit (ulimit -n, LimitNOFILE= in systemd), or lower limits.connections",
             )
+
+
+def _uvicorn_config(app: App) -> Config:
+    config = Config(
+        cast(Any, app),
+        interface="asgi3",
+        http=HttpServerConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+    )
+    config.load()
+    return config
