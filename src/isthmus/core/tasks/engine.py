@@ -59,7 +59,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
-from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, StorageQuota
+from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
@@ -101,12 +101,8 @@ class TaskEngine:
         journal: Journal,
         now: Now,
         background: BackgroundTasks | None = None,
-        keep_bytes: Callable[[TaskOwner], int] = lambda _: DEFAULT_BYTES,
     ) -> None:
-        """`keep_bytes` returns an owner's present storage quota.
-
-        Without the hub's `background` it creates its own, which need not be closed: its tasks end soon.
-        """
+        """Without the hub's `background` it creates its own, which need not be closed: its tasks end soon."""
         self._hub = hub
         self._journal = journal
         self.now = now
@@ -120,7 +116,7 @@ class TaskEngine:
         """Receives deliveries as soon as they are stored; without it they stay due."""
         self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
         """The open question of a task as a message of its history, if its frontend has such messages."""
-        self.storage_quota = StorageQuota(journal, self._background, keep_bytes, self._store.uncache)
+        self.storage_quota = StorageQuota(journal, self._background, self._store.uncache)
 
     # -- starting a task -----------------------------------------------------------------------------------------------
 

@@ -91,20 +91,25 @@ class _Measurement(_Usage):
 
 
 class StorageQuota:
-    """What each owner has stored. `most` returns an owner's present quota; `on_deleted` receives deleted tasks."""
+    """What each owner has stored. `on_deleted` receives deleted tasks."""
 
-    def __init__(
-        self, journal: Journal, background: BackgroundTasks, most: Callable[[TaskOwner], int], on_deleted: OnDeleted
-    ) -> None:
+    def __init__(self, journal: Journal, background: BackgroundTasks, on_deleted: OnDeleted) -> None:
         self._journal = journal
         self._background = background
-        self.most = most
         self._on_deleted = on_deleted
+        self.keep_bytes = DEFAULT_BYTES
+        """The quota of each owner, as configured now."""
+        self.share_of: Callable[[str], int] | None = None
+        """What the journal has room for, by the key of an owner, if owners share a limited memory."""
         self._loop = asyncio.get_running_loop()
         self._usages: OrderedDict[TaskOwner, _Usage] = OrderedDict()
         self._measuring: dict[TaskOwner, _Measurement] = {}
         self._freeing: set[TaskOwner] = set()
         """Owners whose old tasks are being deleted."""
+
+    def most(self, owner: TaskOwner) -> int:
+        """An owner's present quota."""
+        return self.keep_bytes if self.share_of is None else min(self.keep_bytes, self.share_of(owner.key))
 
     # -- counting ------------------------------------------------------------------------------------------------------
 

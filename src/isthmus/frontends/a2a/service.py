@@ -20,7 +20,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.pauses import aside, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
@@ -324,7 +324,8 @@ class A2aService:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
             await self._hub.settle(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
-        await pause_after(read.size)
+        if read.size > LONG_BYTES:
+            await pause_after(read.size)
         spoken: tuple[Message, ...] = (read.stored,)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))

@@ -69,8 +69,7 @@ class Room(Workshop):
     def __init__(self) -> None:
         self.slow = Slow()
         super().__init__(self.slow)
-        self.most = MOST
-        self.engine.storage_quota.most = lambda _: self.most
+        self.engine.storage_quota.keep_bytes = MOST
 
     async def ask(self) -> None:
         """Begin a task that waits for its caller."""
@@ -111,7 +110,7 @@ class Room(Workshop):
 
 async def test_what_is_counted_is_what_there_is() -> None:
     room = Room()
-    room.most = 10 * MOST
+    room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.end("one")
     await room.ask()
     await room.begin(id="two")
@@ -154,7 +153,7 @@ async def test_what_was_not_kept_is_not_counted() -> None:
 async def test_what_is_to_be_sent_is_counted_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETRY_SECONDS", 0.0)
     room = Room()
-    room.most = 100 * MOST
+    room.engine.storage_quota.keep_bytes = 100 * MOST
     told = msgspec.structs.replace(
         draft(call(), id="told"), recipients=(PushRecipient("1", "https://a.example", "1.0"),)
     )
@@ -190,7 +189,7 @@ async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_t
 
 async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before_any_task() -> None:
     room = Room()
-    room.most = 100 * MOST
+    room.engine.storage_quota.keep_bytes = 100 * MOST
     recipients = tuple(PushRecipient(str(number), f"https://a.example/{number}", "1.0") for number in range(3))
     await room.end("first")
     await room.engine.begin(msgspec.structs.replace(draft(call(), id="told"), recipients=recipients))
@@ -199,7 +198,7 @@ async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before
     assert room.counted == await room.weighed()
     for each in await room.journal.all_in(DELIVERY, ["due"], limit=9):
         assert room.slow._write([delivery_document(each, delivery_of(each), "delivered")]) == "kept"
-    room.most = (await room.weighed())[0]
+    room.engine.storage_quota.keep_bytes = (await room.weighed())[0]
     await room.end("last")
     await turns(20)
     assert await room.engine.find(OWNER, "first") is not None
@@ -248,11 +247,12 @@ async def test_nobody_is_refused_because_another_who_had_the_journal_asked_left(
 
 async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr(room := Room(), "most", 10 * MOST)
+    room = Room()
+    room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.begin(id="one")
     await room.begin(id="two")
     await room.begin(id="three")
-    room.most = 800
+    room.engine.storage_quota.keep_bytes = 800
     with capture_logs() as told:
         for running in room.sent[:2]:
             running.finish(DONE)
@@ -264,7 +264,7 @@ async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyP
 
 async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room()
-    room.most = 10_000
+    room.engine.storage_quota.keep_bytes = 10_000
     await room.end("one")
     before = room.counted
     keys = [key_document(OWNER, str(number), "digest", "task", room.seconds, None) for number in range(10)]
@@ -323,7 +323,7 @@ async def test_a_lower_bound_holds_for_what_is_there() -> None:
     room = Room()
     for number in range(5):
         await room.end(str(number))
-    room.most = 2_000
+    room.engine.storage_quota.keep_bytes = 2_000
     await room.end("last")
     await turns(20)
     assert await room.kept() <= 2_000
@@ -333,7 +333,7 @@ async def test_a_lower_bound_holds_for_what_is_there() -> None:
 async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 20_000)
     room = Room()
-    room.most = memory.DOCUMENTS_BYTES // 2
+    room.engine.storage_quota.keep_bytes = memory.DOCUMENTS_BYTES // 2
     for number in range(100):
         await room.end(str(number))
         await turns(20)
@@ -342,7 +342,7 @@ async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: py
 async def test_a_memory_that_many_share_takes_tasks_of_each_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 50_000)
     room = Room()
-    room.engine.storage_quota.most = lambda owner: room.journal.share_of(owner.key)
+    room.engine.storage_quota.share_of = room.journal.share_of
     for number in range(400):
         caller = msgspec.structs.replace(ANYONE, name=f"caller {number // 50}")
         async with asyncio.timeout(SECONDS):
