@@ -79,7 +79,7 @@ def read_token_request(content_type: bytes, authorization: bytes | None, body: b
         return parameters
     single = {name: values[0] for name, values in parameters.items()}
     if "grant_type" not in single:
-        return TokenError("invalid_request", "There must be a grant_type")
+        return TokenError("invalid_request", "grant_type is missing")
     if single["grant_type"] != "client_credentials":
         return TokenError("unsupported_grant_type", "The grant_type must be client_credentials")
     credentials = _credentials(authorization, single)
@@ -101,7 +101,7 @@ def _parameters(body: bytes) -> dict[str, list[str]] | TokenError:
         return TokenError("invalid_request", "The body is not a form")
     counts = Counter(name for name, _ in pairs if name not in _REPEATABLE)
     if any(count > 1 for count in counts.values()):
-        return TokenError("invalid_request", "A parameter must not be there twice")
+        return TokenError("invalid_request", "A parameter is given twice")
     parameters: dict[str, list[str]] = {}
     for name, value in pairs:
         if value:  # an empty parameter counts as absent
@@ -113,9 +113,9 @@ def _credentials(authorization: bytes | None, parameters: Mapping[str, str]) -> 
     name, key = parameters.get("client_id"), parameters.get("client_secret")
     if authorization is None:
         # The official MCP client (1.x) posts its secret without its id; the key alone identifies the caller.
-        return TokenError("invalid_client", "There must be a client_secret", 401) if key is None else ((name, key),)
+        return TokenError("invalid_client", "client_secret is missing", 401) if key is None else ((name, key),)
     if key is not None:
-        return TokenError("invalid_request", "There must be one client_secret, in the header or in the body")
+        return TokenError("invalid_request", "Send client_secret once, in the header or in the body")
     found = _basic(authorization)
     if found is None:
         return TokenError("invalid_client", "Authorization must be Basic, with the client's id and secret", 401)
