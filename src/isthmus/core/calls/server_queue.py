@@ -636,7 +636,7 @@ class ServerQueue:
         if inflight.counted_by is not None:
             self._join_groups(inflight, ("tenant", call.caller.tenant, ""))
         if call.lasts:
-            self._join_groups(inflight, LONG_CALLS, _long_calls_of(inflight))
+            self._count_long(inflight)
             # A pool asks itself, once it has a link.
             if link is not self.pool and not inflight.is_cleared(self._send_cleared):
                 return
@@ -711,34 +711,36 @@ class ServerQueue:
         return theirs >= self.max_queued - self.max_queued // 4
 
     def _join_groups(self, inflight: InFlight, *groups: Group) -> None:
-        counted = self._groups.get(inflight, ())
-        new = [group for group in groups if group not in counted]
-        self._groups[inflight] = (*counted, *new)
-        for group in new:
-            self._running_in[group] = self._running_in.get(group, 0) + 1
-
-    def _leave_groups(self, inflight: InFlight, *kept: str) -> None:
-        """Count a call no longer, except in groups of these kinds."""
-        groups = self._groups.pop(inflight, ())
-        if stays := tuple(group for group in groups if group[0] in kept):
-            self._groups[inflight] = stays
+        self._groups[inflight] = self._groups.get(inflight, ()) + groups
+        running = self._running_in
         for group in groups:
-            if group not in stays:
-                if left := self._running_in[group] - 1:
-                    self._running_in[group] = left
-                else:
-                    del self._running_in[group]
+            running[group] = running.get(group, 0) + 1
+
+    def _leave_groups(self, inflight: InFlight) -> None:
+        running = self._running_in
+        for group in self._groups.pop(inflight, ()):
+            if left := running[group] - 1:
+                running[group] = left
+            else:
+                del running[group]
+
+    def _count_long(self, inflight: InFlight) -> None:
+        if LONG_CALLS not in self._groups.get(inflight, ()):
+            self._join_groups(inflight, LONG_CALLS, _long_calls_of(inflight))
 
     def admit_long_call(self, inflight: InFlight) -> bool:
         """Count a call as long from now on; False if there are too many."""
         if self._are_long_calls_full(inflight):
             return False
-        self._join_groups(inflight, LONG_CALLS, _long_calls_of(inflight))
+        self._count_long(inflight)
         return True
 
     def end_long_call(self, inflight: InFlight) -> None:
         """Count a call as an ordinary one again."""
-        self._leave_groups(inflight, "device", "tenant")
+        groups = self._groups.get(inflight, ())
+        self._leave_groups(inflight)
+        if others := tuple(group for group in groups if group[0] in ("device", "tenant")):
+            self._join_groups(inflight, *others)
         self._send_waiting()
 
     # -- calls that wait for their caller ------------------------------------------------------------------------------
