@@ -100,7 +100,6 @@ class McpMethods:
         self,
         hub: Hub,
         me: Implementation,
-        instructions: str | None = None,
         client_input: ModernClientInput | None = None,
         hub_tasks: HubTasks | None = None,
     ) -> None:
@@ -109,7 +108,6 @@ class McpMethods:
         self.client_input = client_input
         self.hub_tasks = hub_tasks
         self._me = me
-        self._instructions = instructions
         self._header_params = HeaderParamCheck()
 
     def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
@@ -137,7 +135,7 @@ class McpMethods:
                 hubs = {**view.hubs, self.hub.id: 0}
                 if self._enabled_tasks() is not None and "tools" in abilities:
                     abilities |= {"task_handles"}
-                result = modern.discover_result(VERSIONS, self._me, abilities, self._instructions, hubs)
+                result = modern.discover_result(VERSIONS, self._me, abilities, hubs)
                 return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
                 view = await self.hub.view_for(caller, surface, client_caps)
@@ -166,7 +164,7 @@ class McpMethods:
             abilities |= {"tasks"}
         if not caller.is_anyone:  # an anonymous caller must not list the tasks of others
             abilities |= {"task_list"}
-        result = legacy.initialize_result(version, self._me, abilities, self._instructions, hubs)
+        result = legacy.initialize_result(version, self._me, abilities, hubs)
         return JsonRpcReply(jsonrpc.result(request.id, result))
 
     async def _abilities(

@@ -651,7 +651,7 @@ def _no_task(_: str) -> str | None:
 
 def initialize_result(agent: RelayAgent, implementation: Implementation, version: str) -> bytes:
     """An `InitializeResult`, with the results of the agent's servers if they fit."""
-    own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}), None)) or {}
+    own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}))) or {}
     here = [seat for seat in agent.seats() if seat.is_here]
     rest = server_counts(len(here), agent.absent())
     room = agent.settings.frame_bytes * 3 // 4

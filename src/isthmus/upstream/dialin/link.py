@@ -285,7 +285,7 @@ class DialInLink(DuplexLink):
             self.dialect = CallerMarkDialect(self._me, self.claim.key)
         self.who = legacy.read_server_info((jsonrpc.object_members(discovery.meta) or {}).get(modern.SERVER_KEY))
         if self.who is not None:  # devices know only the legacy form
-            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
+            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities())
 
     def read(self, text: bytes) -> None:
         """Receive one message. Without open requests, messages longer than a notification are dropped.
