@@ -38,11 +38,10 @@ from isthmus.wire.a2a.operations import (
     plain_error,
 )
 from isthmus.wire.a2a.v0_3 import (
-    PUSH_CONFIG,
     DataObject,
     DialectV03,
     FileObject,
-    PushConfigV03,
+    PushConfigObject,
     TextObject,
     push_config_object,
     read_push_config,
@@ -124,10 +123,11 @@ class _ArtifactUpdateV01(Struct, omit_defaults=True):
 
 class _TaskPushConfigV01(Struct):
     id: str
-    pushNotificationConfig: PushConfigV03
+    pushNotificationConfig: PushConfigObject
 
 
 _MODES = msgspec.json.Decoder(list[str])
+_PUSH_CONFIG = msgspec.json.Decoder(PushConfigObject)
 
 
 class DialectV01(DialectV03):
@@ -153,14 +153,14 @@ class DialectV01(DialectV03):
             "tasks/resubscribe": read_subscribe,
             "tasks/pushNotification/set": lambda params: CreatePushConfig(
                 required(ID, params, "id"),
-                _read_push_config(required(PUSH_CONFIG, params, "pushNotificationConfig")),
+                _read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig")),
             ),
             "tasks/pushNotification/get": lambda params: GetPushConfig(required(ID, params, "id")),
         }
 
     def read_send(self, params: Members, *, is_stream: bool) -> SendMessage:
         """Read a message. Its id is empty; the service assigns one."""
-        push = optional(PUSH_CONFIG, params, "pushNotification")
+        push = optional(_PUSH_CONFIG, params, "pushNotification")
         modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
         wire = required(self.message_decoder, params, "message")
         self.check_message(wire)
@@ -231,7 +231,7 @@ class DialectV01(DialectV03):
         return plain_error(PROBLEMS[problem.kind].code_0_1, problem)
 
 
-def _read_push_config(push: PushConfigV03) -> PushConfig:
+def _read_push_config(push: PushConfigObject) -> PushConfig:
     return replace(read_push_config(push), id="")
 
 

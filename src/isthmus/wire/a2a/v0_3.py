@@ -153,36 +153,44 @@ class ArtifactUpdateV03(ArtifactUpdateObject[ArtifactV03], tag_field="kind", tag
 UpdateV03: TypeAlias = TaskV03 | MessageV03 | StatusUpdateV03 | ArtifactUpdateV03
 
 
-class PushAuthenticationV03(Struct, omit_defaults=True):
+class PushAuthenticationObject(Struct, omit_defaults=True):
     """How the hub authenticates itself to the receiver of push notifications."""
 
     schemes: list[str] | None = None
     credentials: str | None = None
 
 
-class PushConfigV03(Struct, omit_defaults=True):
+class PushConfigObject(Struct, omit_defaults=True):
     """A push notification config of 0.3 or 0.1."""
 
     url: Annotated[str, Meta(min_length=1)]
     id: str | None = None
     token: str | None = None
-    authentication: PushAuthenticationV03 | None = None
+    authentication: PushAuthenticationObject | None = None
+
+
+class _PushAuthenticationV03(PushAuthenticationObject, kw_only=True):
+    schemes: list[str]
+
+
+class _PushConfigV03(PushConfigObject, kw_only=True):
+    authentication: _PushAuthenticationV03 | None = None
 
 
 class _TaskPushConfigV03(Struct, omit_defaults=True):
     taskId: str
-    pushNotificationConfig: PushConfigV03
+    pushNotificationConfig: PushConfigObject
 
 
 class _SendConfigurationV03(Struct):
     acceptedOutputModes: list[str] | None = None
     blocking: bool | None = None
     historyLength: Annotated[int, Meta(ge=0)] | None = None
-    pushNotificationConfig: PushConfigV03 | None = None
+    pushNotificationConfig: _PushConfigV03 | None = None
 
 
 _CONFIGURATION = msgspec.json.Decoder(_SendConfigurationV03)
-PUSH_CONFIG = msgspec.json.Decoder(PushConfigV03)
+_PUSH_CONFIG = msgspec.json.Decoder(_PushConfigV03)
 
 
 class DialectV03(Dialect):
@@ -226,7 +234,7 @@ class DialectV03(Dialect):
             "tasks/resubscribe": read_subscribe,
             "tasks/pushNotificationConfig/set": lambda params: CreatePushConfig(
                 required(ID, params, "taskId"),
-                read_push_config(required(PUSH_CONFIG, params, "pushNotificationConfig")),
+                read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig")),
             ),
             "tasks/pushNotificationConfig/get": lambda params: GetPushConfig(
                 required(ID, params, "id"), optional_id(params, "pushNotificationConfigId")
@@ -298,18 +306,18 @@ class DialectV03(Dialect):
         return plain_error(PROBLEMS[problem.kind].code_0_3, problem)
 
 
-def read_push_config(push: PushConfigV03) -> PushConfig:
+def read_push_config(push: PushConfigObject) -> PushConfig:
     """Read a push notification config. The hub uses the first of its authentication schemes."""
     id = bounded_id(push.id, "id of a push notification config") or ""
-    auth = push.authentication or PushAuthenticationV03()
+    auth = push.authentication or PushAuthenticationObject()
     scheme = auth.schemes[0] if auth.schemes else None
     return PushConfig(push.url, id, push.token or None, scheme, auth.credentials or None)
 
 
-def push_config_object(target: PushConfig) -> PushConfigV03:
+def push_config_object(target: PushConfig) -> PushConfigObject:
     """The JSON object of a push notification config, without its task."""
-    auth = None if target.scheme is None else PushAuthenticationV03([target.scheme], target.credentials)
-    return PushConfigV03(target.url, target.id or None, target.token, auth)
+    auth = None if target.scheme is None else PushAuthenticationObject([target.scheme], target.credentials)
+    return PushConfigObject(target.url, target.id or None, target.token, auth)
 
 
 DIALECT = DialectV03()

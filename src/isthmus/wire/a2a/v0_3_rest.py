@@ -17,7 +17,7 @@ from msgspec import Meta, Raw, Struct
 
 from isthmus.model.tasks import ABSENT, DataPart, FilePart, Part, TaskState, TaskStatusUpdate, TextPart, Update
 from isthmus.wire.a2a.operations import CreatePushConfig, PushConfig
-from isthmus.wire.a2a.v0_3 import DialectV03, PushConfigV03, push_config_object, read_push_config
+from isthmus.wire.a2a.v0_3 import DialectV03, PushConfigObject, push_config_object, read_push_config
 from isthmus.wire.a2a.v1_0 import (
     ID,
     ArtifactObject,
@@ -193,20 +193,20 @@ class UpdateRest(Struct):
 
 
 class _CreatePushConfigRest(Struct):
-    pushNotificationConfig: PushConfigV03 | None = None
-    push_notification_config: PushConfigV03 | None = None
+    pushNotificationConfig: PushConfigObject | None = None
+    push_notification_config: PushConfigObject | None = None
 
 
 class _NamedPushConfigRest(Struct):
     name: str
-    pushNotificationConfig: PushConfigV03
+    pushNotificationConfig: PushConfigObject
 
 
 class _SendConfigurationRest(Struct):
     acceptedOutputModes: list[str] | None = None
     accepted_output_modes: list[str] | None = None
-    pushNotification: PushConfigV03 | None = None
-    push_notification: PushConfigV03 | None = None
+    pushNotification: PushConfigObject | None = None
+    push_notification: PushConfigObject | None = None
     historyLength: Annotated[int, Meta(ge=0)] | None = None
     history_length: Annotated[int, Meta(ge=0)] | None = None
     blocking: bool | None = None
