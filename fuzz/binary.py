@@ -25,4 +25,4 @@ def grpc(data: bytes) -> None:
             msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise Disagreement(f"{name} of {method} is no JSON: {value!r}") from error
-    v1_0.read(method, members)
+    v1_0.DIALECT.read(method, members)

@@ -13,7 +13,7 @@ from isthmus.credentials.authorization import read_device_login as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded, read_challenge
 from isthmus.credentials.fetch import Fetched, FetchFailed
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal, read_token_response
-from isthmus.frontends.oauth.token_request import FORM, read_token_request
+from isthmus.frontends.oauth.http import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm

@@ -62,9 +62,8 @@ CALLERS = {
     "core.tasks.outbox._Due.host": "push",
     "core.tasks.delivery.Delivery.host": "push",
     "wire.a2a.operations.PushConfig.url": "push",
-    "wire.a2a.v0_1._PushConfigV01.url": "push, 0.1",
-    "wire.a2a.v0_3.PushConfigV03.url": "push, 0.3",
-    "wire.a2a.v0_3_rest._PushConfigRest.url": "push, 0.3",
+    "wire.a2a.v0_3.PushConfigObject.url": "push, 0.3",
+    "wire.a2a.v0_3._PushConfigV03.url": "push, 0.3",
     "wire.a2a.v1_0._PushConfigV10.url": "push, 1.0",
     "model.tasks.FilePart.url": "file part",
     "wire.a2a.agentvault._VaultArtifact.url": "file part",
@@ -105,10 +104,8 @@ UNTOUCHED = listed("""
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.llm_format.ToolDef.origin
     config.dialects.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
-    wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
-    wire.a2a.cards.OAuth.authorization_url
-    wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url
-    wire.a2a.cards.AgentProvider.url wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
+    wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
+    wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
     credentials.token_endpoint._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)

@@ -21,7 +21,6 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.ports import ConfigurationFinding, DefinitionReview, Journal, Recorder
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.credentials.vault import Vault
@@ -153,7 +152,10 @@ class RunningHub:
         self.supervisor = Supervisor(self.hub, self.background, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
-        self.tasks = TaskEngine(self.hub, self.journal, time.time, self.background, self._keep_bytes)
+        self.tasks = TaskEngine(self.hub, self.journal, time.time, self.background)
+        self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
+        if isinstance(self.journal, MemoryJournal):
+            self.tasks.storage_quota.share_of = self.journal.share_of
         self._hub_tasks = HubTasks(
             self.hub,
             self.tasks,
@@ -172,11 +174,6 @@ class RunningHub:
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
-
-    def _keep_bytes(self, owner: TaskOwner) -> int:
-        """The quota for a caller's stored tasks; in memory it leaves room for others."""
-        most = self.configuration.a2a.keep_bytes
-        return min(most, self.journal.share_of(owner.key)) if isinstance(self.journal, MemoryJournal) else most
 
     def _recorder(self, counting: Recorder) -> Recorder:
         recorder = counting if self.audit is None else self.audit.over(counting)
@@ -258,6 +255,7 @@ class RunningHub:
         """
         difference = compare(self.configuration, configuration)
         self.configuration = configuration
+        self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
         self.know_tenants()
         limits = configuration.hub.limits
         self.hub.limits = self._links.limits = self._client_input.limits = limits

@@ -82,7 +82,14 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            _check(limit.name, getattr(self, limit.name))
+            # Not `value <= 0`, so that NaN fails too; infinity is no bound at all.
+            value = getattr(self, limit.name)
+            if limit.name not in _MINIMUMS and not 0 < value < float("inf"):
+                raise ValueError(f"{limit.name} must be positive, not {value}")
+            if value < _MINIMUMS.get(limit.name, 0):
+                raise ValueError(f"{limit.name} must be at least {_MINIMUMS[limit.name]}, not {value}")
+            if value > _MAXIMUMS.get(limit.name, value):
+                raise ValueError(f"{limit.name} must be at most {_MAXIMUMS[limit.name]:g}, not {value}")
         if self.call_seconds > self.hard_seconds:
             raise ValueError(
                 f"call_seconds must be at most hard_seconds ({self.hard_seconds}), not {self.call_seconds}"
@@ -113,13 +120,3 @@ _MAXIMUMS = {
     # Decoders recurse once per level; deeper input would hit the interpreter's own limit first.
     "depth": 512,
 }
-
-
-def _check(name: str, value: float) -> None:
-    # Not `value <= 0`, so that NaN fails too; infinity is no bound at all.
-    if name not in _MINIMUMS and not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be positive, not {value}")
-    if value < _MINIMUMS.get(name, 0):
-        raise ValueError(f"{name} must be at least {_MINIMUMS[name]}, not {value}")
-    if value > _MAXIMUMS.get(name, value):
-        raise ValueError(f"{name} must be at most {_MAXIMUMS[name]:g}, not {value}")

@@ -28,7 +28,7 @@ from isthmus.core.catalog.names import (
     resolve,
     suggestions,
 )
-from isthmus.core.catalog.view import Route
+from isthmus.core.catalog.snapshot import Route
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import (
     AmbiguousToolError,

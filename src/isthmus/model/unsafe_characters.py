@@ -1,7 +1,7 @@
 """Characters that control or hide text instead of being read.
 
 They are escaped in what people read (the command line, the log) and flagged in what models read
-(`core.catalog.definition_lint`).
+(`core.catalog.review`).
 """
 
 from __future__ import annotations

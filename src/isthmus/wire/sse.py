@@ -91,24 +91,21 @@ class SseDecoder:
             self._end_event(found)
         elif not self._is_skipping and not line.startswith(b":"):
             self._size_bytes += len(line)
-            self._take_field(line)
-
-    def _take_field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        match name:
-            case b"data":
-                if self._data is None:
-                    self._data = bytearray(value)
-                else:
-                    self._data += b"\n"
-                    self._data += value
-            case b"event":
-                self._name = value.decode(errors="replace")
-            case b"id" if b"\0" not in value:
-                self._id = value.decode(errors="replace")
-            case b"retry" if value.isdigit() and len(value) <= _RETRY_DIGITS:
-                self._retry = int(value)
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            match name:
+                case b"data":
+                    if self._data is None:
+                        self._data = bytearray(value)
+                    else:
+                        self._data += b"\n"
+                        self._data += value
+                case b"event":
+                    self._name = value.decode(errors="replace")
+                case b"id" if b"\0" not in value:
+                    self._id = value.decode(errors="replace")
+                case b"retry" if value.isdigit() and len(value) <= _RETRY_DIGITS:
+                    self._retry = int(value)
 
     def _end_event(self, found: list[SseEvent | Oversized]) -> None:
         if self._is_skipping:

@@ -60,7 +60,7 @@ async def test_how_much_is_kept_of_a_callers_tasks_is_as_configured_but_in_memor
     for kept_in, most in ((journal, DOCUMENTS_BYTES), (MemoryJournal(), DOCUMENTS_BYTES // 2)):
         running = RunningHub(configuration, {}, kept_in)
         assert running.tasks.storage_quota.most(TaskOwner("default", "anyone")) == most
-        running.configuration = replace(configuration, a2a=A2aSettings(keep_bytes=100_000))
+        running.apply(replace(configuration, a2a=A2aSettings(keep_bytes=100_000)))
         assert running.tasks.storage_quota.most(TaskOwner("default", "anyone")) == 100_000, "also while it runs"
         await running.aclose()
     await journal.aclose()

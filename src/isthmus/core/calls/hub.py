@@ -27,8 +27,7 @@ from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
-from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.catalog.view import Route, View
+from isthmus.core.catalog.snapshot import Route, ServerStatus, Snapshot, View
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder
 from isthmus.core.settings import Limits
 from isthmus.core.watch.log_levels import LogLevels

@@ -262,13 +262,13 @@ class ServerQueue:
         "_gone_at",
         "_grace",
         "_grace_timer",
+        "_groups",
         "_is_sending",
         "_limits",
         "_link",
         "_link_watchers",
         "_log",
         "_login",
-        "_long_calls",
         "_loop",
         "_queue",
         "_running_in",
@@ -309,8 +309,8 @@ class ServerQueue:
         self.running = 0
         self._running_in: dict[Group, int] = {}
         """Running calls per group."""
-        self._long_calls: dict[InFlight, tuple[Group, Group]] = {}
-        """Calls that count as long, with their groups."""
+        self._groups: dict[InFlight, tuple[Group, ...]] = {}
+        """The groups in which a call is counted. Most calls are in none."""
         self._unanswered: dict[InFlight, None] = {}
         """Running calls that wait for an answer of their caller, the oldest first."""
         self.adjust(
@@ -580,15 +580,15 @@ class ServerQueue:
         """Return the slot or the queue place of a call that has ended, and send the next one."""
         link = inflight.link
         if link is None:
-            if self._long_calls:
-                self._uncount_long(inflight)
+            if self._groups:
+                self._leave_groups(inflight)
             self._queue.discard(inflight)
             if self._grace_timer is not None and not self._queue.lines and not self._link_watchers:
                 self._stop_grace_timer()
             self._return_probe(inflight)
         else:
             self.running -= 1
-            if inflight.counted_by is not None or inflight.call.sharer or self._long_calls:
+            if self._groups:
                 self._leave_groups(inflight)
             if link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
@@ -632,9 +632,9 @@ class ServerQueue:
         inflight.link = link
         self.running += 1
         if call.sharer:
-            self._count(("device", call.sharer, ""))
+            self._join_groups(inflight, ("device", call.sharer, ""))
         if inflight.counted_by is not None:
-            self._count(("tenant", call.caller.tenant, ""))
+            self._join_groups(inflight, ("tenant", call.caller.tenant, ""))
         if call.lasts:
             self._count_long(inflight)
             # A pool asks itself, once it has a link.
@@ -710,22 +710,23 @@ class ServerQueue:
         theirs = sum(each.call.caller.tenant == tenant for each in self._queue)
         return theirs >= self.max_queued - self.max_queued // 4
 
-    def _count(self, group: Group) -> None:
-        self._running_in[group] = self._running_in.get(group, 0) + 1
-
-    def _uncount(self, group: Group) -> None:
-        if left := self._running_in[group] - 1:
-            self._running_in[group] = left
-        else:
-            del self._running_in[group]
+    def _join_groups(self, inflight: InFlight, *groups: Group) -> None:
+        self._groups[inflight] = self._groups.get(inflight, ()) + groups
+        running = self._running_in
+        for group in groups:
+            running[group] = running.get(group, 0) + 1
 
     def _leave_groups(self, inflight: InFlight) -> None:
-        if inflight.call.sharer:
-            self._uncount(("device", inflight.call.sharer, ""))
-        if inflight.counted_by is not None:
-            self._uncount(("tenant", inflight.call.caller.tenant, ""))
-        if self._long_calls:
-            self._uncount_long(inflight)
+        running = self._running_in
+        for group in self._groups.pop(inflight, ()):
+            if left := running[group] - 1:
+                running[group] = left
+            else:
+                del running[group]
+
+    def _count_long(self, inflight: InFlight) -> None:
+        if LONG_CALLS not in self._groups.get(inflight, ()):
+            self._join_groups(inflight, LONG_CALLS, _long_calls_of(inflight))
 
     def admit_long_call(self, inflight: InFlight) -> bool:
         """Count a call as long from now on; False if there are too many."""
@@ -736,19 +737,11 @@ class ServerQueue:
 
     def end_long_call(self, inflight: InFlight) -> None:
         """Count a call as an ordinary one again."""
-        self._uncount_long(inflight)
+        groups = self._groups.get(inflight, ())
+        self._leave_groups(inflight)
+        if others := tuple(group for group in groups if group[0] in ("device", "tenant")):
+            self._join_groups(inflight, *others)
         self._send_waiting()
-
-    def _count_long(self, inflight: InFlight) -> None:
-        if inflight not in self._long_calls:
-            groups, running = (LONG_CALLS, _long_calls_of(inflight)), self._running_in
-            self._long_calls[inflight] = groups
-            for group in groups:
-                running[group] = running.get(group, 0) + 1
-
-    def _uncount_long(self, inflight: InFlight) -> None:
-        for group in self._long_calls.pop(inflight, ()):
-            self._uncount(group)
 
     # -- calls that wait for their caller ------------------------------------------------------------------------------
 

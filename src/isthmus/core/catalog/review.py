@@ -1,6 +1,6 @@
 """What callers see of a server's lists: without withheld and unusable tools, and with flags on suspicious definitions.
 
-Withheld tools are not approved (`catalog.pins`); unusable ones are left out (`catalog.definition_lint`). The hub
+Withheld tools are not approved (`catalog.pins`); unusable ones are left out (an outside reference in a schema). The hub
 reviews every server status before it publishes it. The same lists come again with each change of a server's state, so
 that the last result is cached.
 """
@@ -8,24 +8,243 @@ that the last result is cached.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urldefrag, urljoin
 
 import msgspec
 
-from isthmus.core.catalog.definition_lint import flags_of, outside_reference, with_flags
 from isthmus.core.catalog.pins import Pins
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
-from isthmus.model.features import Feature, Tool
+from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED
+
+MARK: Final = "isthmus/flags"
+"""The member of `_meta` that contains the flags."""
+
+DESCRIPTION_BYTES: Final = 2048
+"""A longer description is flagged."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""The characters that MCP allows in names: letters of another alphabet may look the same."""
+
+_HINTS: Final = (
+    *(b"<", b"ignore", b"disregard", b"forget", b"override", b"ssh", b"id_rsa", b".env"),
+    *(b"do not", b"do  ", b"using this", b"using any", b"using  "),
+)
+"""JSON without any of these is not searched for orders, which takes far longer."""
+
+_OTHERS = re.compile(
+    r"\b.{0,40}?\b(?:previous|prior|above|earlier|all other|other)\b.{0,30}?"
+    r"\b(?:instructions?|rules|prompts?|messages|tools?)\b"
+)
+_SILENCE = re.compile(r" (?:tell|mention|inform|show|reveal|notify)\b.{0,40}?\b(?:user|human|person|anyone)\b")
+_FIRST = re.compile(r" (?:this|any other) tool\b.{0,60}?\b(?:read|send|pass|include|call)\b")
+_TAG = re.compile(r" ?/? ?(?:important|system|instructions?|secret) ?>")
+
+_ORDERS: Final = {
+    "<": _TAG,
+    **dict.fromkeys(("ignore", "disregard", "forget", "override"), _OTHERS),
+    "do not": _SILENCE,
+    **dict.fromkeys(("before using", "when using"), _FIRST),
+    "~/.ssh": re.compile(""),
+    "id_rsa": re.compile(r"\b"),
+    ".env": re.compile(r"\b.{0,40}?\bcontents?\b"),
+}
+"""How orders begin, and how they continue, with one space between words."""
+
+BEGINNINGS_MAX: Final = 30
+"""A definition with more beginnings of one kind is flagged without looking further, which would delay every call."""
+
+F = TypeVar("F", bound=Feature)
+
+
+def flags_of(feature: Feature) -> tuple[str, ...]:
+    """The flags of a definition, as callers receive them."""
+    texts = [] if _is_plain(feature) else list(_texts(feature))
+    odd = [text for text in texts if not (text.isascii() and text.isprintable())]
+    found = {
+        "control-characters": any(CONTROL.search(text) for text in odd),
+        "invisible-characters": any(INVISIBLE.search(text) or MISJOINED.search(text) for text in odd),
+        "unusual-name": isinstance(feature, Tool | Prompt) and _NAME.fullmatch(feature.name) is None,
+        "long-description": len(memoryview(feature.definition.get("description", b""))) > DESCRIPTION_BYTES,
+        "reads-like-orders": _reads_like_orders(texts),
+    }
+    return tuple(flag for flag, is_found in found.items() if is_found)
+
+
+def with_flags(feature: F, flags: tuple[str, ...]) -> F:
+    """The feature with its flags in its `_meta`, beside the server's own members."""
+    raw = feature.definition.get("_meta")
+    try:
+        meta = {} if raw is None else msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        meta = {}
+    meta[MARK] = msgspec.Raw(msgspec.json.encode(flags))
+    definition = {**feature.definition, "_meta": msgspec.Raw(msgspec.json.encode(meta))}
+    return type(feature).of(feature.server, feature.name, definition)
+
+
+def _is_plain(feature: Feature) -> bool:
+    """Whether a quick look at the JSON rules out everything that is searched for."""
+    raw = b"".join((feature.name.encode("utf-8", "surrogatepass"), *_looked_at(feature).values()))
+    if not raw.isascii() or b"\x7f" in raw:
+        return False
+    if b"\\" in raw:
+        raw = raw.replace(rb"\n", b" ").replace(rb"\"", b'"')
+        if b"\\" in raw:  # the escape may stand for any character
+            return False
+    raw = raw.lower()
+    return not any(hint in raw for hint in _HINTS)
+
+
+def _looked_at(feature: Feature) -> dict[str, msgspec.Raw]:
+    """Everything but `_meta`, which models do not see."""
+    return {key: raw for key, raw in feature.definition.items() if key != "_meta"}
+
+
+def _reads_like_orders(texts: list[str]) -> bool:
+    # One line per text: patterns do not match across lines.
+    joined = "\n".join(" ".join(text.lower().split()) for text in texts)
+    for beginning, rest in _ORDERS.items():
+        at = joined.find(beginning)
+        for _ in range(BEGINNINGS_MAX):
+            if at < 0:
+                break
+            if rest.match(joined, at + len(beginning)):
+                return True
+            at = joined.find(beginning, at + 1)
+        if at >= 0 and beginning != "<":
+            return True
+    return False
+
+
+def _texts(feature: Feature) -> Iterator[str]:
+    """Every text of a definition, including member names."""
+    yield feature.name
+    for raw in _looked_at(feature).values():
+        try:
+            value = msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            continue  # a client cannot read it either
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, str):
+                yield each
+            elif isinstance(each, dict):
+                yield from each
+                waiting += each.values()
+            elif isinstance(each, list):
+                waiting += each
+
+
+SCHEMAS: Final = ("inputSchema", "outputSchema")
+SHOWN_LENGTH_MAX: Final = 100
+"""How much of a reference is quoted."""
+
+PARTS_MAX: Final = 10_000
+"""Objects and arrays of a schema that is searched; large real schemas have a few thousand. More would delay every call.
+"""
+
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_DEFINITIONS: Final = ("$defs", "definitions")
+
+_ESCAPES: Final = (rb"\\", rb"\"", rb"\n", rb"\t", rb"\r", rb"\/")
+"""Escapes that stand for no letter that is searched for; the first must be replaced first."""
+
+_POINTING = re.compile(rb'"\$(?:ref|dynamicRef|recursiveRef|schema)"\s*:\s*(?:"([^"]*)")?')
+
+_KNOWN = re.compile(
+    r"https?://json-schema\.org/(?:draft-0\d/|draft/[\w-]+/)?(?:(?:hyper-)?schema|meta/[\w-]+)(?:#[!-~]*)?"
+    r"|https?://spec\.openapis\.org/oas/3\.\d/[a-z]+/[\w.-]+"
+)
+"""The JSON Schema drafts themselves, which every program has, with and without `s` and `#`."""
+
+_ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
+
+_Kind: TypeAlias = Literal["schema", "definitions", "other"]
+"""Only a schema itself, or one under definitions, can be referred to by its own `$id`."""
+
+_Place: TypeAlias = tuple[Any, str, _Kind]
+"""A part of a schema, the base URI of its references, and its kind."""
+
+
+def outside_reference(tool: Tool) -> str | None:
+    """Why a schema of the tool cannot be used: what it refers to outside of itself; None if it does not."""
+    for member in SCHEMAS:
+        raw = tool.definition.get(member)
+        if raw is None or _is_within_itself(text := bytes(raw)):
+            continue
+        if text.count(b"{") + text.count(b"[") > PARTS_MAX:
+            return f"its {member} has over {PARTS_MAX} parts, and may refer to what is not in it"
+        try:
+            why = _first_outside(msgspec.json.decode(text))
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            # Other programs may be able to read it, such as a number of a thousand digits, and follow its references.
+            why = "cannot be read, and may refer to what is not in it"
+        if why is not None:
+            return f"its {member} {why}"
+    return None
+
+
+def _is_within_itself(text: bytes) -> bool:
+    """Whether a quick look shows that all references stay inside, as in nearly every schema."""
+    if b"\\" in text:
+        for escape in _ESCAPES:
+            text = text.replace(escape, b"?")
+        if b"\\" in text:  # the escape may stand for any letter
+            return False
+    values = (value.decode("utf-8", "replace") for value in _POINTING.findall(text))
+    return all(not value or value.startswith("#") or _KNOWN.fullmatch(value) for value in values)
+
+
+def _first_outside(schema: Any) -> str | None:
+    own: set[str] = {""}
+    found: list[tuple[str, str]] = []
+    for node, base, kind in _tables(schema):
+        if kind == "schema":
+            own.add(base)
+        found += [(node[key], base) for key in _REFERENCES if isinstance(node.get(key), str)]
+        dialect = node.get("$schema") if node is schema or "$id" in node else None
+        if isinstance(dialect, str) and _ADDRESS.match(dialect) and not _KNOWN.fullmatch(dialect):
+            return f"is written in {dialect[:SHOWN_LENGTH_MAX]}, which is not fetched"
+    for reference, base in found:
+        if not (reference.startswith("#") or _document(base, reference) in own or _KNOWN.fullmatch(reference)):
+            return f"refers to {reference[:SHOWN_LENGTH_MAX]}, which is not in it and not fetched"
+    return None
+
+
+def _tables(schema: Any) -> Iterator[_Place]:
+    """Every object of a schema, including examples and defaults: some programs follow references there, too."""
+    waiting: list[_Place] = [(schema, "", "schema")]
+    while waiting:
+        node, base, kind = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(each, base, "other") for each in node if isinstance(each, dict | list)]
+        elif isinstance(node, dict):
+            if isinstance(id := node.get("$id"), str):
+                base = _document(base, id)
+            yield node, base, kind
+            for key, each in node.items():
+                if isinstance(each, dict | list):
+                    is_table = kind == "schema" and key in _DEFINITIONS
+                    below: _Kind = "schema" if kind == "definitions" else "definitions" if is_table else "other"
+                    waiting.append((each, base, below))
+
+
+def _document(base: str, reference: str) -> str:
+    """The document that a reference points into. Raises `ValueError` if it is not a URL."""
+    return urldefrag(urljoin(base, reference)).url
+
 
 FINDINGS_MAX: Final = 20_000
 NOTES_MAX: Final = 20
 SLICE_SECONDS: Final = 0.005
 """How long the loop is blocked at a time."""
-
-F = TypeVar("F", bound=Feature)
 
 LeftOut = Mapping[FeatureName, str]
 """Tools that are left out, and why."""

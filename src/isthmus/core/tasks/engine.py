@@ -33,12 +33,15 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports import Document, Journal, WriteResult
 from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import (
+    RETRY_SECONDS,
     LiveTask,
-    MessageQuotaExceeded,
     NewTask,
     TaskExists,
     TaskNotStored,
+    TaskStore,
     TaskWork,
+    decode_or_log,
+    tombstone,
 )
 from isthmus.core.tasks.offline_queue import OfflineQueue
 from isthmus.core.tasks.record import (
@@ -53,12 +56,10 @@ from isthmus.core.tasks.record import (
     is_login,
     login_question,
     outcome_bytes,
-    owner_of,
     state_after,
     stored_outcome,
 )
-from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, MessageQuota, StorageQuota
-from isthmus.core.tasks.store import RETRY_SECONDS, TaskStore, decode_or_log, tombstone
+from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
@@ -100,12 +101,8 @@ class TaskEngine:
         journal: Journal,
         now: Now,
         background: BackgroundTasks | None = None,
-        keep_bytes: Callable[[TaskOwner], int] = lambda _: DEFAULT_BYTES,
     ) -> None:
-        """`keep_bytes` returns an owner's present storage quota.
-
-        Without the hub's `background` it creates its own, which need not be closed: its tasks end soon.
-        """
+        """Without the hub's `background` it creates its own, which need not be closed: its tasks end soon."""
         self._hub = hub
         self._journal = journal
         self.now = now
@@ -119,8 +116,7 @@ class TaskEngine:
         """Receives deliveries as soon as they are stored; without it they stay due."""
         self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
         """The open question of a task as a message of its history, if its frontend has such messages."""
-        self._message_quota = MessageQuota()
-        self.storage_quota = StorageQuota(journal, self._background, keep_bytes, self._store.uncache)
+        self.storage_quota = StorageQuota(journal, self._background, self._store.uncache)
 
     # -- starting a task -----------------------------------------------------------------------------------------------
 
@@ -128,14 +124,13 @@ class TaskEngine:
         """Start a task. When this returns, it is stored and its call is started, even if the caller has disconnected.
 
         Raises:
-            TaskNotStored: it could not be written, or the caller's storage or message quota is exhausted; nothing was
-                started.
+            TaskNotStored: it could not be written, or the caller's storage quota is exhausted; nothing was started.
             TaskExists: the caller has a task with this id, or a document to be stored with it exists.
         """
         now = self.now()
         record = TaskRecord(
             draft.id or secrets.token_hex(16),
-            owner_of(draft.caller, draft.realm),
+            TaskOwner(draft.caller.tenant, draft.caller.name, draft.realm),
             draft.context,
             draft.origin,
             draft.state,
@@ -157,7 +152,7 @@ class TaskEngine:
         if draft.call is not None:
             self._launch(live, draft.call)
         try:
-            document = await self._admit(live, draft)
+            document = await self._admit(live)
         except BaseException:
             self._drop_call(live)
             raise
@@ -179,7 +174,7 @@ class TaskEngine:
             return live
         raise TaskExists(live.record.id) if result == "conflict" else TaskNotStored
 
-    async def _admit(self, live: LiveTask, draft: NewTask) -> Document:
+    async def _admit(self, live: LiveTask) -> Document:
         """The first document of a task, if it may be started."""
         self._update_phase(live)
         record, document = live.record, self._document(live)
@@ -190,10 +185,6 @@ class TaskEngine:
             except TimeoutError as error:
                 raise TaskNotStored from error
         self._check_is_new(live)
-        if draft.call is None and (
-            seconds := self._message_quota.take(record.owner, live.size_bytes, self._loop.time())
-        ):
-            raise MessageQuotaExceeded(seconds)
         self._update_phase(live)
         return document if live.record is record else self._document(live)
 
@@ -297,7 +288,7 @@ class TaskEngine:
         if send is None or send is not live.send:
             return
         live.send = None
-        if live.record.is_ended:
+        if live.record.state in ENDED:
             return
         send()
         if live.inflight is not None and live.record.state == "submitted":

@@ -231,18 +231,6 @@ class PushOutbox:
     def _has_room(self, owner: str) -> bool:
         return self._counts.get(owner, 0) <= QUEUES_MAX // 2
 
-    def _remove(self, queue: _DeliveryQueue) -> None:
-        del self._queues[queue.key]
-        queue.host.queues -= 1
-        if not queue.host.queues:
-            del self._hosts[queue.host.name]
-        owner = queue.key[0]
-        self._counts[owner] -= 1
-        if not self._counts[owner]:
-            del self._counts[owner]
-        if owner in self._behind and self._has_room(owner):
-            self._room.set()
-
     # -- scheduling attempts -------------------------------------------------------------------------------------------
 
     def _schedule(self, queue: _DeliveryQueue, seconds: float) -> None:
@@ -292,7 +280,16 @@ class PushOutbox:
         self._running -= 1
         queue.host.running -= 1
         if pause is None:
-            self._remove(queue)
+            del self._queues[queue.key]
+            queue.host.queues -= 1
+            if not queue.host.queues:
+                del self._hosts[queue.host.name]
+            owner = queue.key[0]
+            self._counts[owner] -= 1
+            if not self._counts[owner]:
+                del self._counts[owner]
+            if owner in self._behind and self._has_room(owner):
+                self._room.set()
         else:
             self._schedule(queue, pause)
         self._line_up(queue.host)

@@ -18,10 +18,9 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, size_of
-from isthmus.core.tasks.dedup import DEDUP_KEY, KEY_SECONDS
 from isthmus.core.tasks.delivery import DELIVERY, STATES
 from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
-from isthmus.core.tasks.record import TASK, TaskOwner
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, TaskOwner
 from isthmus.model.faults import NotWritten
 from isthmus.model.tasks import ENDED
 
@@ -60,11 +59,6 @@ FRESH_SECONDS = 5.0
 OWNERS_MAX = 10_000
 """Owners that are counted; the others are counted again when they write."""
 
-MESSAGE_WINDOW_SECONDS = 3600.0
-
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""Per owner and window: tens of thousands of messages, and no danger to a disk."""
-
 RETENTION_SECONDS = (1.0, 3600.0)
 """The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
 
@@ -97,20 +91,25 @@ class _Measurement(_Usage):
 
 
 class StorageQuota:
-    """What each owner has stored. `most` returns an owner's present quota; `on_deleted` receives deleted tasks."""
+    """What each owner has stored. `on_deleted` receives deleted tasks."""
 
-    def __init__(
-        self, journal: Journal, background: BackgroundTasks, most: Callable[[TaskOwner], int], on_deleted: OnDeleted
-    ) -> None:
+    def __init__(self, journal: Journal, background: BackgroundTasks, on_deleted: OnDeleted) -> None:
         self._journal = journal
         self._background = background
-        self.most = most
         self._on_deleted = on_deleted
+        self.keep_bytes = DEFAULT_BYTES
+        """The quota of each owner, as configured now."""
+        self.share_of: Callable[[str], int] | None = None
+        """What the journal has room for, by the key of an owner, if owners share a limited memory."""
         self._loop = asyncio.get_running_loop()
         self._usages: OrderedDict[TaskOwner, _Usage] = OrderedDict()
         self._measuring: dict[TaskOwner, _Measurement] = {}
         self._freeing: set[TaskOwner] = set()
         """Owners whose old tasks are being deleted."""
+
+    def most(self, owner: TaskOwner) -> int:
+        """An owner's present quota."""
+        return self.keep_bytes if self.share_of is None else min(self.keep_bytes, self.share_of(owner.key))
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -289,29 +288,6 @@ class StorageQuota:
 
 def _labels(owner: TaskOwner) -> dict[str, str]:
     return {"caller": owner.name, "tenant": owner.tenant}
-
-
-class MessageQuota:
-    """Bounds what is stored of messages that start no call, such as a question without an instruction.
-
-    Calls have bounds of their own, but callers that may call nothing can still send messages, which are stored for a
-    day. Windows follow each other, so that nothing is remembered for long.
-    """
-
-    def __init__(self) -> None:
-        self._stored: dict[TaskOwner, int] = {}
-        self._ends_at = 0.0
-
-    def take(self, owner: TaskOwner, size_bytes: int, now: float) -> float:
-        """Count so many bytes for an owner and return 0, or return the seconds until there is room for them."""
-        if now >= self._ends_at:
-            self._stored.clear()
-            self._ends_at = now + MESSAGE_WINDOW_SECONDS
-        stored = self._stored.get(owner, 0)
-        if stored and stored + size_bytes > MESSAGE_BYTES_MAX:
-            return self._ends_at - now
-        self._stored[owner] = stored + size_bytes
-        return 0.0
 
 
 def pause_seconds(keep: float) -> float:

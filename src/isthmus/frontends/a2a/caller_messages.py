@@ -7,19 +7,22 @@ counts. Plain text is passed on as it is. Tools are looked up later, in the call
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import is_
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
-from isthmus.core.tasks.record import StoredQuestion
+from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.tasks.record import StoredQuestion, TaskOwner, message_digest, task_id_for
 from isthmus.model.calls import Answered, Declined, Reply
-from isthmus.model.tasks import ABSENT, DataPart, FilePart, Message, Part, TextPart
+from isthmus.model.tasks import ABSENT, Artifact, DataPart, FilePart, Message, Part, TextPart
+from isthmus.wire.a2a.operations import SendMessage
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render, repeats_a_member
 from isthmus.wire.mcp.messages import read_string
 
@@ -87,6 +90,49 @@ class BadInstruction(msgspec.Struct, frozen=True):
 
 
 Instruction: TypeAlias = ToolInstruction | CommandInstruction | Saying | BadInstruction
+
+
+class ReadMessage(NamedTuple):
+    """What is read of a message: its stored form without secrets, its instruction, and the task that it begins."""
+
+    stored: Message
+    instruction: Instruction
+    task: str
+    """The id, derived from the stored form."""
+    size: int
+
+
+async def read_message(owner: TaskOwner, said: SendMessage) -> ReadMessage:
+    """Read a message, on a thread if it is long."""
+
+    def read() -> ReadMessage:
+        stored = without_headers(said.message)
+        task = task_id_for(owner, message_digest(stored, said.context))
+        return ReadMessage(stored, read_instruction(said.message), task, size)
+
+    size = message_bytes(said.message)
+    return await asyncio.to_thread(read) if size > LONG_BYTES else read()
+
+
+def digest_of(said: SendMessage) -> str:
+    """The digest that repeated messages with a key share."""
+    return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
+
+
+def message_bytes(said: Message | Artifact) -> int:
+    """The approximate size of the parts of a message or artifact."""
+    return sum(map(part_bytes, said.parts))
+
+
+def part_bytes(part: Part) -> int:
+    """The approximate size of a part, without what a URL leads to."""
+    match part:
+        case TextPart():
+            return len(part.text)
+        case DataPart():
+            return len(memoryview(part.data))
+        case FilePart():
+            return len(part.content or "")
 
 
 def read_instruction(message: Message) -> Instruction:

@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import Route
+from isthmus.core.catalog.snapshot import Route
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
@@ -56,7 +56,7 @@ CARD_PATHS: Mapping[str, DialectName | None] = {
     "/.well-known/agent.json": "0.1",
     "/agent-card.json": "agentvault",
 }
-"""Where cards are, and in which generation's form; None leaves that to the version that the request asks for.
+"""The paths of cards, with the generation of each; None if the version of the request decides.
 
 A client that names no version needs both forms in one document: the SDKs of 1.0 and 0.3 for Python send the same bytes,
 and each requires members that the other's schema does not have. An agent's address is the path before `/.well-known`,
@@ -117,9 +117,9 @@ ALWAYS = (
 class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
-    `address` says where the hub is, `needs_key` whether callers must have one now; callers with a key see more.
-    `gives_tokens` says whether there is a key now that can be exchanged for a token; `token_urls` are the addresses of
-    others whose tokens are accepted here.
+    `address` returns the hub's base URL, `needs_key` whether callers need a key now; callers with a key see more.
+    `gives_tokens` returns whether a caller can exchange its key for a token now; `token_urls` are the token endpoints
+    of trusted issuers.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class AgentCards:
     async def show(
         self, peer: Peer, path: str, query: Mapping[str, str], fields: Fields, admitted: Caller | Denied
     ) -> None:
-        """Answer with the card, or say that the one they have is still right.
+        """Send the card, or 304 if the client has the current one.
 
-        Its form is the path's, else that of the version that is asked for. A version that is not spoken here gets
-        the card of those that name none: it says which are.
+        The path decides its generation, else the version that the request names. A request without a version, or with
+        an unsupported one, gets the default card.
         """
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         caller = None if isinstance(admitted, Denied) else admitted
@@ -162,7 +162,7 @@ class AgentCards:
         body = self.written(form, caller, auth)
         tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
         since = self._unchanged_since((f"{form} {auth}", caller), tag)
-        # Without a key, or on a hub without keys, everybody gets the same card.
+        # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
         known = header_lines(
             [
@@ -178,10 +178,10 @@ class AgentCards:
             peer.answer(200, JSON + known, body)
 
     def _unchanged_since(self, key: tuple[str, Caller | None], tag: bytes) -> int:
-        """Since which second a card is as it is, as far as anybody asked."""
+        """The `Last-Modified` time of a card, in seconds: when this version of it was first requested."""
         before, since = self._since.pop(key, (b"", 0))
         if before != tag:
-            # Clients that compare times would take two forms of one second for the same.
+            # Clients that compare times would take two versions of one second for the same.
             since = max(int(self._now()), since + 1)
         self._since[key] = (tag, since)
         if len(self._since) > REMEMBERED_MAX:
@@ -189,7 +189,7 @@ class AgentCards:
         return since
 
     def written(self, form: DialectName | None, caller: Caller | None, auth: str | None = None) -> bytes:
-        """The card in a generation's form; without one, in the form that the settings name."""
+        """The card of a generation; without one, the card that the settings name."""
         card = self._card(caller)
         match form:
             case "1.0":
@@ -224,10 +224,8 @@ class AgentCards:
             version=self._version,
             interfaces=self._interfaces(base),
             skills=(*ALWAYS, *self._skills(caller)),
-            input_modes=MODES,
-            output_modes=MODES,
+            modes=MODES,
             schemes=schemes,
-            requirements=tuple({name: ()} for name in schemes),
             has_extended=bool(schemes),
             can_push=True,
             extensions=(self._hubs(caller),),
@@ -266,7 +264,7 @@ class AgentCards:
         """Lets another hub detect that it is behind this one, or is this one."""
         behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
         hubs = write_hubs({**behind, self._hub.id: 0})
-        return AgentExtension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
+        return AgentExtension(HUBS, "The hubs behind this agent, by random ids", params=Raw(msgspec.json.encode(hubs)))
 
     def _skills(self, caller: Caller | None) -> list[AgentSkill]:
         if caller is None:

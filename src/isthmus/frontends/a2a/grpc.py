@@ -51,10 +51,10 @@ MESSAGE_LENGTH_MAX = 1_000
 """Errors are trailers, and clients accept 8 KiB of them."""
 
 KEEP_ALIVE_MILLISECONDS = 60_000
-"""How long a silent connection is believed to be there; a client that vanished would hold its streams for ever."""
+"""How often a silent client is pinged. Without that, a client that vanished would hold its streams until a restart."""
 
 STREAMS_MAX = 100
-"""Calls of one connection at once; each of them may hold a whole request. Clients keep those beyond it waiting."""
+"""Concurrent calls of one connection, each of which may hold a whole request. Clients queue further calls."""
 
 
 JSON_MAX_BYTES = 3 * 1024 * 1024
@@ -74,13 +74,13 @@ class GrpcSettings(Struct, frozen=True):
     stall_seconds: float = 10.0
     """How long a client may take for one item of a stream before it is cut."""
     message_seconds: float = 30.0
-    """How long a request may take to arrive, which is held as far as it has."""
+    """How long a request may take to arrive; what has arrived is held in memory."""
     connections: int = 4096
-    """How many there may be at once; gRPC does not count them by address."""
+    """Concurrent connections in all; gRPC does not count them by address."""
     greeting_seconds: float = 10.0
-    """How long a client may take until it has begun to speak HTTP/2."""
+    """How long a client may take for the HTTP/2 handshake."""
     idle_seconds: float = 300.0
-    """How long a connection is kept on which nothing is asked; clients make another one unnoticed."""
+    """How long a connection without requests stays open; clients reconnect by themselves."""
 
 
 class A2aGrpc:
@@ -124,7 +124,7 @@ class A2aGrpc:
         await self._server.stop(None)
 
     def _handlers(self) -> dict[str, Any]:
-        # As if requests were streams, which to a client is the same: others are read before anybody is asked.
+        # Declared as streams, which looks the same to clients: gRPC reads other requests before they are authenticated.
         return {
             name: grpc.stream_stream_rpc_method_handler(partial(self._stream, name))
             if name in STREAMS
@@ -204,13 +204,13 @@ class A2aGrpc:
         except TimeoutError:
             await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"The request did not arrive within {seconds:g} s")
         if request is grpc.aio.EOF:
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "There is no request")
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "The call has no request message")
         read: bytes = request
         return read
 
 
 def _tell_nonce(context: Any, denied: Denied) -> None:
-    """Give the nonce that the next proof must have (RFC 9449), which is a header elsewhere."""
+    """Send the nonce that the next proof must have (RFC 9449); over HTTP it is a header."""
     nonces = tuple((name.decode(), value.decode()) for name, value in denied.headers if name == b"dpop-nonce")
     if nonces:
         context.set_trailing_metadata(nonces)
@@ -236,7 +236,7 @@ def _address(peer: str) -> str:
 
 
 def _fields(context: Any) -> Fields:
-    """A call's metadata, as headers are."""
+    """A call's metadata, in the form of HTTP headers."""
     given = [(name, value) for name, value in context.invocation_metadata() or ()]
     return join_headers(
         [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given]
@@ -263,18 +263,18 @@ class _A2aGrpcRequest(A2aRequest):
         super().__init__(frontend, caller, client, fields)
         self.client = client
         self.task_stream: TaskStream | None = None
-        """What follows the task, if that was asked for."""
+        """The stream of the task, if the request opened one."""
 
     async def do(self, method: str, request: bytes) -> Answered | LiveTask:
-        """Perform a request."""
+        """Run the operation of a request."""
         given = self._fields.get(VERSION_HEADER.encode())
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
             return unsupported_version(version)
         members = await aside(len(request), partial(protobuf.read, method, request), over=PROTOBUF_BYTES)
-        operation = members if isinstance(members, A2aProblem) else v1_0.read(method, members)
+        operation = members if isinstance(members, A2aProblem) else v1_0.DIALECT.read(method, members)
         await pause_after(len(request))
-        done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0, operation)
+        done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0.DIALECT, operation)
         if isinstance(done, LiveTask):
             # At once: after the first await, the first events of a quick server would be missed.
             self._follow(done, operation, is_over if method == "SubscribeToTask" else is_settled)
@@ -295,7 +295,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.problem: A2aProblem | None = None
-        """Why the stream could not go on."""
+        """The problem that ended the stream."""
         self._pieces: deque[bytes] = deque()
         self._size_bytes = 0
         self._wake = asyncio.Event()
@@ -304,7 +304,7 @@ class _Client:
         self._on_leave: list[Callable[[], None]] = []
 
     async def next_piece(self) -> bytes | None:
-        """The next item, once there is one; None after the last."""
+        """Wait for the next item; None after the last."""
         while not self._pieces:
             if self._is_over:
                 return None
@@ -335,15 +335,15 @@ class _Client:
             self._on_leave.append(callback)
 
     def take_body(self) -> bytes | None:
-        """See `Peer`; a request is whole before anybody sees it."""
+        """See `Peer`; gRPC passes the request separately."""
         return None
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """See `Peer`; what HTTP says beside an answer has no place here."""
+        """See `Peer`; gRPC has no HTTP status or headers in a response."""
         self.end(body)
 
     def begin(self, status: int, lines: bytes) -> None:
-        """See `Peer`; a stream begins with its first item."""
+        """See `Peer`; the first item begins the stream."""
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""
@@ -369,7 +369,7 @@ class _Client:
 
 
 def _form(part: Part) -> Part:
-    """JSON that is too long for one message as a file, which can be cut; everything else as it is."""
+    """Convert JSON that is too long for one message to a file, which can be cut."""
     if not isinstance(part, DataPart) or protobuf.size_max(part.data) <= JSON_MAX_BYTES:
         return part
     content = base64.b64encode(part.data).decode()
@@ -383,9 +383,9 @@ class _ProtoStream:
         self._client = client
 
     def write(self, update: Update, event_id: str | None = None) -> bytes:
-        """The item of an update; nothing, and the end of the stream, if protobuf has no form for it."""
+        """The item of an update. If protobuf cannot represent it, the stream ends with a problem."""
         try:
-            return protobuf.write("SubscribeToTask", v1_0.write_update(update))
+            return protobuf.write("SubscribeToTask", v1_0.DIALECT.write_update(update))
         except Unwritable as error:
             self.fail(A2aProblem("invalid_agent_response", str(error)))
             return b""

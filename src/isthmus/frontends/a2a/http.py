@@ -16,10 +16,10 @@ from isthmus.core.pauses import LONG_BYTES, aside, in_passes, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService, record_bytes, task_bytes
+from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
-from isthmus.frontends.a2a.task_view import direct_answer, shown
+from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -49,7 +49,6 @@ from isthmus.wire.a2a.negotiate import (
     version_of,
 )
 from isthmus.wire.a2a.operations import (
-    A2aDialect,
     A2aProblem,
     CancelTask,
     CreatePushConfig,
@@ -66,6 +65,7 @@ from isthmus.wire.a2a.operations import (
     SubscribeToTask,
 )
 from isthmus.wire.a2a.streams import RestStream, UpdateStream, rpc_stream
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.jsonrpc import Malformed, Notification, Payload, Request
 
 log = structlog.get_logger(__name__)
@@ -155,8 +155,7 @@ class A2aHttp:
             else:
                 query = scope["query_string"].decode("latin-1")
                 named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
-                version = version_of(_text(fields.get(VERSION_FIELD)), named)
-                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, version)
+                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, named)
 
     def _refuse_caller(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
@@ -218,7 +217,7 @@ def is_json(fields: Fields) -> bool:
     return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
 
 
-def last_word(dialect: A2aDialect, operation: Operation | A2aProblem) -> IsLast:
+def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
     """Which state of a task ends a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_over if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
@@ -235,7 +234,7 @@ class A2aRequest:
         self._reported: TaskRecord | None = None
         """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
-    async def _do(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
+    async def _do(self, dialect: Dialect, operation: Operation) -> Answered | LiveTask:
         """Run an operation; the task of a streaming one is returned as it is. A failure of the journal is a problem."""
         try:
             if isinstance(operation, SendMessage):
@@ -247,7 +246,7 @@ class A2aRequest:
                 return UNKNOWN_IF_RUN
             return A2aProblem("internal", "The hub cannot read its tasks now; try again later")
 
-    async def _do_other(self, dialect: A2aDialect, operation: OtherOperation) -> Answered | LiveTask:
+    async def _do_other(self, dialect: Dialect, operation: OtherOperation) -> Answered | LiveTask:
         match operation:
             case GetTask():
                 record = await self._service.get(self._caller, operation)
@@ -277,7 +276,7 @@ class A2aRequest:
             case _:
                 return await self._push(dialect, operation)
 
-    async def _push(self, dialect: A2aDialect, operation: PushOperation) -> Answered:
+    async def _push(self, dialect: Dialect, operation: PushOperation) -> Answered:
         pushing = self._service.pushing
         match operation:
             case CreatePushConfig():
@@ -292,7 +291,7 @@ class A2aRequest:
             case DeletePushConfig():
                 return await pushing.delete(self._caller, operation) or dialect.write_deleted()
 
-    async def _send(self, dialect: A2aDialect, operation: SendMessage) -> Answered | LiveTask:
+    async def _send(self, dialect: Dialect, operation: SendMessage) -> Answered | LiveTask:
         key = _text(self._fields.get(KEY_HEADER))
         live = await self._service.send(self._caller, dialect.name, operation, key)
         if isinstance(live, A2aProblem) or operation.is_stream:
@@ -320,7 +319,7 @@ class A2aRequest:
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
     async def _stream(
-        self, live: LiveTask, events: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem
+        self, live: LiveTask, events: UpdateStream, dialect: Dialect, operation: Operation | A2aProblem
     ) -> None:
         after, is_last = self._after(live, operation), last_word(dialect, operation)
         stream = TaskStream(self._caller, live, self._peer, events, after, is_last)
@@ -349,8 +348,8 @@ class _A2aHttpRequest(A2aRequest):
 class _A2aRpcRequest(_A2aHttpRequest):
     """One JSON-RPC request."""
 
-    async def serve(self, body: bytes, version: str | None) -> None:
-        """Serve it."""
+    async def serve(self, body: bytes, named_version: str | None) -> None:
+        """Serve it. The query may name a version; the header counts more."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
         is_long = len(body) > LONG_BYTES
@@ -363,10 +362,11 @@ class _A2aRpcRequest(_A2aHttpRequest):
             if _has_invalid_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "method must be a string"))
             return self._answer(jsonrpc.error(request.id, request.code, request.message))
+        if not isinstance(request, Request | Notification):
+            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
+        version = version_of(_text(self._fields.get(VERSION_FIELD)), named_version)
         if isinstance(request, Notification):
             return self._refuse_notification(request, version)
-        if not isinstance(request, Request):
-            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
         recognised = recognize_dialect(request.method, request.params, version)
         if isinstance(recognised, A2aProblem):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)
@@ -403,7 +403,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
             return None
         return next((name for name in DIALECTS if name == live.record.origin), None)
 
-    def _refuse(self, dialect: A2aDialect, id: Payload | None, problem: A2aProblem) -> None:
+    def _refuse(self, dialect: Dialect, id: Payload | None, problem: A2aProblem) -> None:
         # Before 1.0, clients that open a stream cannot read an error outside a stream. They accept only streams; the
         # Python SDK adds `*/*` in a header of its own.
         named = accepted_types(self._fields)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -22,44 +22,48 @@ from msgspec.structs import replace
 from isthmus.core.calls.hub import Hub
 from isthmus.core.pauses import LONG_BYTES, aside, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
-from isthmus.core.tasks.dedup import (
-    JOINED_SECONDS,
-    IdempotencyKey,
-    is_joined,
-    key_document,
-    message_digest,
-    read_key,
-    task_id_for,
-)
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
     LiveTask,
-    MessageQuotaExceeded,
     NewTask,
     StorageQuotaExceeded,
     TaskExists,
     TaskNotStarted,
     TaskNotStored,
 )
-from isthmus.core.tasks.record import TASK, StoredQuestion, TaskOwner, TaskRecord, owner_of
+from isthmus.core.tasks.record import (
+    JOINED_SECONDS,
+    TASK,
+    IdempotencyKey,
+    TaskOwner,
+    TaskRecord,
+    is_joined,
+    key_document,
+    message_digest,
+    owner_of,
+    read_key,
+)
 from isthmus.frontends.a2a.caller_messages import (
     Instruction,
+    ReadMessage,
     Saying,
     ToolInstruction,
+    digest_of,
     is_refusal,
     object_in,
     read_instruction,
+    read_message,
     read_reply,
     without_headers,
 )
 from isthmus.frontends.a2a.planning import CallerView, TaskPlan, Words, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.task_view import question_of, shown
+from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.tasks import ENDED, WAITING, Artifact, DataPart, FilePart, Message, Part, Task, TextPart
+from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
 log = structlog.get_logger(__name__)
@@ -147,7 +151,7 @@ class A2aService:
         used = await self._find_key(owner_of(caller), key)
         if used is not None and used.is_valid(self._now()):
             return await self._task_of_key(caller, key, used, said)
-        return await self._send(caller, dialect, said, _FreeKey(key, used, _digest(said)))
+        return await self._send(caller, dialect, said, _FreeKey(key, used, digest_of(said)))
 
     async def _send(
         self, caller: Caller, dialect: DialectName, said: SendMessage, key: _FreeKey | None
@@ -179,7 +183,7 @@ class A2aService:
     async def _begin(
         self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...] = ()
     ) -> LiveTask | A2aProblem:
-        read = await _read(owner_of(caller), said)
+        read = await read_message(owner_of(caller), said)
         task = said.task or secrets.token_hex(16)
         try:
             return await self._engine.begin(await self._new_task(caller, dialect, said, task, read, besides))
@@ -191,7 +195,7 @@ class A2aService:
     async def _begin_once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task, or return the task that this message began before."""
         owner = owner_of(caller)
-        read = await _read(owner, said)
+        read = await read_message(owner, said)
         task = read.task
         while True:
             refused: TaskNotStarted | None = None
@@ -222,7 +226,7 @@ class A2aService:
         newest = None if used is None else await self._engine.find(owner, used.task)
         if newest is not None and is_joined(newest.record, self._now()):
             return await self._join(caller, dialect, said, newest)
-        return await self._begin_with_key(caller, dialect, said, _FreeKey(name, used, _digest(said)))
+        return await self._begin_with_key(caller, dialect, said, _FreeKey(name, used, digest_of(said)))
 
     async def _join(
         self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask
@@ -236,7 +240,7 @@ class A2aService:
     ) -> LiveTask | A2aProblem:
         """Begin a task with a key, or bind the key to the task that this message began before."""
         owner = owner_of(caller)
-        read, begun = await _read(owner, said), None
+        read, begun = await read_message(owner, said), None
         task = read.task
         if not self._engine.is_in_memory(owner, task):
             begun = await self._begin_with_key(caller, dialect, said, key, task)
@@ -282,7 +286,7 @@ class A2aService:
         self, caller: Caller, key: str, used: IdempotencyKey, said: SendMessage
     ) -> LiveTask | A2aProblem:
         """The task of a key."""
-        if used.digest != _digest(said):
+        if used.digest != digest_of(said):
             return A2aProblem("key_reused", f"Idempotency-Key {key!r} was used with another message")
         gone = A2aProblem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is no longer stored")
         return await self._engine.find(owner_of(caller), used.task) or gone
@@ -311,16 +315,17 @@ class A2aService:
         dialect: DialectName,
         said: SendMessage,
         task: str,
-        read: _ReadMessage,
+        read: ReadMessage,
         besides: tuple[Document, ...] = (),
     ) -> NewTask:
         context = said.context or secrets.token_hex(16)
         made = self._plan(caller, said.message, context, read.instruction)
-        if not made.is_sure and self._hub.settling:
+        if self._hub.settling and not made.is_sure:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
             await self._hub.settle(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
-        await pause_after(read.size)
+        if read.size > LONG_BYTES:
+            await pause_after(read.size)
         spoken: tuple[Message, ...] = (read.stored,)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))
@@ -355,7 +360,10 @@ class A2aService:
         self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _FreeKey | None
     ) -> LiveTask | A2aProblem:
         is_first, message = dialect == "0.1", without_headers(said.message)
-        is_known = self._is_known(live.record, said, message, is_first=is_first)
+        # A message that was sent before gets the same response.
+        is_late = live.record.is_ended and self._now() >= live.record.updated + JOINED_SECONDS
+        is_elsewhere = said.context not in (None, live.record.context)
+        is_known = not (is_late or is_elsewhere) and self._is_repeated(live.record, message, by_words=is_first)
         if not is_known:
             found = await self._check_quota(live, message, key)
             if isinstance(found, A2aProblem):
@@ -405,7 +413,11 @@ class A2aService:
             self._instruct(caller, live, message, said.message)
             return None
         if record.asked is not None and record.phase == "idle":
-            self._retry(caller, live, record.asked, message, said.message)
+            # The call waits for a login. It is made again, unless the message declines or has another instruction.
+            if is_refusal(record.asked, message):
+                self._engine.change(live, state="canceled", phase="over", asked=None, said=(*record.said, message))
+            else:
+                self._instruct(caller, live, message, _instruction_in((*record.said, said.message)))
             return None
         if record.asked is not None:
             return self._answer(live, message)
@@ -413,12 +425,6 @@ class A2aService:
             self._instruct(caller, live, message, said.message)
             return None
         return self._store_text(live, message)
-
-    def _is_known(self, record: TaskRecord, said: SendMessage, message: Message, *, is_first: bool) -> bool:
-        """Whether this message was sent before, so that the response is the same."""
-        is_late = record.is_ended and self._now() >= record.updated + JOINED_SECONDS
-        is_elsewhere = said.context not in (None, record.context)
-        return not (is_late or is_elsewhere) and self._is_repeated(record, message, by_words=is_first)
 
     def _is_repeated(self, record: TaskRecord, message: Message, *, by_words: bool) -> bool:
         """Whether a message repeats an earlier one, perhaps because the caller missed the response.
@@ -443,14 +449,6 @@ class A2aService:
         if not self._engine.answer(live, message, reply):
             return A2aProblem("unsupported_operation", f"task {live.record.id} is no longer waiting for an answer")
         return None
-
-    def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, answer: Message) -> None:
-        """Retry a call that waited for a login, unless the message declines or has another instruction."""
-        before = live.record.said
-        if is_refusal(asked, message):
-            self._engine.change(live, state="canceled", phase="over", asked=None, said=(*before, message))
-        else:
-            self._instruct(caller, live, message, _instruction_in((*before, answer)))
 
     def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
         """Carry out the instruction in `meant`, which is this message or an earlier one."""
@@ -555,7 +553,7 @@ def _progress(record: TaskRecord) -> TaskProgress:
 def _refusal(refused: TaskNotStarted) -> A2aProblem:
     if isinstance(refused, TaskExists):
         return A2aProblem("invalid_params", str(refused))
-    if isinstance(refused, StorageQuotaExceeded | MessageQuotaExceeded):
+    if isinstance(refused, StorageQuotaExceeded):
         return _quota_problem(refused)
     return A2aProblem("internal", str(refused), {"executed": "no"})
 
@@ -575,60 +573,6 @@ def _limit_problem(record: TaskRecord, message: Message) -> A2aProblem | None:
         most = f"messages after the first may have {SAID_BYTES_MAX} bytes in all; begin a new task"
         return A2aProblem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
     return None
-
-
-def record_bytes(record: TaskRecord) -> int:
-    """The approximate size of a task's messages and result."""
-    result = 0 if record.ending is None else len(memoryview(record.ending.result))
-    return result + sum(map(message_bytes, record.said))
-
-
-def task_bytes(task: Task) -> int:
-    """The approximate size of a task's history and artifacts."""
-    return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
-
-
-def message_bytes(said: Message | Artifact) -> int:
-    """The approximate size of the parts of a message or artifact."""
-    return sum(map(_part_bytes, said.parts))
-
-
-def _part_bytes(part: Part) -> int:
-    match part:
-        case TextPart():
-            return len(part.text)
-        case DataPart():
-            return len(memoryview(part.data))
-        case FilePart():
-            return len(part.content or "")
-
-
-class _ReadMessage(NamedTuple):
-    """What is read of a message: its stored form without secrets, its instruction, and the task that it begins."""
-
-    stored: Message
-    instruction: Instruction
-    task: str
-    """The id, derived from the stored form."""
-    size: int
-
-
-async def _read(owner: TaskOwner, said: SendMessage) -> _ReadMessage:
-    """Read a message, on a thread if it is long."""
-    if (size := message_bytes(said.message)) > LONG_BYTES:
-        return await asyncio.to_thread(_read_now, owner, said, size)
-    return _read_now(owner, said, size)
-
-
-def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> _ReadMessage:
-    stored = without_headers(said.message)
-    task = task_id_for(owner, message_digest(stored, said.context))
-    return _ReadMessage(stored, read_instruction(said.message), task, size)
-
-
-def _digest(said: SendMessage) -> str:
-    """The digest that repeated messages with a key share."""
-    return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
 
 
 def _is_same(one: Message, other: Message) -> bool:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from isthmus.core.tasks.live_task import LiveTask, Report
 from isthmus.core.tasks.record import TaskRecord
+from isthmus.frontends.a2a.caller_messages import message_bytes
 from isthmus.frontends.a2a.task_view import (
     RESULT,
     agent_says,
@@ -74,17 +75,7 @@ class ArtifactChunk(NamedTuple):
 
 def is_long(artifact: Artifact) -> bool:
     """Whether an artifact is more than a piece."""
-    return sum(map(_length, artifact.parts)) > PIECE_LENGTH
-
-
-def _length(part: Part) -> int:
-    match part:
-        case TextPart(text=whole) | FilePart(content=str(whole)):
-            return len(whole)
-        case DataPart():
-            return len(bytes(part.data))
-        case FilePart():
-            return 0
+    return message_bytes(artifact) > PIECE_LENGTH
 
 
 def artifact_chunks(artifact: Artifact, form: PartForm = unchanged_part) -> Iterator[ArtifactChunk]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from isthmus.core.tasks.live_task import Report
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
-from isthmus.frontends.a2a.caller_messages import Form
+from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.faults import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
 from isthmus.model.tasks import (
@@ -279,23 +279,21 @@ def _command_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
     if ending.result:
         output["mcp_result"] = ending.result
     else:
-        output["mcp_error"] = _command_error(ending)
+        data: dict[str, Payload] = {
+            "kind": _json(kind_of(ending)),
+            "executed": _json(ending.executed),
+            "reason": _json(ending.reason),
+        }
+        if ending.server is not None:
+            data["server"] = _json(ending.server)
+        if ending.retry_after is not None:
+            data["retryAfter"] = msgspec.json.encode(round(ending.retry_after, 3))
+        if ending.data:
+            data["mcp_data"] = ending.data
+        output["mcp_error"] = render(
+            {"code": b"%d" % _code(ending), "message": _json(ending.message), "data": render(data)}
+        )
     return render(output)
-
-
-def _command_error(ending: StoredOutcome) -> bytes:
-    data: dict[str, Payload] = {
-        "kind": _json(kind_of(ending)),
-        "executed": _json(ending.executed),
-        "reason": _json(ending.reason),
-    }
-    if ending.server is not None:
-        data["server"] = _json(ending.server)
-    if ending.retry_after is not None:
-        data["retryAfter"] = msgspec.json.encode(round(ending.retry_after, 3))
-    if ending.data:
-        data["mcp_data"] = ending.data
-    return render({"code": b"%d" % _code(ending), "message": _json(ending.message), "data": render(data)})
 
 
 def _code(ending: StoredOutcome) -> int:
@@ -357,6 +355,17 @@ def shown(record: TaskRecord) -> Task:
         history,
         record.metadata,
     )
+
+
+def record_bytes(record: TaskRecord) -> int:
+    """The approximate size of a task's messages and result."""
+    result = 0 if record.ending is None else len(memoryview(record.ending.result))
+    return result + sum(map(message_bytes, record.said))
+
+
+def task_bytes(task: Task) -> int:
+    """The approximate size of a task's history and artifacts."""
+    return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
 
 
 def direct_answer(record: TaskRecord) -> Message | None:

@@ -356,29 +356,27 @@ class RequestCycle:
             return
         match message["type"]:
             case "http.response.start":
-                self._hold_head(message["status"], message.get("headers", ()))
+                # Held back, to be written together with the first piece of the body.
+                status = message["status"]
+                if self.is_started:
+                    raise RuntimeError("the response was started twice")
+                length: int | None = None
+                lines = [STATUS_LINE[status]]
+                for name, value in message.get("headers", ()):
+                    line, role = render_header(name, value)
+                    lines.append(line)
+                    if role == "length":
+                        length = int(value)
+                    elif role == "close":
+                        self.is_kept_alive = False
+                self._framing = self._framing_for(status, length)
+                self._owed_bytes = length or 0
+                self._held_head = b"".join([self._with_cors(b"".join(lines)), *self._closing_lines()])
+                self.is_started = True
             case "http.response.body":
                 self._write(message.get("body", b""), is_last=not message.get("more_body", False))
             case other:
                 raise RuntimeError(f"unknown ASGI message {other!r}")
-
-    def _hold_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Hold the head back, to write it together with the first piece of the body."""
-        if self.is_started:
-            raise RuntimeError("the response was started twice")
-        length: int | None = None
-        lines = [STATUS_LINE[status]]
-        for name, value in headers:
-            line, role = render_header(name, value)
-            lines.append(line)
-            if role == "length":
-                length = int(value)
-            elif role == "close":
-                self.is_kept_alive = False
-        self._framing = self._framing_for(status, length)
-        self._owed_bytes = length or 0
-        self._held_head = b"".join([self._with_cors(b"".join(lines)), *self._closing_lines()])
-        self.is_started = True
 
     def _with_cors(self, lines: bytes) -> bytes:
         """A response's header lines with the CORS lines, unless it has its own."""

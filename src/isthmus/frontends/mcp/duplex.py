@@ -34,12 +34,13 @@ from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
     ListChangeFeed,
     ListenSubscription,
+    McpClient,
     SubscriptionStream,
     TaskStatusNotifier,
 )
 from isthmus.frontends.mcp.tasks import needs_session, status_notification
 from isthmus.model.callers import Caller
-from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, Event, LogLevel, Outcome, Surface
+from isthmus.model.calls import Call, Event, LogLevel, Outcome, Surface
 from isthmus.model.faults import TooManyBytes
 from isthmus.model.features import TOPICS
 from isthmus.wire import jsonrpc, lines
@@ -78,6 +79,7 @@ class DuplexSession:
         self._resolve_caller = resolve_caller
         self._methods = mcp_methods
         self._hub = mcp_methods.hub
+        self._client = McpClient(mcp_methods.hub, caller, surface, session=session or secrets.token_hex(8))
         self._caller = caller
         self._surface = surface
         self._background = background
@@ -85,18 +87,11 @@ class DuplexSession:
         self._calls: dict[bytes, InFlight] = {}
         self._waiting: set[bytes] = set()
         """Calls that wait for starting servers before they are sent."""
-        self._session = session or secrets.token_hex(8)
         self._subscriptions = CallerSubscriptions(
-            self._hub,
-            caller,
-            surface,
-            lambda uri: send(updated_notification(uri)),
-            session=self._session,
-            is_crowded=is_crowded,
+            self._client, lambda uri: send(updated_notification(uri)), is_crowded=is_crowded
         )
         self._version = ""
         """The version negotiated with a legacy caller."""
-        self._client_caps: ClientCapabilities = NO_CAPABILITIES
         self._client_input = LegacyClientInput()
         self._list_changes: ListChangeFeed | None = None
         self._task_status: TaskStatusNotifier | None = None
@@ -147,7 +142,7 @@ class DuplexSession:
         self._client_input.close()
         for inflight in list(self._calls.values()):
             inflight.cancel(why)
-        self._hub.session_ended(self._session)
+        self._hub.session_ended(self._client.session)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -230,21 +225,10 @@ class DuplexSession:
         if notification.method == INITIALIZED and self._list_changes is None and self._is_notifying:
             self._subscriptions.receive_default_logs()
             self._task_status = TaskStatusNotifier(
-                self._hub,
-                self._caller,
-                self._surface,
-                lambda task: self.send(status_notification(task, self._caller)),
-                self._is_crowded,
-                session=self._session,
-                client_caps=self._client_caps,
+                self._client, lambda task: self.send(status_notification(task, self._caller)), self._is_crowded
             )
             self._list_changes = ListChangeFeed(
-                self._hub,
-                self._caller.grants,
-                self._surface,
-                lambda topic: self.send(jsonrpc.notification(CHANGED[topic], None)),
-                TOPICS,
-                client_caps=self._client_caps,
+                self._client, lambda topic: self.send(jsonrpc.notification(CHANGED[topic], None)), TOPICS
             )
         elif notification.method == CANCELLED and "requestId" in notification.params:
             id = bytes(notification.params["requestId"])
@@ -269,10 +253,9 @@ class DuplexSession:
             if request.method == "initialize":
                 self._version = legacy.negotiate(legacy.requested_version(request.params) or "")
                 client_caps = read_client_capabilities(request.params.get("capabilities"))
-                self._client_caps = self._subscriptions.client_caps = client_caps
-            reply = await self._methods.answer(
-                request, self._caller, self._surface, era, self._client_caps, self._session, self._version
-            )
+                self._client = msgspec.structs.replace(self._client, client_caps=client_caps)
+                self._subscriptions.client = self._client
+            reply = await self._methods.answer(request, self._client, era, self._version)
         return self._reply(reply)
 
     async def _call_when_settled(self, request: Request, size: int) -> None:
@@ -293,9 +276,9 @@ class DuplexSession:
             return self._reply(meta)
         era: Era = "legacy" if meta is None else "modern"
         resolved = None if meta is None else self._resolve_caller(meta)
-        caller, session, shares_link = resolved or (self._caller, self._session, False)
+        caller, session, shares_link = resolved or (self._caller, self._client.session, False)
         read = self._methods.read_call(
-            request, caller, self._surface, meta, self._subscriptions.level, self._client_caps
+            request, caller, self._surface, meta, self._subscriptions.level, self._client.client_caps
         )
         if isinstance(read, JsonRpcReply):
             return self._reply(read)
@@ -342,16 +325,9 @@ class DuplexSession:
         id = bytes(request.id)
         self._end_listen(id)
         stream = SubscriptionStream(request.id, self.send, frame=bytes)
-        subscription = self._listens[id] = ListenSubscription(
-            self._hub,
-            self._caller,
-            self._surface,
-            client_caps,
-            stream,
-            self._is_crowded,
-            session=self._session,
-            hub_tasks=self._methods.hub_tasks,
-        )
+        client = msgspec.structs.replace(self._client, client_caps=client_caps)
+        subscription = ListenSubscription(client, stream, self._is_crowded, self._methods.hub_tasks)
+        self._listens[id] = subscription
         granted = await subscription.open(wanted)
         if self._is_notifying and self._listens.get(id) is subscription:
             self.send(stream.acknowledgement(granted))

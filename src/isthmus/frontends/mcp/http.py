@@ -44,7 +44,7 @@ from isthmus.frontends.mcp.http_streams import (
 )
 from isthmus.frontends.mcp.input_required import SuspendedCall
 from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, check_meta, client_capabilities
-from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import needs_session
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, Event, LogLevel, Outcome, Surface
@@ -520,15 +520,13 @@ class McpHttpRequest:
             reply = await self._methods.change_subscription(request, _subscriptions(session))
             if reply is not None:
                 return self._reply(reply, 200)
-        client_caps = NO_CAPABILITIES if session is None else session.client_caps
-        session_id = "" if session is None else session.id
         version = text_of(self._headers, VERSION_HEADER) or "" if session is None else session.version
-        reply = await self._methods.answer(request, self._caller, self._surface, era, client_caps, session_id, version)
+        reply = await self._methods.answer(request, self._client(session), era, version)
         headers: Headers = ()
         if era == "legacy" and request.method == "initialize" and reply.code is None:
             headers = ((SESSION_HEADER, self._open_session(request).encode()),)
         elif session is not None and (topic := _TOPIC_OF_LIST.get(request.method)) is not None:
-            self._event_stream().list_returned(session, topic)
+            self._event_stream(session).list_returned(session, topic)
         if session is not None and self._prefers_stream(session):
             self._peer.begin(200, STREAM)
             return self._peer.end(sse.frame(reply.body))
@@ -538,27 +536,16 @@ class McpHttpRequest:
         """Open a session for an `initialize` request and return its id."""
         version = legacy.negotiate(legacy.requested_version(request.params) or "")
         session = self._frontend.open_session(self._caller, self._surface, version)
-        client_caps = session.client_caps = read_client_capabilities(request.params.get("capabilities"))
+        session.client_caps = read_client_capabilities(request.params.get("capabilities"))
+        client = self._client(session)
         session.subscriptions = CallerSubscriptions(
-            self._hub,
-            self._caller,
-            self._surface,
+            client,
             session.resource_updated,
-            client_caps=client_caps,
-            session=session.id,
             is_crowded=session.is_crowded,
             on_unsubscribe=session.forget_resource,
         )
         session.subscriptions.receive_default_logs()
-        session.task_status = TaskStatusNotifier(
-            self._hub,
-            self._caller,
-            self._surface,
-            session.task_changed,
-            session.is_slow,
-            session=session.id,
-            client_caps=client_caps,
-        )
+        session.task_status = TaskStatusNotifier(client, session.task_changed, session.is_slow)
         return session.id
 
     def _check(self, request: Request) -> tuple[Era, HttpSession | None, Members | None] | None:
@@ -695,8 +682,8 @@ class McpHttpRequest:
             return self._session_not_found(None)
         last = text_of(self._headers, EVENT_HEADER) or None
         if last is not None and session.notifications.after(last) is None:
-            return await self._event_stream().resume_call(session, last)
-        return await self._event_stream().serve_session(session, last)
+            return await self._event_stream(session).resume_call(session, last)
+        return await self._event_stream(session).serve_session(session, last)
 
     async def _listen(self, request: Request) -> None:
         client_caps = client_capabilities(request, "modern")
@@ -705,11 +692,17 @@ class McpHttpRequest:
             return self._reply(wanted, 400)
         if not accepts(self._headers, EVENTS):
             return respond(self._peer, 406, "Accept must include text/event-stream")
-        stream = self._event_stream()
-        return await stream.serve_subscription(request, wanted, client_caps, self._methods.hub_tasks)
+        client = McpClient(self._hub, self._caller, self._surface, client_caps)
+        stream = HttpEventStream(self._frontend.streams, client, self._peer)
+        return await stream.serve_subscription(request, wanted, self._methods.hub_tasks)
 
-    def _event_stream(self) -> HttpEventStream:
-        return HttpEventStream(self._frontend.streams, self._hub, self._caller, self._surface, self._peer)
+    def _client(self, session: HttpSession | None) -> McpClient:
+        if session is None:
+            return McpClient(self._hub, self._caller, self._surface)
+        return McpClient(self._hub, self._caller, self._surface, session.client_caps, session.id)
+
+    def _event_stream(self, session: HttpSession | None = None) -> HttpEventStream:
+        return HttpEventStream(self._frontend.streams, self._client(session), self._peer)
 
     # -- DELETE, and replies ---------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer, respond
@@ -32,6 +31,7 @@ from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
     ListChangeFeed,
     ListenSubscription,
+    McpClient,
     SubscriptionStream,
     TaskStatusNotifier,
 )
@@ -663,12 +663,10 @@ class OpenStreams:
 class HttpEventStream:
     """One caller's stream on one connection."""
 
-    def __init__(self, streams: OpenStreams, hub: Hub, caller: Caller, surface: Surface, peer: Peer) -> None:
+    def __init__(self, streams: OpenStreams, client: McpClient, peer: Peer) -> None:
         self._streams = streams
         self._loop = streams.loop
-        self._hub = hub
-        self._caller = caller
-        self._surface = surface
+        self._client = client
         self._peer = peer
 
     async def notify_list_changes(self) -> None:
@@ -700,55 +698,39 @@ class HttpEventStream:
         self._peer.push(session.notifications.mark(last) if session.can_resume else sse.comment())
         session.open_stream(stream, last)
         for topic in TOPICS:  # later changes are notified, on this stream or on the next
-            session.notified.setdefault(topic, session.seen.get(topic) or self._digest(session, topic))
+            session.notified.setdefault(topic, session.seen.get(topic) or self._digest(topic))
         seen = {**session.notified, **session.seen} if last is None else session.notified
         try:
             notify = partial(self._notify_session, session, stream)
-            return await self._run(b"", TOPICS, notify, seen, over, session.client_caps)
+            return await self._run(b"", TOPICS, notify, seen, over)
         finally:
             session.streams.remove(stream)
             session.used_at = self._loop.time()
             for topic in TOPICS:  # an earlier stream takes over, with the changes that this one did not send
-                if session.streams and session.notified[topic] != self._digest(session, topic):
+                if session.streams and session.notified[topic] != self._digest(topic):
                     self._notify_session(session, session.streams[-1], topic)
 
     def list_returned(self, session: HttpSession, topic: Topic) -> None:
         """Note that the session has received a list as it is now."""
-        session.seen[topic] = session.notified[topic] = self._digest(session, topic)
+        session.seen[topic] = session.notified[topic] = self._digest(topic)
 
-    def _digest(self, session: HttpSession, topic: Topic) -> bytes:
-        return self._hub.snapshot.view(self._caller.grants, self._surface, session.client_caps).digest_of(topic)
+    def _digest(self, topic: Topic) -> bytes:
+        return self._client.view().digest_of(topic)
 
     def _notify_session(self, session: HttpSession, stream: SessionStream, topic: Topic) -> None:
         if session.list_changed(topic, stream):
-            session.notified[topic] = self._digest(session, topic)
+            session.notified[topic] = self._digest(topic)
 
-    async def serve_subscription(
-        self,
-        request: Request,
-        wanted: ListenFilter,
-        client_caps: ClientCapabilities,
-        hub_tasks: HubTasks | None,
-    ) -> None:
+    async def serve_subscription(self, request: Request, wanted: ListenFilter, hub_tasks: HubTasks | None) -> None:
         """A `subscriptions/listen` stream: the acknowledgement comes first, and every message has the request's id."""
         stream = SubscriptionStream(request.id, self._peer.push)
-        subscription = ListenSubscription(
-            self._hub,
-            self._caller,
-            self._surface,
-            client_caps,
-            stream,
-            is_crowded=lambda: self._peer.buffered_bytes() > 0,
-            hub_tasks=hub_tasks,
-        )
+        subscription = ListenSubscription(self._client, stream, lambda: self._peer.buffered_bytes() > 0, hub_tasks)
         try:
             granted = await subscription.open(wanted)
             self._peer.begin(200, STREAM)
             self._peer.push(stream.acknowledgement(granted))
             subscription.start()
-            return await self._run(
-                stream.final_result(), granted.topics, stream.list_changed, {}, client_caps=client_caps
-            )
+            return await self._run(stream.final_result(), granted.topics, stream.list_changed, {})
         finally:
             subscription.close()
 
@@ -759,15 +741,12 @@ class HttpEventStream:
         notify: Callable[[Topic], None],
         seen: Mapping[Topic, bytes],
         over: asyncio.Future[None] | None = None,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> None:
         """Keep the stream open until `over`; `notify` is called for every list that changes, `last` is sent last."""
         over = over or self._loop.create_future()
-        self._streams.add(over, self._caller)
+        self._streams.add(over, self._client.caller)
         self._peer.on_disconnect(partial(set_over, over))
-        feed = ListChangeFeed(
-            self._hub, self._caller.grants, self._surface, notify, topics, client_caps=client_caps, seen=seen
-        )
+        feed = ListChangeFeed(self._client, notify, topics, seen=seen)
         keep_alive = KeepAlive(self._peer, self._loop)
         try:
             await over

@@ -20,7 +20,7 @@ from msgspec import Raw
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub, Stage, find, validate
 from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
-from isthmus.core.catalog.view import View
+from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask, NewTask, Report, TaskNotStarted

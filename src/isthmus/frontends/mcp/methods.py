@@ -13,15 +13,14 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Snapshot
-from isthmus.core.catalog.view import Route, View
+from isthmus.core.catalog.snapshot import Route, Snapshot, View
 from isthmus.core.ports import HubExchange
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp import tasks
 from isthmus.frontends.mcp.exchange import AskableExchange, JsonRpcReply, call_reply, refuse
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
-from isthmus.frontends.mcp.subscriptions import CallerSubscriptions
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     LOG_LEVELS,
@@ -101,7 +100,6 @@ class McpMethods:
         self,
         hub: Hub,
         me: Implementation,
-        instructions: str | None = None,
         client_input: ModernClientInput | None = None,
         hub_tasks: HubTasks | None = None,
     ) -> None:
@@ -110,7 +108,6 @@ class McpMethods:
         self.client_input = client_input
         self.hub_tasks = hub_tasks
         self._me = me
-        self._instructions = instructions
         self._header_params = HeaderParamCheck()
 
     def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
@@ -121,21 +118,13 @@ class McpMethods:
             return False
         return self.hub.snapshot.view(caller.grants, surface).find(kind, name) is not None
 
-    async def answer(
-        self,
-        request: Request,
-        caller: Caller,
-        surface: Surface,
-        era: Era,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-        session: str = "",
-        version: str = "",
-    ) -> JsonRpcReply:
+    async def answer(self, request: Request, client: McpClient, era: Era, version: str = "") -> JsonRpcReply:
         """Answer every request that is neither a call nor a subscription.
 
-        `client_caps`, `session` and `version` are those of a legacy caller's session.
+        The client's capabilities and session, and `version`, are those of a legacy caller's session.
         """
-        client_caps = client_capabilities(request, era, client_caps)
+        client = msgspec.structs.replace(client, client_caps=client_capabilities(request, era, client.client_caps))
+        caller, surface, client_caps = client.caller, client.surface, client.client_caps
         match (request.method, era):
             case ("initialize", "legacy"):
                 return await self._initialize(request, caller, surface, client_caps)
@@ -146,14 +135,11 @@ class McpMethods:
                 hubs = {**view.hubs, self.hub.id: 0}
                 if self._enabled_tasks() is not None and "tools" in abilities:
                     abilities |= {"task_handles"}
-                result = modern.discover_result(VERSIONS, self._me, abilities, self._instructions, hubs)
+                result = modern.discover_result(VERSIONS, self._me, abilities, hubs)
                 return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
                 view = await self.hub.view_for(caller, surface, client_caps)
-                task_list = TaskList(
-                    self.hub, caller, surface, self._enabled_tasks(), client_caps=client_caps, session=session
-                )
-                return await self._list_tasks(request, task_list, view)
+                return await self._list_tasks(request, TaskList(client, self._enabled_tasks()), view)
             case _ if (shape := SHAPES.get(request.method)) is not None:
                 if bytes(request.params.get("cursor", b"null")) != b"null":
                     # The whole list is one page, so the hub gives out no cursors.
@@ -178,7 +164,7 @@ class McpMethods:
             abilities |= {"tasks"}
         if not caller.is_anyone:  # an anonymous caller must not list the tasks of others
             abilities |= {"task_list"}
-        result = legacy.initialize_result(version, self._me, abilities, self._instructions, hubs)
+        result = legacy.initialize_result(version, self._me, abilities, hubs)
         return JsonRpcReply(jsonrpc.result(request.id, result))
 
     async def _abilities(
@@ -403,23 +389,14 @@ def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTa
 class TaskList:
     """The `tasks/list` of one legacy caller, as one of its sessions sees it: hub tasks first, then those of servers."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        caller: Caller,
-        surface: Surface,
-        hub_tasks: HubTasks | None = None,
-        *,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-        session: str = "",
-    ) -> None:
+    def __init__(self, client: McpClient, hub_tasks: HubTasks | None = None) -> None:
         """Without `hub_tasks` there are only tasks of servers."""
-        self._hub = hub
+        self._hub = client.hub
         self._hub_tasks = hub_tasks
-        self._caller = caller
-        self._surface = surface
-        self._client_caps = client_caps
-        self._session = session
+        self._caller = client.caller
+        self._surface = client.surface
+        self._client_caps = client.client_caps
+        self._session = client.session
 
     async def page(self, view: View, cursor: str | None) -> bytes | None:
         """The result for a cursor, or the first page without one; None if the cursor is invalid."""

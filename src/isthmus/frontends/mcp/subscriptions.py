@@ -15,13 +15,14 @@ from itertools import islice
 import msgspec
 
 from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import HubExchange, Subscriber
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.core.watch.subscriptions import Key, Tell
 from isthmus.frontends.mcp.exchange import updated_params
 from isthmus.frontends.mcp.hub_tasks import HubTaskFollower, HubTasks, OnTaskState
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_visible, public_id, route_task_call
-from isthmus.model.callers import Caller, Grants
+from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     NO_CAPABILITIES,
     NOT_ASKED,
@@ -73,34 +74,43 @@ POLL_SECONDS_MIN, POLL_SECONDS_MAX = 1.0, 60.0
 _NOTHING: Mapping[Topic, bytes] = {}
 
 
+class McpClient(msgspec.Struct, frozen=True):
+    """A client that follows changes: its caller, the path that it uses, and what it can be asked."""
+
+    hub: Hub
+    caller: Caller
+    surface: Surface
+    client_caps: ClientCapabilities = NO_CAPABILITIES
+    session: str = ""
+    """The session of its calls, if any."""
+
+    def view(self) -> View:
+        """What it sees now."""
+        return self.hub.snapshot.view(self.caller.grants, self.surface, self.client_caps)
+
+
 # -- lists and resources -------------------------------------------------------------------------------------------
 
 
 class ListChangeFeed:
-    """Watches one caller's view and calls `notify` for each list that changed."""
+    """Watches one client's view and calls `notify` for each list that changed."""
 
     def __init__(
         self,
-        hub: Hub,
-        grants: Grants,
-        surface: Surface,
+        client: McpClient,
         notify: Callable[[Topic], None],
         topics: Iterable[Topic],
         *,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
         seen: Mapping[Topic, bytes] = _NOTHING,
     ) -> None:
         """`seen` are the digests of the lists that the caller has; the current lists where it is unknown."""
-        self._hub = hub
-        self._grants = grants
-        self._surface = surface
-        self._client_caps = client_caps
+        self._client = client
         self._notify = notify
         self._loop = asyncio.get_running_loop()
-        self._seen = {topic: seen.get(topic) or self._digest(topic) for topic in topics}
+        self._seen = {topic: seen.get(topic) or client.view().digest_of(topic) for topic in topics}
         self._notified_at: dict[Topic, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._unwatch = hub.watch(self._compare)
+        self._unwatch = client.hub.watch(self._compare)
         self._compare()
 
     def close(self) -> None:
@@ -109,18 +119,16 @@ class ListChangeFeed:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _digest(self, topic: Topic) -> bytes:
-        return self._hub.snapshot.view(self._grants, self._surface, self._client_caps).digest_of(topic)
-
     def _compare(self) -> None:
         """Notify of each changed list, unless it was notified a moment ago: then compare again later."""
-        changed = [topic for topic, digest in self._seen.items() if self._digest(topic) != digest]
+        view = self._client.view()
+        changed = [topic for topic, digest in self._seen.items() if view.digest_of(topic) != digest]
         if not changed:
             return
         now = self._loop.time()
         waits = {topic: self._notified_at.get(topic, -QUIET_SECONDS) + QUIET_SECONDS - now for topic in changed}
         for topic in [topic for topic, seconds in waits.items() if seconds <= 0]:
-            self._seen[topic] = self._digest(topic)
+            self._seen[topic] = view.digest_of(topic)
             self._notified_at[topic] = now
             del waits[topic]
             self._notify(topic)
@@ -185,25 +193,19 @@ class CallerSubscriptions:
 
     def __init__(
         self,
-        hub: Hub,
-        caller: Caller,
-        surface: Surface,
+        client: McpClient,
         notify: Callable[[str], None],
         *,
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
-        session: str = "",
         is_crowded: Callable[[], bool] = lambda: False,
         on_unsubscribe: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`session` is that of the caller's calls, if any; `is_crowded` says that it has not read everything sent.
+        """`is_crowded` says that the caller has not read everything sent.
 
         `on_unsubscribe` is called with every URI that is no longer subscribed to, or could not be.
         """
-        self._hub = hub
-        self._caller = caller
-        self._surface = surface
-        self.client_caps = client_caps
-        self._session = session
+        self.client = client
+        """Replaced when a legacy caller initializes, and has told its capabilities."""
+        self._hub = client.hub
         self._notify = notify
         self._feed = ResourceUpdateFeed(self._resource_updated, is_crowded)
         self._on_unsubscribe = on_unsubscribe
@@ -225,18 +227,19 @@ class CallerSubscriptions:
 
     def servers(self) -> Collection[ServerName]:
         """The servers that the caller can see."""
-        return self._hub.snapshot.view(self._caller.grants, self._surface, self.client_caps).servers
+        return self.client.view().servers
 
     async def available_topics(self, wanted: Set[Topic]) -> frozenset[Topic]:
         """Those of the wanted lists that some visible server has."""
-        view = await self._hub.view_for(self._caller, self._surface, self.client_caps)
+        view = await self._hub.view_for(self.client.caller, self.client.surface, self.client.client_caps)
         return frozenset(topic for topic in wanted if topic in view.claimed)
 
     async def subscribe(self, uri: str) -> Fault | None:
         """Subscribe to a resource; the fault if it does not exist or its server refuses."""
         if len(uri) > URI_LENGTH_MAX:
             return BadArguments("a subscription", f"a URI may have {URI_LENGTH_MAX} characters")
-        view = await self._hub.view_for(self._caller, self._surface, self.client_caps)
+        client = self.client
+        view = await self._hub.view_for(client.caller, client.surface, client.client_caps)
         found = view.find_resource(uri)
         if found is None:
             return UnknownResource(uri, view.candidates(uri))
@@ -248,7 +251,7 @@ class CallerSubscriptions:
         key, notify = (server, found.name), partial(self._feed.updated, uri)
         self._subscribed[uri] = (key, notify)
         self._subscribed_length += len(uri)
-        subscriber = Subscriber(self._caller, self.client_caps, self._session)
+        subscriber = Subscriber(client.caller, client.client_caps, client.session)
         fault = await self._hub.subscriptions.add(key, notify, subscriber)
         if fault is not None:
             self._pop(uri)
@@ -273,8 +276,7 @@ class CallerSubscriptions:
         if subscribed is None:
             return
         (server, name), _ = subscribed
-        view = self._hub.snapshot.view(self._caller.grants, self._surface, self.client_caps)
-        if view.may_receive_updates(server, name, uri):
+        if self.client.view().may_receive_updates(server, name, uri):
             self._notify(uri)
 
     def close(self) -> None:
@@ -298,29 +300,18 @@ class TaskStatusNotifier:
     """
 
     def __init__(
-        self,
-        hub: Hub,
-        caller: Caller,
-        surface: Surface,
-        notify: Callable[[ServerTask], None],
-        is_crowded: Callable[[], bool] = lambda: False,
-        *,
-        session: str = "",
-        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        self, client: McpClient, notify: Callable[[ServerTask], None], is_crowded: Callable[[], bool] = lambda: False
     ) -> None:
         """`is_crowded` says that the caller reads slowly; repetitions of a status are dropped then."""
-        self._hub = hub
-        self._caller = caller
-        self._surface = surface
-        self._client_caps = client_caps
+        self._client = client
         self._notify = notify
         self._is_crowded = is_crowded
-        self.close = hub.tasks.listen(caller, session, self._reported)
+        self.close = client.hub.tasks.listen(client.caller, client.session, self._reported)
         """Stop notifying."""
 
     def _reported(self, task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
-        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
-        if is_visible(task, view, self._surface) and (is_other or not self._is_crowded()):
+        client = self._client
+        if is_visible(task, client.view(), client.surface) and (is_other or not self._is_crowded()):
             self._notify(task)
 
 
@@ -332,39 +323,28 @@ class TaskPoller:
     support notifications. Hub tasks are followed without polling.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        caller: Caller,
-        surface: Surface,
-        client_caps: ClientCapabilities,
-        notify: OnTaskState,
-        hub_tasks: HubTasks | None = None,
-    ) -> None:
+    def __init__(self, client: McpClient, notify: OnTaskState, hub_tasks: HubTasks | None = None) -> None:
         """Without `hub_tasks` there are only tasks of servers."""
-        self._hub = hub
+        self._client = client
         self._hub_tasks = hub_tasks
-        self._caller = caller
-        self._surface = surface
-        self._client_caps = client_caps
         self._notify = notify
         self._followed: dict[str, _PolledTask | HubTaskFollower] = {}
 
     async def add(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Add the tasks that the caller may follow, and return their ids; nothing is polled before `start`."""
+        client = self._client
+        hub, caller, surface, client_caps = client.hub, client.caller, client.surface, client.client_caps
         for id in islice(ids, POLLED_MAX):
             followed: _PolledTask | HubTaskFollower | None = None
             if not is_hub_task_id(id):
-                view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
-                asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", client_caps=self._client_caps)
-                call = route_task_call(asked, view, self._hub.tasks)
+                view = client.view()
+                asked = Call(caller, surface, id, EMPTY_OBJECT, kind="task", client_caps=client_caps)
+                call = route_task_call(asked, view, hub.tasks)
                 server = None if call is None else call.surface.server
                 if call is not None and server is not None and "task_handles" in view.servers[server]:
-                    followed = _PolledTask(self._hub, call, server, self._notify)
+                    followed = _PolledTask(hub, call, server, self._notify)
             elif self._hub_tasks is not None:
-                followed = await self._hub_tasks.follow(
-                    self._caller, self._surface, self._client_caps, id, self._notify
-                )
+                followed = await self._hub_tasks.follow(caller, surface, client_caps, id, self._notify)
             if followed is not None:
                 self._followed[id] = followed
         return tuple(self._followed)
@@ -491,32 +471,16 @@ class ListenSubscription:
 
     def __init__(
         self,
-        hub: Hub,
-        caller: Caller,
-        surface: Surface,
-        client_caps: ClientCapabilities,
+        client: McpClient,
         stream: SubscriptionStream,
         is_crowded: Callable[[], bool],
-        *,
-        session: str = "",
         hub_tasks: HubTasks | None = None,
     ) -> None:
         """`is_crowded` says that the caller has not read everything sent so far."""
         self.stream = stream
-        self._hub = hub
-        self._caller = caller
-        self._surface = surface
-        self._client_caps = client_caps
-        self._tasks = TaskPoller(hub, caller, surface, client_caps, stream.task_changed, hub_tasks)
-        self._resources = CallerSubscriptions(
-            hub,
-            caller,
-            surface,
-            stream.resource_updated,
-            client_caps=client_caps,
-            session=session,
-            is_crowded=is_crowded,
-        )
+        self._client = client
+        self._tasks = TaskPoller(client, stream.task_changed, hub_tasks)
+        self._resources = CallerSubscriptions(client, stream.resource_updated, is_crowded=is_crowded)
         self._lists: ListChangeFeed | None = None
 
     async def open(self, wanted: modern.ListenFilter) -> modern.ListenFilter:
@@ -552,14 +516,7 @@ class ListenSubscription:
 
     def watch_lists(self, topics: Set[Topic]) -> None:
         """Notify of changes of these lists, where the transport does not do that itself."""
-        self._lists = ListChangeFeed(
-            self._hub,
-            self._caller.grants,
-            self._surface,
-            self.stream.list_changed,
-            topics,
-            client_caps=self._client_caps,
-        )
+        self._lists = ListChangeFeed(self._client, self.stream.list_changed, topics)
 
     def close(self) -> None:
         """Unsubscribe from everything."""

@@ -315,7 +315,15 @@ class DeviceConnection:
             if isinstance(message, Request):
                 self._receive_request(message, size)
             elif isinstance(message, Notification):
-                self._receive_notification(message)
+                if message.method == INITIALIZED:
+                    self._is_initialized = True
+                elif message.method == CANCELLED and "requestId" in message.params:
+                    # A cancelled call is answered, any other request is not.
+                    id = bytes(message.params["requestId"])
+                    for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
+                        exchange.cancel("by the device")
+                    self._drop(id, "by the device")
+                    self._close_if_drained()
             elif isinstance(message, Malformed):
                 self._send(jsonrpc.error(_usable_id(message.id), message.code, message.message))
             elif isinstance(message, Batch):
@@ -330,17 +338,6 @@ class DeviceConnection:
         incident = secrets.token_hex(6)
         log.error("defect while answering a device", incident=incident, agent=self._agent.key, exc_info=defect)
         self._send(fault_reply(id or b"null", Bug(incident), self._agent.name, ""))
-
-    def _receive_notification(self, notification: Notification) -> None:
-        if notification.method == INITIALIZED:
-            self._is_initialized = True
-        elif notification.method == CANCELLED and "requestId" in notification.params:
-            # A cancelled call is answered, any other request is not.
-            id = bytes(notification.params["requestId"])
-            for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
-                exchange.cancel("by the device")
-            self._drop(id, "by the device")
-            self._close_if_drained()
 
     def _drop(self, id: bytes, why: str) -> None:
         """Drop the requests with this id that are not calls, without a response."""
@@ -654,7 +651,7 @@ def _no_task(_: str) -> str | None:
 
 def initialize_result(agent: RelayAgent, implementation: Implementation, version: str) -> bytes:
     """An `InitializeResult`, with the results of the agent's servers if they fit."""
-    own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}), None)) or {}
+    own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}))) or {}
     here = [seat for seat in agent.seats() if seat.is_here]
     rest = server_counts(len(here), agent.absent())
     room = agent.settings.frame_bytes * 3 // 4

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.catalog.view import Route, View
+from isthmus.core.catalog.snapshot import Route, ServerStatus, View
 from isthmus.core.ports import HubAdmin
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING

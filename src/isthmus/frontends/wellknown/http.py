@@ -149,18 +149,16 @@ class WellKnown:
                 self._answer(peer, CATALOG_TYPE, catalog, admitted)
             case "GET" | "HEAD":
                 between = scope["path"].removeprefix(ENDPOINT).removesuffix(SUFFIX)
-                self._show_card(peer, ServerName(between[1:]) if between else None, admitted)
+                # Without a key, existing and unknown servers look alike.
+                server = ServerName(between[1:]) if between else None
+                if server is not None and isinstance(admitted, Denied):
+                    _say(peer, admitted.status, admitted.message, admitted.headers)
+                elif server is not None and server not in self._visible(admitted):
+                    _say(peer, 404, "Not found")
+                else:
+                    self._answer(peer, CARD_TYPE, self._cards.card(server, needs_key=self._needs_key()), admitted)
             case _:
                 _say(peer, 405, "Use GET", ((b"allow", b"GET, HEAD, OPTIONS"),))
-
-    def _show_card(self, peer: Peer, server: ServerName | None, admitted: Caller | Denied) -> None:
-        # Without a key, existing and unknown servers look alike.
-        if server is not None and isinstance(admitted, Denied):
-            _say(peer, admitted.status, admitted.message, admitted.headers)
-        elif server is not None and server not in self._visible(admitted):
-            _say(peer, 404, "Not found")
-        else:
-            self._answer(peer, CARD_TYPE, self._cards.card(server, needs_key=self._needs_key()), admitted)
 
     def _visible(self, admitted: Caller | Denied) -> list[ServerName]:
         if isinstance(admitted, Denied):

@@ -33,7 +33,7 @@ from isthmus.model.tasks import (
 )
 from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.redaction import Redact, redact_json
-from isthmus.wire.a2a.objects import null_as_absent
+from isthmus.wire.a2a.v1_0 import null_as_absent
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, compact, object_members, render
 from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import is_object, read_log, read_string

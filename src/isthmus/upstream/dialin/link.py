@@ -245,7 +245,7 @@ class DialInLink(BaseLink):
         members = {} if answer is None else jsonrpc.object_members(answer) or {}
         self.who = legacy.read_server_info(members.get("serverInfo"))
         if is_modern and self.who is not None:  # devices know only the legacy form
-            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
+            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities())
         elif not is_modern and answer is not None and len(memoryview(answer)) <= WELCOME_BYTES_MAX:
             self.welcome = bytes(answer)
 

@@ -30,55 +30,32 @@ from isthmus.model.tasks import (
     TextPart,
     Update,
 )
-from isthmus.wire.a2a.objects import (
-    ID,
-    Members,
-    Reader,
-    Unreadable,
-    check_object,
-    check_parts,
-    data_as_object,
-    format_timestamp_micros,
-    invalid,
-    is_object,
-    null_as_absent,
-    optional,
-    optional_id,
-    read_with,
-    required,
-)
 from isthmus.wire.a2a.operations import (
     PROBLEMS,
     A2aProblem,
     CancelTask,
-    DialectName,
     GetTask,
-    ListTasks,
-    Operation,
     PushConfig,
-    PushConfigPage,
     SendMessage,
     SubscribeToTask,
-    TaskPage,
     plain_error,
 )
+from isthmus.wire.a2a.v1_0 import (
+    ID,
+    Dialect,
+    Members,
+    Reader,
+    check_object,
+    data_as_object,
+    encode,
+    format_timestamp_micros,
+    is_object,
+    null_as_absent,
+    optional,
+    optional_id,
+    required,
+)
 from isthmus.wire.jsonrpc import Payload
-
-name: DialectName = "agentvault"
-
-STATES: Mapping[TaskState, str] = {
-    "submitted": "SUBMITTED",
-    "working": "WORKING",
-    "input_required": "INPUT_REQUIRED",
-    "completed": "COMPLETED",
-    "failed": "FAILED",
-    "canceled": "CANCELED",
-    # It has no names for these.
-    "auth_required": "INPUT_REQUIRED",
-    "rejected": "FAILED",
-}
-ROLES: Mapping[Role, str] = {"user": "user", "agent": "assistant"}
-ROLE_OF: Mapping[str, Role] = {"user": "user", "assistant": "agent", "system": "user", "tool": "user"}
 
 JSON_TYPE = "application/json"
 NULL = Raw(b"null")
@@ -158,78 +135,109 @@ class _VaultArtifactEvent(Struct):
     timestamp: str
 
 
-_MESSAGE = msgspec.json.Decoder(_VaultMessage)
 _URL = msgspec.json.Decoder(Annotated[str, Meta(min_length=1)])
-_encode = msgspec.json.Encoder().encode
 
 
-# Requests.
+class AgentVaultDialect(Dialect):
+    """AgentVault's requests and results. It has no methods for push notification configs."""
+
+    name = "agentvault"
+    states: Mapping[TaskState, str] = {
+        "submitted": "SUBMITTED",
+        "working": "WORKING",
+        "input_required": "INPUT_REQUIRED",
+        "completed": "COMPLETED",
+        "failed": "FAILED",
+        "canceled": "CANCELED",
+        # It has no names for these.
+        "auth_required": "INPUT_REQUIRED",
+        "rejected": "FAILED",
+    }
+    roles: Mapping[Role, str] = {"user": "user", "agent": "assistant"}
+    message_decoder = msgspec.json.Decoder(_VaultMessage)
+    has_snake_case = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.role_of |= {"system": "user", "tool": "user"}
+
+    def make_readers(self) -> Mapping[str, Reader]:
+        """The reader of each method."""
+        return {
+            "tasks/send": partial(self.read_send, is_stream=False),
+            "tasks/sendSubscribe": partial(self.read_send, is_stream=True),
+            "tasks/get": lambda params: GetTask(required(ID, params, "id")),
+            "tasks/cancel": lambda params: CancelTask(required(ID, params, "id")),
+        }
+
+    def read_send(self, params: Members, *, is_stream: bool) -> SendMessage | SubscribeToTask:
+        """Read a message. Its id is empty; the service assigns one."""
+        if is_stream and not null_as_absent(params.get("message", NULL)):
+            return SubscribeToTask(required(ID, params, "id"))
+        webhook = optional(_URL, params, "webhookUrl")
+        wire = required(self.message_decoder, params, "message")
+        self.check_message(wire)
+        parts = tuple(self.read_part(part) for part in wire.parts)
+        return SendMessage(
+            Message("", self.role_of[wire.role], parts, null_as_absent(wire.metadata)),
+            optional_id(params, "id"),
+            waits=False,
+            is_stream=is_stream,
+            push=None if webhook is None else PushConfig(webhook),
+        )
+
+    def read_part(self, wire: _VaultPart) -> Part:
+        """Read a part."""
+        match wire:
+            case _VaultText():
+                return TextPart(wire.content)
+            case _VaultData():
+                return DataPart(wire.content, wire.mediaType)
+            case _VaultFile():
+                return FilePart(None, wire.url, wire.filename, wire.mediaType)
+
+    def write_sent(self, sent: Task | Message, history_length: int | None) -> Payload:
+        """The result of `SendMessage`: the id of the task."""
+        return encode({"id": sent.id})
+
+    def write_task(self, task: Task, history_length: int | None) -> Payload:
+        """The result of `GetTask`, with all messages."""
+        return encode(
+            _VaultTask(
+                task.id,
+                self.states[task.status.state],
+                format_timestamp_micros(task.created),
+                format_timestamp_micros(task.status.at),
+                [_message(message) for message in conversation(task)],
+                [_artifact(artifact) for artifact in task.artifacts],
+                task.metadata or NULL,
+            )
+        )
+
+    def write_cancelled(self, task: Task) -> Payload:
+        """The result of `CancelTask`."""
+        return b'{"success":true,"message":null}'
+
+    def write_update(self, update: Update) -> Payload:
+        """The data of the most important event of an update; `streams` writes all of its events."""
+        match update:
+            case Task():
+                return write_status_event(update.id, update.status)
+            case Message():
+                return write_message_event(update.id, update, 0.0)
+            case TaskStatusUpdate():
+                return write_status_event(update.task, update.status)
+            case TaskArtifactUpdate():
+                return write_artifact_event(update.task, update.artifact, update.at)
+
+    def write_problem(self, problem: A2aProblem) -> tuple[int, str, Payload | None]:
+        """Code, message and data of a JSON-RPC error."""
+        return plain_error(PROBLEMS[problem.kind].code_agentvault, problem)
 
 
-def read(method: str, params: Members) -> Operation | A2aProblem:
-    """Read a request. The id of its message is empty; the service assigns one."""
-    return read_with(_READERS, method, params)
+DIALECT = AgentVaultDialect()
 
-
-def _read_send(params: Members, *, is_stream: bool) -> SendMessage | SubscribeToTask:
-    if is_stream and not null_as_absent(params.get("message", NULL)):
-        return SubscribeToTask(required(ID, params, "id"))
-    webhook = optional(_URL, params, "webhookUrl")
-    wire = required(_MESSAGE, params, "message")
-    check_parts(wire.parts, "message.parts")
-    if wire.role not in ROLE_OF:
-        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
-    return SendMessage(
-        Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata)),
-        optional_id(params, "id"),
-        waits=False,
-        is_stream=is_stream,
-        push=None if webhook is None else PushConfig(webhook),
-    )
-
-
-def _part_of(wire: _VaultPart) -> Part:
-    match wire:
-        case _VaultText():
-            return TextPart(wire.content)
-        case _VaultData():
-            return DataPart(wire.content, wire.mediaType)
-        case _VaultFile():
-            return FilePart(None, wire.url, wire.filename, wire.mediaType)
-
-
-_READERS: dict[str, Reader] = {
-    "tasks/send": partial(_read_send, is_stream=False),
-    "tasks/sendSubscribe": partial(_read_send, is_stream=True),
-    "tasks/get": lambda params: GetTask(required(ID, params, "id")),
-    "tasks/cancel": lambda params: CancelTask(required(ID, params, "id")),
-}
-METHODS = frozenset(_READERS)
-
-
-# Results.
-
-
-def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """Write the result of `SendMessage`: the id of the task."""
-    return _encode({"id": sent.id})
-
-
-def write_task(task: Task, history_length: int | None) -> Payload:
-    """Write the result of `GetTask`, with all messages."""
-    return _encode(_task(task))
-
-
-def _task(task: Task) -> _VaultTask:
-    return _VaultTask(
-        task.id,
-        STATES[task.status.state],
-        format_timestamp_micros(task.created),
-        format_timestamp_micros(task.status.at),
-        [_message(message) for message in conversation(task)],
-        [_artifact(artifact) for artifact in task.artifacts],
-        task.metadata or NULL,
-    )
+# What a task says, in the order in which its clients show it.
 
 
 def conversation(task: Task) -> tuple[Message, ...]:
@@ -263,7 +271,7 @@ def words(status: TaskStatus) -> str | None:
 
 
 def _message(message: Message) -> _VaultMessage:
-    return _VaultMessage(ROLES[message.role], [_part(part) for part in message.parts], message.metadata or NULL)
+    return _VaultMessage(DIALECT.roles[message.role], [_part(part) for part in message.parts], message.metadata or NULL)
 
 
 def _part(part: Part) -> _VaultPart:
@@ -278,7 +286,7 @@ def _part(part: Part) -> _VaultPart:
             # These clients have no part for bytes or for URLs that are not HTTP.
             members = {"filename": part.name, "mediaType": part.media_type, "bytes": part.content, "url": part.url}
             given = {key: value for key, value in members.items() if value is not None}
-            return _VaultData(Raw(_encode(given)), JSON_TYPE)
+            return _VaultData(Raw(encode(given)), JSON_TYPE)
 
 
 def _is_web(url: str) -> bool:
@@ -300,70 +308,26 @@ def _artifact(artifact: Artifact) -> _VaultArtifact:
             return _VaultArtifact(artifact.id, "parts", [_part(part) for part in parts], None, JSON_TYPE, metadata)
 
 
-def write_cancelled(task: Task) -> Payload:
-    """Write the result of `CancelTask`."""
-    return b'{"success":true,"message":null}'
-
-
 # Events.
 
 
 def write_status_event(task: str, status: TaskStatus) -> bytes:
     """The data of a `task_status`."""
-    return _encode(_VaultStatusEvent(task, STATES[status.state], format_timestamp_micros(status.at), words(status)))
+    return encode(
+        _VaultStatusEvent(task, DIALECT.states[status.state], format_timestamp_micros(status.at), words(status))
+    )
 
 
 def write_message_event(task: str, message: Message, at: float) -> bytes:
     """The data of a `task_message`."""
-    return _encode(_VaultMessageEvent(task, _message(message), format_timestamp_micros(at)))
+    return encode(_VaultMessageEvent(task, _message(message), format_timestamp_micros(at)))
 
 
 def write_artifact_event(task: str, artifact: Artifact, at: float) -> bytes:
     """The data of a `task_artifact`."""
-    return _encode(_VaultArtifactEvent(task, _artifact(artifact), format_timestamp_micros(at)))
-
-
-def write_update(update: Update) -> Payload:
-    """The data of the most important event of an update; `streams` writes all of its events."""
-    match update:
-        case Task():
-            return write_status_event(update.id, update.status)
-        case Message():
-            return write_message_event(update.id, update, 0.0)
-        case TaskStatusUpdate():
-            return write_status_event(update.task, update.status)
-        case TaskArtifactUpdate():
-            return write_artifact_event(update.task, update.artifact, update.at)
+    return encode(_VaultArtifactEvent(task, _artifact(artifact), format_timestamp_micros(at)))
 
 
 def write_error_event(problem: A2aProblem) -> bytes:
     """The data of an `error`."""
-    return _encode({"error": problem.kind, "message": problem.message})
-
-
-# Results of operations that its clients do not have.
-
-
-def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """Write a list of tasks."""
-    return _encode([_task(task) for task in page.tasks])
-
-
-def write_push(task: str, target: PushConfig) -> Payload:
-    """Write one push notification config."""
-    return _encode({"id": task, "webhookUrl": target.url})
-
-
-def write_pushes(page: PushConfigPage) -> Payload:
-    """Write all push notification configs of a task."""
-    return _encode([{"id": page.task, "webhookUrl": target.url} for target in page.targets])
-
-
-def write_deleted() -> Payload:
-    """Write the result of `DeletePushConfig`."""
-    return b"null"
-
-
-def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of a JSON-RPC error."""
-    return plain_error(PROBLEMS[problem.kind].code_agentvault, problem)
+    return encode({"error": problem.kind, "message": problem.message})

@@ -43,13 +43,6 @@ class AgentInterface(Struct, frozen=True):
     tenant: str = ""
 
 
-class AgentProvider(Struct, frozen=True):
-    """The operator of the agent."""
-
-    organization: str
-    url: str
-
-
 class AgentSkill(Struct, frozen=True):
     """A skill of the agent."""
 
@@ -58,8 +51,6 @@ class AgentSkill(Struct, frozen=True):
     description: str
     tags: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
-    input_modes: tuple[str, ...] = ()
-    output_modes: tuple[str, ...] = ()
     input_schema: Raw = ABSENT
     output_schema: Raw = ABSENT
 
@@ -77,41 +68,22 @@ class ApiKey(Struct, frozen=True):
     """An API key in the header `name`."""
 
     name: str
-    description: str = ""
 
 
 class Http(Struct, frozen=True):
     """HTTP authentication, such as `Bearer`."""
 
     scheme: str
-    bearer_format: str = ""
-    description: str = ""
 
 
 class OAuth(Struct, frozen=True):
-    """OAuth 2.0 by authorization code if there is an `authorization_url`, else by client credentials."""
+    """OAuth 2.0 by client credentials."""
 
     token_url: str
-    authorization_url: str = ""
-    scopes: dict[str, str] = {}
-    metadata_url: str = ""
-    description: str = ""
 
 
-class OpenId(Struct, frozen=True):
-    """OpenID Connect."""
-
-    url: str
-    description: str = ""
-
-
-class MutualTls(Struct, frozen=True):
-    """A client certificate."""
-
-    description: str = ""
-
-
-Scheme: TypeAlias = ApiKey | Http | OAuth | OpenId | MutualTls
+Scheme: TypeAlias = ApiKey | Http | OAuth
+"""How the hub's own callers can authenticate."""
 
 
 class AgentCard(Struct, frozen=True):
@@ -122,19 +94,15 @@ class AgentCard(Struct, frozen=True):
     version: str
     interfaces: tuple[AgentInterface, ...]
     skills: tuple[AgentSkill, ...]
-    input_modes: tuple[str, ...]
-    output_modes: tuple[str, ...]
-    provider: AgentProvider | None = None
+    modes: tuple[str, ...] = ()
+    """The media types that the hub takes and gives."""
     can_stream: bool = True
     can_push: bool = False
     has_extended: bool = False
     """There is an extended card for authenticated callers."""
     extensions: tuple[AgentExtension, ...] = ()
     schemes: dict[str, Scheme] = {}
-    requirements: tuple[dict[str, tuple[str, ...]], ...] = ()
-    """A caller needs to satisfy one of these: schemes with their scopes, all of them together."""
-    documentation_url: str = ""
-    icon_url: str = ""
+    """A caller needs to satisfy one of these."""
 
     def address(self, version: str, binding: str = JSONRPC) -> str:
         """The URL of this version and binding, or of another version if the card has no such interface."""
@@ -182,29 +150,18 @@ def _without_empty(document: Mapping[str, Any]) -> Document:
 
 
 def _latest(card: AgentCard) -> Document:
+    interfaces = [
+        {"url": each.url, "protocolBinding": each.binding, "protocolVersion": each.version} for each in card.interfaces
+    ]
+    security = {
+        "securitySchemes": {name: _wrapped(scheme) for name, scheme in card.schemes.items()},
+        "securityRequirements": [{"schemes": {name: {"list": []}}} for name in card.schemes],
+    }
     return {
         **_common(card),
-        "supportedInterfaces": [
-            _without_empty(
-                {
-                    "url": interface.url,
-                    "protocolBinding": interface.binding,
-                    "protocolVersion": interface.version,
-                    "tenant": interface.tenant,
-                }
-            )
-            for interface in card.interfaces
-        ],
+        "supportedInterfaces": interfaces,
         "capabilities": {**_capabilities(card), "extendedAgentCard": card.has_extended},
-        **_without_empty(
-            {
-                "securitySchemes": {name: _wrapped(scheme) for name, scheme in card.schemes.items()},
-                "securityRequirements": [
-                    {"schemes": {name: {"list": list(scopes)} for name, scopes in requirement.items()}}
-                    for requirement in card.requirements
-                ],
-            }
-        ),
+        **_without_empty(security),
     }
 
 
@@ -214,21 +171,10 @@ def _common(card: AgentCard) -> Document:
         "name": card.name,
         "description": card.description,
         "version": card.version,
-        "defaultInputModes": list(card.input_modes),
-        "defaultOutputModes": list(card.output_modes),
+        "defaultInputModes": list(card.modes),
+        "defaultOutputModes": list(card.modes),
         "skills": [_skill(skill) for skill in card.skills],
-        **_without_empty(
-            {
-                "provider": _provider(card.provider),
-                "documentationUrl": card.documentation_url,
-                "iconUrl": card.icon_url,
-            }
-        ),
     }
-
-
-def _provider(provider: AgentProvider | None) -> Document:
-    return {} if provider is None else {"organization": provider.organization, "url": provider.url}
 
 
 def _capabilities(card: AgentCard) -> Document:
@@ -253,41 +199,24 @@ def _capabilities(card: AgentCard) -> Document:
 
 
 def _skill(skill: AgentSkill) -> Document:
-    modes = {"inputModes": list(skill.input_modes), "outputModes": list(skill.output_modes)}
-    return {
-        "id": skill.id,
-        "name": skill.name,
-        # Both are required and must not be empty.
-        "description": skill.description or skill.name,
-        "tags": list(skill.tags) or ["mcp"],
-        **_without_empty({"examples": list(skill.examples), **modes}),
-    }
+    # Description and tags are required and must not be empty.
+    description, tags = skill.description or skill.name, list(skill.tags) or ["mcp"]
+    return {"id": skill.id, "name": skill.name, "description": description, "tags": tags}
 
 
 def _wrapped(scheme: Scheme) -> Document:
     """A security scheme of 1.0: nested under the name of its type."""
     match scheme:
         case ApiKey():
-            named = {"location": "header", "name": scheme.name}
-            return {"apiKeySecurityScheme": {**named, **_without_empty({"description": scheme.description})}}
+            return {"apiKeySecurityScheme": {"location": "header", "name": scheme.name}}
         case Http():
-            said = {"bearerFormat": scheme.bearer_format, "description": scheme.description}
-            return {"httpAuthSecurityScheme": {"scheme": scheme.scheme, **_without_empty(said)}}
+            return {"httpAuthSecurityScheme": {"scheme": scheme.scheme}}
         case OAuth():
-            said = {"oauth2MetadataUrl": scheme.metadata_url, "description": scheme.description}
-            return {"oauth2SecurityScheme": {"flows": _flows(scheme), **_without_empty(said)}}
-        case OpenId():
-            said = {"description": scheme.description}
-            return {"openIdConnectSecurityScheme": {"openIdConnectUrl": scheme.url, **_without_empty(said)}}
-        case MutualTls():
-            return {"mtlsSecurityScheme": _without_empty({"description": scheme.description})}
+            return {"oauth2SecurityScheme": {"flows": _flows(scheme)}}
 
 
 def _flows(scheme: OAuth) -> Document:
-    flow = {"tokenUrl": scheme.token_url, "scopes": dict(scheme.scopes)}
-    if not scheme.authorization_url:
-        return {"clientCredentials": flow}
-    return {"authorizationCode": {"authorizationUrl": scheme.authorization_url, **flow}}
+    return {"clientCredentials": {"tokenUrl": scheme.token_url, "scopes": {}}}
 
 
 # 0.3.
@@ -296,6 +225,7 @@ def _flows(scheme: OAuth) -> Document:
 def _earlier(card: AgentCard) -> Document:
     main = card.address("0.3")
     others = [it for it in card.interfaces if it.version.startswith("0.3") and it.url != main]
+    interfaces = {"additionalInterfaces": [{"url": it.url, "transport": it.binding} for it in others]}
     return {
         **_common(card),
         "protocolVersion": _LATEST_0_3,
@@ -303,37 +233,26 @@ def _earlier(card: AgentCard) -> Document:
         "preferredTransport": JSONRPC,
         "capabilities": {**_capabilities(card), "stateTransitionHistory": False},
         "supportsAuthenticatedExtendedCard": card.has_extended,
-        **_without_empty(
-            {
-                "additionalInterfaces": [{"url": it.url, "transport": it.binding} for it in others],
-                **_security(card),
-            }
-        ),
+        **_without_empty({**interfaces, **_security(card)}),
     }
 
 
 def _security(card: AgentCard) -> Document:
     return {
         "securitySchemes": {name: _flat(scheme) for name, scheme in card.schemes.items()},
-        "security": [{name: list(scopes) for name, scopes in each.items()} for each in card.requirements],
+        "security": [{name: []} for name in card.schemes],
     }
 
 
 def _flat(scheme: Scheme) -> Document:
     """A security scheme of 0.3: the form of OpenAPI."""
-    said = _without_empty({"description": scheme.description})
     match scheme:
         case ApiKey():
-            return {"type": "apiKey", "in": "header", "name": scheme.name, **said}
+            return {"type": "apiKey", "in": "header", "name": scheme.name}
         case Http():
-            form = _without_empty({"bearerFormat": scheme.bearer_format})
-            return {"type": "http", "scheme": scheme.scheme, **form, **said}
+            return {"type": "http", "scheme": scheme.scheme}
         case OAuth():
-            return {"type": "oauth2", "flows": _flows(scheme), **said}
-        case OpenId():
-            return {"type": "openIdConnect", "openIdConnectUrl": scheme.url, **said}
-        case MutualTls():
-            return {"type": "mutualTLS", **said}
+            return {"type": "oauth2", "flows": _flows(scheme)}
 
 
 # 0.1.
@@ -352,8 +271,6 @@ def write_0_1(card: AgentCard) -> bytes:
     )
     said = {
         "description": card.description,
-        "provider": _provider(card.provider),
-        "documentationUrl": card.documentation_url,
         "authentication": {"schemes": schemes} if schemes else {},
         # Clients of 0.2 read the same path, and need these to know where to send their key.
         **_security(card),
@@ -383,7 +300,6 @@ def write_agentvault(card: AgentCard, id: str, auth: str | None = None) -> bytes
     A client uses `apiKey` if the card lists it at all, and fails if it has no key; otherwise `oauth2`, then `none`. It
     never uses `bearer`.
     """
-    provider = card.provider or AgentProvider(card.name, "")
     ways = [_auth(scheme, id.partition("/")[0]) for scheme in card.schemes.values()]
     ways = [way for way in ways if way["scheme"] == auth] or ways
     return _encode(
@@ -394,7 +310,7 @@ def write_agentvault(card: AgentCard, id: str, auth: str | None = None) -> bytes
             "name": card.name,
             "description": card.description,
             "url": _accepted(card.address("agentvault")),
-            "provider": _without_empty({"name": provider.organization, "url": provider.url}),
+            "provider": {"name": card.name},
             "capabilities": {
                 "a2aVersion": "1.0",
                 "supportedMessageParts": ["text", "data"],
@@ -426,14 +342,11 @@ def _auth(scheme: Scheme, service: str) -> Document:
     """One scheme. A client takes its credentials from variables named after the `service`."""
     match scheme:
         case ApiKey():
-            return _without_empty(
-                {"scheme": "apiKey", "service_identifier": service, "description": scheme.description}
-            )
+            return {"scheme": "apiKey", "service_identifier": service}
         case OAuth():
-            said = {"tokenUrl": scheme.token_url, "scopes": list(scheme.scopes), "description": scheme.description}
-            return {"scheme": "oauth2", "service_identifier": service, **_without_empty(said)}
-        case Http() | OpenId() | MutualTls():
-            return _without_empty({"scheme": "bearer", "description": scheme.description})
+            return {"scheme": "oauth2", "service_identifier": service, "tokenUrl": scheme.token_url}
+        case Http():
+            return {"scheme": "bearer"}
 
 
 # Reading the cards of other agents.
@@ -443,7 +356,9 @@ INTERFACES_MAX = 32
 TEXT_LENGTH_MAX = 4_096
 """Length of a name or a description."""
 
-MODES_MAX = 64
+TEXTS_MAX = 64
+"""Tags or examples of one skill."""
+
 EXTENSIONS_MAX = 64
 
 _JsonObject: TypeAlias = Mapping[str, Any]
@@ -466,21 +381,19 @@ def read_card(body: Payload) -> AgentCard | str:
         return "the card has no name, or no interface"
     extensions = _read_extensions(checked)
     schemas = _read_schemas(extensions)
-    capabilities, provider = _object(values, "capabilities"), _object(values, "provider")
-    organization = _text(provider, "organization")
+    given = values.get("capabilities")
+    capabilities: _JsonObject = given if isinstance(given, dict) else {}
+    is_extended = capabilities.get("extendedAgentCard") is True
     return AgentCard(
         name,
         _text(values, "description"),
         _text(values, "version"),
         interfaces,
         tuple(_read_skill(skill, schemas) for skill in _objects(values, "skills")[:SKILLS_MAX] if _text(skill, "id")),
-        _texts(values, "defaultInputModes"),
-        _texts(values, "defaultOutputModes"),
-        AgentProvider(organization, _text(provider, "url")) if organization else None,
-        capabilities.get("streaming") is True,
-        capabilities.get("pushNotifications") is True,
-        capabilities.get("extendedAgentCard") is True or values.get("supportsAuthenticatedExtendedCard") is True,
-        extensions,
+        can_stream=capabilities.get("streaming") is True,
+        can_push=capabilities.get("pushNotifications") is True,
+        has_extended=is_extended or values.get("supportsAuthenticatedExtendedCard") is True,
+        extensions=extensions,
     )
 
 
@@ -512,8 +425,6 @@ def _read_skill(values: _JsonObject, schemas: Mapping[str, Mapping[str, Raw]]) -
         _text(values, "description"),
         _texts(values, "tags"),
         _texts(values, "examples"),
-        _texts(values, "inputModes"),
-        _texts(values, "outputModes"),
         own.get("inputSchema", ABSENT),
         own.get("outputSchema", ABSENT),
     )
@@ -565,12 +476,7 @@ def _text(values: _JsonObject, name: str) -> str:
 def _texts(values: _JsonObject, name: str) -> tuple[str, ...]:
     value = values.get(name)
     found = value if isinstance(value, list) else []
-    return tuple(text[:TEXT_LENGTH_MAX] for text in found[:MODES_MAX] if isinstance(text, str))
-
-
-def _object(values: _JsonObject, name: str) -> _JsonObject:
-    value = values.get(name)
-    return value if isinstance(value, dict) else {}
+    return tuple(text[:TEXT_LENGTH_MAX] for text in found[:TEXTS_MAX] if isinstance(text, str))
 
 
 def _objects(values: _JsonObject, name: str) -> list[_JsonObject]:

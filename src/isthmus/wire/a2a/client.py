@@ -9,7 +9,7 @@ own connections and headers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -18,7 +18,6 @@ from msgspec import Raw, Struct
 from isthmus.model.tasks import Message, Task, Update
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import v0_3, v0_3_rest, v1_0
-from isthmus.wire.a2a.objects import WORDS_MAX, ObjectForm, is_null
 from isthmus.wire.a2a.operations import (
     KINDS_1_0,
     PROBLEMS,
@@ -29,6 +28,7 @@ from isthmus.wire.a2a.operations import (
     SendMessage,
     SubscribeToTask,
 )
+from isthmus.wire.a2a.v1_0 import WORDS_MAX, Dialect, encode, is_null
 from isthmus.wire.jsonrpc import MAX_DEPTH, ErrorReply, Malformed, Payload, Response, render
 from isthmus.wire.sse import SseEvent
 
@@ -43,7 +43,6 @@ OK = 200
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_encode = msgspec.json.Encoder().encode
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
@@ -115,32 +114,6 @@ def _read_as(decoder: msgspec.json.Decoder[_T], result: Payload, read: Callable[
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
-class A2aClient(Protocol):
-    """The requests and results of one generation."""
-
-    version: str
-    """The value of the version header."""
-    card_method: str
-    """The method that returns the extended card."""
-
-    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
-        """The method and the parameters of a request."""
-
-    def read_task(self, result: Payload) -> Task | A2aProblem:
-        """Read the result of `GetTask` and `CancelTask`."""
-
-    def read_update(self, result: Payload) -> Update | A2aProblem:
-        """Read a stream event."""
-
-
-class RestClient(A2aClient, Protocol):
-    """A client that also knows the paths of plain HTTP."""
-
-    prefix: str
-    """The part of every path that names the generation."""
-    card_path: str
-
-
 class _MethodNames(NamedTuple):
     send: str
     stream: str
@@ -158,99 +131,87 @@ def _number(count: int | None) -> bytes:
     return b"" if count is None else b"%d" % count
 
 
-class _Client:
-    """The client of one generation. Its class attributes are the differences between the generations."""
+class A2aClient:
+    """The requests and results of one generation. Its class attributes are the differences between the generations."""
 
+    dialect: Dialect
     version = ""
+    """The value of the version header."""
     card_method = ""
+    """The method that returns the extended card."""
     prefix = ""
+    """The part of every path of plain HTTP that names the generation."""
     card_path = ""
     _methods: _MethodNames | None = None
     """None over plain HTTP, where the path names the operation."""
     _wait: Mapping[bool, Mapping[str, bytes]] = {True: {"blocking": b"true"}, False: {"blocking": b"false"}}
     """How a message requests to wait or not. Always written before 1.0, because agents differ in their default."""
-    _form: ObjectForm[Any, Any, Any, Any, Any]
-    _task: msgspec.json.Decoder[Any]
-    _update: msgspec.json.Decoder[Any]
-
-    @staticmethod
-    def _read_event(wire: Any) -> Update | None:
-        raise NotImplementedError
 
     def write(self, operation: ClientOperation) -> tuple[str, bytes]:
         """The method and the parameters of a request; over plain HTTP, no method and the body."""
         match operation:
             case SendMessage():
-                message = self._form.write_message(operation.message, operation.context, operation.task)
+                message = self.dialect.message_object(operation.message, operation.context, operation.task)
                 configuration = _params(
                     {
-                        "acceptedOutputModes": _encode(operation.output_modes) if operation.output_modes else b"",
+                        "acceptedOutputModes": encode(operation.output_modes) if operation.output_modes else b"",
                         "historyLength": _number(operation.history_length),
                         **self._wait[operation.waits],
                     }
                 )
                 params: dict[str, Payload] = {
-                    "message": _encode(message),
+                    "message": encode(message),
                     "configuration": configuration if configuration != b"{}" else b"",
                     "metadata": operation.metadata,
                 }
                 method = "stream" if operation.is_stream else "send"
             case GetTask():
-                params = {"id": _encode(operation.task), "historyLength": _number(operation.history_length)}
+                params = {"id": encode(operation.task), "historyLength": _number(operation.history_length)}
                 method = "get"
             case CancelTask():
-                params, method = {"id": _encode(operation.task), "metadata": operation.metadata}, "cancel"
+                params, method = {"id": encode(operation.task), "metadata": operation.metadata}, "cancel"
             case _:
-                params, method = {"id": _encode(operation.task)}, "subscribe"
+                params, method = {"id": encode(operation.task)}, "subscribe"
         if self._methods is None:
             return "", _params(params) if isinstance(operation, SendMessage) else b"{}"
         return getattr(self._methods, method), _params(params)
 
     def read_task(self, result: Payload) -> Task | A2aProblem:
         """Read the result of `GetTask` and `CancelTask`."""
-        return _read_as(self._task, result, self._form.read_task)
+        return _read_as(self.dialect.task_decoder, result, self.dialect.read_task)
 
     def read_update(self, result: Payload) -> Update | A2aProblem:
         """Read a stream event."""
-        return _read_as(self._update, result, self._read_event) or _unexpected("it is empty")
+        return _read_as(self.dialect.update_decoder, result, self.dialect.read_update) or _unexpected("it is empty")
 
 
-class ClientV10(_Client):
+class ClientV10(A2aClient):
     """1.0, over JSON-RPC and plain HTTP."""
 
     version = "1.0"
     card_method = "GetExtendedAgentCard"
     card_path = "/extendedAgentCard"
     _methods = _MethodNames("SendMessage", "SendStreamingMessage", "GetTask", "CancelTask", "SubscribeToTask")
-    _form = v1_0.FORM
-    _task = msgspec.json.Decoder(v1_0.TaskV10)
-    _update = msgspec.json.Decoder(v1_0.UpdateV10)
-    _read_event = staticmethod(v1_0.read_update)
+    dialect = v1_0.DIALECT
     _wait: Mapping[bool, Mapping[str, bytes]] = {True: {}, False: {"returnImmediately": b"true"}}
 
 
-class ClientV03(_Client):
+class ClientV03(A2aClient):
     """0.3 over JSON-RPC; agents of 0.2 understand it, too."""
 
     version = "0.3"
     card_method = "agent/getAuthenticatedExtendedCard"
     _methods = _MethodNames("message/send", "message/stream", "tasks/get", "tasks/cancel", "tasks/resubscribe")
-    _form = v0_3.FORM
-    _task = msgspec.json.Decoder(v0_3.TaskV03)
-    _update = msgspec.json.Decoder(v0_3.UpdateV03)
-    _read_event = staticmethod(v0_3.read_update)
+    dialect = v0_3.DIALECT
 
 
-class RestClientV03(_Client):
+class RestClientV03(A2aClient):
     """0.3 over plain HTTP, with the objects of its protobuf."""
 
     version = "0.3"
     prefix = "/v1"
     card_path = "/card"
-    _form = v0_3_rest.FORM
-    _task = msgspec.json.Decoder(v0_3_rest.TaskRest)
-    _update = msgspec.json.Decoder(v0_3_rest.UpdateRest)
-    _read_event = staticmethod(v0_3_rest.read_update)
+    dialect = v0_3_rest.DIALECT
 
 
 def client_of(version: str) -> ClientV10 | ClientV03 | None:
@@ -355,7 +316,7 @@ class RpcClientBinding:
 class RestClientBinding:
     """Plain HTTP: each operation has its own method and path."""
 
-    def __init__(self, client: RestClient, tenant: str = "", max_depth: int = MAX_DEPTH) -> None:
+    def __init__(self, client: A2aClient, tenant: str = "", max_depth: int = MAX_DEPTH) -> None:
         self.version = client.version
         self._client = client
         self._prefix = (f"/{escape_segment(tenant)}" if tenant else "") + client.prefix

@@ -14,19 +14,14 @@ from msgspec import Raw, Struct
 
 from isthmus.model.tasks import ABSENT
 from isthmus.wire.a2a import agentvault, v0_1, v0_3, v1_0
-from isthmus.wire.a2a.objects import ID, Members, Unreadable, null_as_absent, optional, unknown_method
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, DialectName
+from isthmus.wire.a2a.operations import A2aProblem, DialectName
+from isthmus.wire.a2a.v1_0 import ID, Dialect, Members, Unreadable, null_as_absent, optional, unknown_method
 
 VERSION_HEADER = "a2a-version"
 VERSION_PARAMETER = "A2A-Version"
 """Where a request names its version: a header, or a query parameter."""
 
-DIALECTS: Mapping[DialectName, A2aDialect] = {
-    "1.0": v1_0,
-    "0.3": v0_3,
-    "0.1": v0_1,
-    "agentvault": agentvault,
-}
+DIALECTS: Mapping[DialectName, Dialect] = {each.DIALECT.name: each.DIALECT for each in (v1_0, v0_3, v0_1, agentvault)}
 
 DIALECT_BY_VERSION: Mapping[str, DialectName] = {"1.0": "1.0", "0.3": "0.3", "0.2": "0.3", "0.1": "0.1"}
 """The supported versions without their patch number, which does not affect compatibility."""
@@ -96,7 +91,7 @@ def error_dialect(method: str) -> DialectName:
 
 
 def _by_method(method: str, params: Members) -> RecognizedDialect:
-    if method in v1_0.METHODS:
+    if method in v1_0.DIALECT.readers:
         return "1.0"
     if method in _SENT:
         return "agentvault" if _is_agentvault(method, params) else "0.1"
@@ -106,9 +101,9 @@ def _by_method(method: str, params: Members) -> RecognizedDialect:
         except Unreadable:
             task = None
         return AmbiguousDialect(task, _SHARED[method])
-    if method in v0_3.METHODS:
+    if method in v0_3.DIALECT.readers:
         return "0.3"
-    return "0.1" if method in v0_1.METHODS else unknown_method(method)
+    return "0.1" if method in v0_1.DIALECT.readers else unknown_method(method)
 
 
 class _ProbedPart(Struct):

@@ -6,12 +6,12 @@ Each dialect (`v1_0`, `v0_3`, `v0_3_rest`, `v0_1`, `agentvault`) reads its reque
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
-from isthmus.model.tasks import ABSENT, Message, Task, TaskState, Update
+from isthmus.model.tasks import ABSENT, Message, Task, TaskState
 from isthmus.wire.jsonrpc import Payload
 
 _encode = msgspec.json.Encoder().encode
@@ -159,42 +159,6 @@ class PushConfigPage(msgspec.Struct, frozen=True):
     task: str
     targets: tuple[PushConfig, ...]
     next_token: str = ""
-
-
-class A2aDialect(Protocol):
-    """How one generation reads requests and writes results. Each dialect is a module, because it has no state."""
-
-    name: DialectName
-
-    def read(self, method: str, params: dict[str, Raw]) -> Operation | A2aProblem:
-        """Read a request."""
-
-    def write_sent(self, sent: Task | Message, history_length: int | None) -> Payload:
-        """The result of a `SendMessage` without a stream."""
-
-    def write_task(self, task: Task, history_length: int | None) -> Payload:
-        """The result of `GetTask`."""
-
-    def write_cancelled(self, task: Task) -> Payload:
-        """The result of `CancelTask`."""
-
-    def write_update(self, update: Update) -> Payload:
-        """One stream event, without its frame."""
-
-    def write_tasks(self, page: TaskPage, asked: ListTasks) -> Payload:
-        """The result of `ListTasks`, which only 1.0 has."""
-
-    def write_push(self, task: str, target: PushConfig) -> Payload:
-        """One push notification config."""
-
-    def write_pushes(self, page: PushConfigPage) -> Payload:
-        """The result of `ListPushConfigs`."""
-
-    def write_deleted(self) -> Payload:
-        """The result of `DeletePushConfig`."""
-
-    def write_problem(self, problem: A2aProblem) -> tuple[int, str, Payload | None]:
-        """Code, message and data of an error."""
 
 
 # Errors: one table with the codes of each kind of problem in every generation. Programs compare the specification's

@@ -16,8 +16,8 @@ from msgspec import Raw
 
 from isthmus.wire.a2a import v0_3_rest, v1_0
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER, dialect_of, unsupported_version, version_of
-from isthmus.wire.a2a.objects import camel_members
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, Operation, status_0_3, status_1_0
+from isthmus.wire.a2a.operations import A2aProblem, Operation, status_0_3, status_1_0
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.jsonrpc import PARSE_ERROR, Malformed, decode_object, object_members
 
 FIELDS_MAX = 50
@@ -27,13 +27,13 @@ FIELDS_MAX = 50
 class Binding(NamedTuple):
     """One generation over plain HTTP."""
 
-    dialect: A2aDialect
+    dialect: Dialect
     write_problem: Callable[[A2aProblem], tuple[int, bytes]]
     """Status and body of a problem."""
 
 
-V1_0 = Binding(v1_0, status_1_0)
-V0_3 = Binding(v0_3_rest, status_0_3)
+V1_0 = Binding(v1_0.DIALECT, status_1_0)
+V0_3 = Binding(v0_3_rest.DIALECT, status_0_3)
 
 _V0_3_PREFIX = "v1"
 _TENANT = r"(?:[^/]+/)?"
@@ -112,7 +112,7 @@ def read(
             if isinstance(members, A2aProblem):
                 return binding, members
             path_members = {key: _string(unquote(value)) for key, value in found.groupdict().items()}
-            return binding, binding.dialect.read(method, {**camel_members(members), **path_members})
+            return binding, binding.dialect.read(method, {**members, **path_members})
     return binding, A2aProblem("unknown_method", f"unknown path: {verb[:10]} /{path[:200]}")
 
 

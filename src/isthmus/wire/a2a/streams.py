@@ -11,8 +11,9 @@ from typing import Protocol
 from isthmus.model.tasks import Artifact, Message, Task, TaskArtifactUpdate, TaskStatusUpdate, Update
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import agentvault, v0_1
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem
+from isthmus.wire.a2a.operations import A2aProblem
 from isthmus.wire.a2a.rest import Binding
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.jsonrpc import Payload, compact
 from isthmus.wire.sse import frame
 
@@ -27,9 +28,9 @@ class UpdateStream(Protocol):
         """The last event of a stream that ends with an error."""
 
 
-def rpc_stream(dialect: A2aDialect, id: Payload, task: str) -> UpdateStream:
+def rpc_stream(dialect: Dialect, id: Payload, task: str) -> UpdateStream:
     """The stream that answers the JSON-RPC request with this id, about this task."""
-    return AgentVaultStream(task) if dialect is agentvault else RpcStream(dialect, id)
+    return AgentVaultStream(task) if dialect is agentvault.DIALECT else RpcStream(dialect, id)
 
 
 def _event(data: Payload, event_id: str | None = None) -> bytes:
@@ -41,13 +42,13 @@ def _event(data: Payload, event_id: str | None = None) -> bytes:
 class RpcStream:
     """Each event is a response to the same request."""
 
-    def __init__(self, dialect: A2aDialect, id: Payload) -> None:
+    def __init__(self, dialect: Dialect, id: Payload) -> None:
         self._dialect = dialect
         self._id = id
 
     def write(self, update: Update, event_id: str | None = None) -> bytes:
         """One event, except that 0.1 has no event for a whole task."""
-        if self._dialect is v0_1:
+        if self._dialect is v0_1.DIALECT:
             # Without event ids: readers of 0.1 take each line for data.
             return b"".join(self._response(part, None) for part in v0_1.split_task(update))
         return self._response(update, event_id)

@@ -1,56 +1,30 @@
-"""A2A 0.1 over JSON-RPC: its JSON objects, its methods, and the results that the hub writes.
+"""A2A 0.1 over JSON-RPC: what differs from 0.3 and 1.0.
 
-Callers name their tasks themselves, and messages have no ids. Called by the A2A frontend.
+Callers name their tasks themselves, and messages have no ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from isthmus.model.tasks import (
     ABSENT,
     ENDED,
     WAITING,
     Artifact,
-    DataPart,
-    FilePart,
     Message,
-    Part,
-    Role,
     Task,
     TaskArtifactUpdate,
     TaskState,
     TaskStatus,
     TaskStatusUpdate,
-    TextPart,
     Update,
-)
-from isthmus.wire.a2a.objects import (
-    COUNT,
-    ID,
-    Members,
-    Reader,
-    Unreadable,
-    check_object,
-    check_parts,
-    data_as_object,
-    data_metadata,
-    format_timestamp,
-    invalid,
-    last_messages,
-    null_as_absent,
-    optional,
-    optional_id,
-    optional_object,
-    read_cancel_task,
-    read_subscribe,
-    read_with,
-    required,
 )
 from isthmus.wire.a2a.operations import (
     PROBLEMS,
@@ -59,36 +33,38 @@ from isthmus.wire.a2a.operations import (
     DialectName,
     GetPushConfig,
     GetTask,
-    ListTasks,
-    Operation,
     PushConfig,
-    PushConfigPage,
     SendMessage,
-    TaskPage,
     plain_error,
 )
-from isthmus.wire.a2a.v0_3 import DataObject, FileObject, TextObject, read_part, write_file_content
+from isthmus.wire.a2a.v0_3 import (
+    DataObject,
+    DialectV03,
+    FileObject,
+    PushConfigObject,
+    TextObject,
+    push_config_object,
+    read_push_config,
+)
+from isthmus.wire.a2a.v1_0 import (
+    COUNT,
+    ID,
+    ArtifactObject,
+    Members,
+    MessageObject,
+    Reader,
+    StatusObject,
+    TaskObject,
+    encode,
+    last_messages,
+    optional,
+    optional_id,
+    optional_object,
+    read_cancel_task,
+    read_subscribe,
+    required,
+)
 from isthmus.wire.jsonrpc import Payload
-
-name: DialectName = "0.1"
-
-STATES: Mapping[TaskState, str] = {
-    "submitted": "submitted",
-    "working": "working",
-    "input_required": "input-required",
-    "completed": "completed",
-    "failed": "failed",
-    "canceled": "canceled",
-    # States of later generations, mapped to those that make a client do the same.
-    "auth_required": "input-required",
-    "rejected": "failed",
-}
-ROLES: tuple[Role, ...] = ("user", "agent")
-
-_encode = msgspec.json.Encoder().encode
-
-
-# Objects.
 
 
 class TextV01(TextObject, tag_field="type", tag="text"):
@@ -103,178 +79,160 @@ class DataV01(DataObject, tag_field="type", tag="data"):
     """A data part of 0.1."""
 
 
-_PartV01: TypeAlias = TextV01 | FileV01 | DataV01
+PartV01: TypeAlias = TextV01 | FileV01 | DataV01
 
 
-class _MessageV01(Struct, omit_defaults=True):
-    role: str
-    parts: list[_PartV01]
-    metadata: Raw = ABSENT
+class MessageV01(MessageObject[PartV01], kw_only=True):
+    """A message. It is never written with an id."""
 
-    def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
+    messageId: str = ""
+    parts: list[PartV01]
 
 
-class _ArtifactV01(Struct, omit_defaults=True):
-    parts: list[_PartV01]
+class ArtifactV01(ArtifactObject[PartV01], kw_only=True):
+    """An artifact, which has a number instead of an id. A chunk says here which part of the whole it is."""
+
+    artifactId: str = ""
     index: int
-    name: str | None = None
-    description: str | None = None
     append: bool | None = None
     lastChunk: bool | None = None
-    metadata: Raw = ABSENT
 
 
-class _StatusV01(Struct, omit_defaults=True):
-    state: str
-    message: _MessageV01 | None = None
-    timestamp: str | None = None
+StatusV01: TypeAlias = StatusObject[MessageV01]
 
 
-class _TaskV01(Struct, omit_defaults=True):
-    id: str
-    sessionId: str
-    status: _StatusV01
-    history: list[_MessageV01]
-    artifacts: list[_ArtifactV01] | None = None
-    metadata: Raw = ABSENT
+class TaskV01(TaskObject[StatusV01, ArtifactV01, MessageV01], rename={"contextId": "sessionId"}, kw_only=True):
+    """A task."""
+
+    contextId: str
+    history: list[MessageV01]
 
 
 class _StatusUpdateV01(Struct, omit_defaults=True):
     id: str
-    status: _StatusV01
+    status: StatusV01
     final: bool
     metadata: Raw = ABSENT
 
 
 class _ArtifactUpdateV01(Struct, omit_defaults=True):
     id: str
-    artifact: _ArtifactV01
+    artifact: ArtifactV01
     metadata: Raw = ABSENT
-
-
-class _PushAuthenticationV01(Struct, omit_defaults=True):
-    schemes: list[str] | None = None
-    credentials: str | None = None
-
-
-class _PushConfigV01(Struct, omit_defaults=True):
-    url: Annotated[str, Meta(min_length=1)]
-    token: str | None = None
-    authentication: _PushAuthenticationV01 | None = None
 
 
 class _TaskPushConfigV01(Struct):
     id: str
-    pushNotificationConfig: _PushConfigV01
+    pushNotificationConfig: PushConfigObject
 
 
-# Requests.
-
-_MESSAGE = msgspec.json.Decoder(_MessageV01)
 _MODES = msgspec.json.Decoder(list[str])
-_PUSH_CONFIG = msgspec.json.Decoder(_PushConfigV01)
+_PUSH_CONFIG = msgspec.json.Decoder(PushConfigObject)
 
 
-def read(method: str, params: Members) -> Operation | A2aProblem:
-    """Read a request. The id of its message is empty; the service assigns one."""
-    return read_with(_READERS, method, params)
+class DialectV01(DialectV03):
+    """The differences of 0.1 from 0.3."""
+
+    name: DialectName = "0.1"
+    # States of later generations are mapped to those that make a client do the same.
+    states: Mapping[TaskState, str] = {**DialectV03.states, "auth_required": "input-required", "rejected": "failed"}
+    message_decoder = msgspec.json.Decoder(MessageV01)
+    text_type = TextV01
+    data_type = DataV01
+    file_type = FileV01
+
+    def make_readers(self) -> Mapping[str, Reader]:
+        """The reader of each method."""
+        return {
+            "tasks/send": partial(self.read_send, is_stream=False),
+            "tasks/sendSubscribe": partial(self.read_send, is_stream=True),
+            "tasks/get": lambda params: GetTask(
+                required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0
+            ),
+            "tasks/cancel": read_cancel_task,
+            "tasks/resubscribe": read_subscribe,
+            "tasks/pushNotification/set": lambda params: CreatePushConfig(
+                required(ID, params, "id"),
+                _read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig")),
+            ),
+            "tasks/pushNotification/get": lambda params: GetPushConfig(required(ID, params, "id")),
+        }
+
+    def read_send(self, params: Members, *, is_stream: bool) -> SendMessage:
+        """Read a message. Its id is empty; the service assigns one."""
+        push = optional(_PUSH_CONFIG, params, "pushNotification")
+        modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
+        wire = required(self.message_decoder, params, "message")
+        self.check_message(wire)
+        return SendMessage(
+            replace(self.read_message(wire), id="", extensions=(), references=()),
+            required(ID, params, "id"),
+            optional_id(params, "sessionId"),
+            is_stream=is_stream,
+            # By default there is no history: the first server of this generation had no other default.
+            history_length=optional(COUNT, params, "historyLength") or 0,
+            output_modes=tuple(modes or ()),
+            push=None if push is None else _read_push_config(push),
+            metadata=optional_object(params, "metadata"),
+        )
+
+    def message_object(self, message: Message, context: str | None, task: str | None) -> Any:
+        """The JSON object of a message."""
+        parts = [self.part_object(part) for part in message.parts]
+        return MessageV01(role=self.roles[message.role], parts=parts, metadata=message.metadata)
+
+    def artifact_object(self, artifact: Artifact, index: int = 0) -> ArtifactV01:
+        """The JSON object of a task's artifact with this number."""
+        return ArtifactV01(
+            parts=[self.part_object(part) for part in artifact.parts],
+            index=index,
+            name=artifact.name,
+            description=artifact.description,
+            metadata=artifact.metadata,
+        )
+
+    def task_object(self, task: Task, history_length: int | None, *, with_empty_artifacts: bool = False) -> TaskV01:
+        """The JSON object of a task; without a length, it has no history."""
+        messages = last_messages(task.history, history_length or 0)
+        return TaskV01(
+            id=task.id,
+            contextId=task.context,
+            status=self.status_object(task.status, task.context, task.id),
+            artifacts=[self.artifact_object(each, index) for index, each in enumerate(task.artifacts)] or None,
+            history=[self.message_object(message, None, None) for message in messages],
+            metadata=task.metadata,
+        )
+
+    def push_object(self, task: str, target: PushConfig) -> Any:
+        """The JSON object of a push notification config, which has no id."""
+        return _TaskPushConfigV01(task, push_config_object(replace(target, id="")))
+
+    def write_sent(self, sent: Task | Message, history_length: int | None) -> Payload:
+        """The result of `SendMessage`. It is always a task: a message alone becomes a completed one."""
+        if isinstance(sent, Message):
+            sent = Task(sent.id, sent.context or "", TaskStatus("completed", 0.0, sent), 0.0)
+        return self.write_task(sent, history_length)
+
+    def write_update(self, update: Update) -> Payload:
+        """A stream event. For a whole task it is only the status; see `split_task`."""
+        if isinstance(update, TaskArtifactUpdate):
+            artifact = self.artifact_object(update.artifact, update.index)
+            artifact.append, artifact.lastChunk = update.is_more, update.is_complete
+            return encode(_ArtifactUpdateV01(update.task, artifact, update.metadata))
+        if isinstance(update, Task):
+            update = TaskStatusUpdate(update.id, "", update.status, _is_last(update))
+        elif isinstance(update, Message):
+            update = TaskStatusUpdate(update.id, "", TaskStatus("completed", 0.0, update), True)
+        status = self.status_object(update.status, "", "")
+        return encode(_StatusUpdateV01(update.task, status, update.is_last, update.metadata))
+
+    def write_problem(self, problem: A2aProblem) -> tuple[int, str, Payload | None]:
+        """Code, message and data of a JSON-RPC error."""
+        return plain_error(PROBLEMS[problem.kind].code_0_1, problem)
 
 
-def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
-    push = optional(_PUSH_CONFIG, params, "pushNotification")
-    modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
-    wire = required(_MESSAGE, params, "message")
-    check_parts(wire.parts, "message.parts")
-    role = next((role for role in ROLES if role == wire.role), None)
-    if role is None:
-        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
-    return SendMessage(
-        Message("", role, tuple([read_part(part) for part in wire.parts]), null_as_absent(wire.metadata)),
-        required(ID, params, "id"),
-        optional_id(params, "sessionId"),
-        is_stream=is_stream,
-        # By default there is no history: the first server of this generation had no other default.
-        history_length=optional(COUNT, params, "historyLength") or 0,
-        output_modes=tuple(modes or ()),
-        push=None if push is None else _read_push_config(push),
-        metadata=optional_object(params, "metadata"),
-    )
-
-
-def _read_push_config(push: _PushConfigV01) -> PushConfig:
-    auth = push.authentication or _PushAuthenticationV01()
-    scheme = auth.schemes[0] if auth.schemes else None
-    return PushConfig(push.url, "", push.token or None, scheme, auth.credentials or None)
-
-
-_READERS: dict[str, Reader] = {
-    "tasks/send": partial(_read_send, is_stream=False),
-    "tasks/sendSubscribe": partial(_read_send, is_stream=True),
-    "tasks/get": lambda params: GetTask(required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0),
-    "tasks/cancel": read_cancel_task,
-    "tasks/resubscribe": read_subscribe,
-    "tasks/pushNotification/set": lambda params: CreatePushConfig(
-        required(ID, params, "id"), _read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig"))
-    ),
-    "tasks/pushNotification/get": lambda params: GetPushConfig(required(ID, params, "id")),
-}
-METHODS = frozenset(_READERS)
-
-
-# Results.
-
-
-def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """Write the result of `SendMessage`. It is always a task: a message alone becomes a completed one."""
-    if isinstance(sent, Message):
-        sent = Task(sent.id, sent.context or "", TaskStatus("completed", 0.0, sent), 0.0)
-    return write_task(sent, history_length)
-
-
-def write_task(task: Task, history_length: int | None) -> Payload:
-    """Write the result of `GetTask`, which is also the body of a push notification."""
-    return _encode(_task(task, history_length))
-
-
-def _task(task: Task, history_length: int | None) -> _TaskV01:
-    return _TaskV01(
-        task.id,
-        task.context,
-        _status(task.status),
-        [_message(message) for message in last_messages(task.history, history_length or 0)],
-        [_artifact(artifact, index) for index, artifact in enumerate(task.artifacts)] or None,
-        task.metadata,
-    )
-
-
-def _status(status: TaskStatus) -> _StatusV01:
-    message = None if status.message is None else _message(status.message)
-    return _StatusV01(STATES[status.state], message, format_timestamp(status.at))
-
-
-def _message(message: Message) -> _MessageV01:
-    return _MessageV01(message.role, [_part(part) for part in message.parts], message.metadata)
-
-
-def _part(part: Part) -> _PartV01:
-    match part:
-        case TextPart():
-            return TextV01(part.text, part.metadata)
-        case DataPart():
-            return DataV01(data_as_object(part.data), data_metadata(part.data, part.metadata))
-        case FilePart():
-            return FileV01(write_file_content(part), part.metadata)
-
-
-def _artifact(artifact: Artifact, index: int) -> _ArtifactV01:
-    parts = [_part(part) for part in artifact.parts]
-    return _ArtifactV01(parts, index, artifact.name, artifact.description, metadata=artifact.metadata)
-
-
-def write_cancelled(task: Task) -> Payload:
-    """Write the result of `CancelTask`."""
-    return write_task(task, None)
+def _read_push_config(push: PushConfigObject) -> PushConfig:
+    return replace(read_push_config(push), id="")
 
 
 def split_task(update: Update) -> tuple[Update, ...]:
@@ -293,46 +251,4 @@ def _is_last(task: Task) -> bool:
     return task.status.state in ENDED or task.status.state in WAITING
 
 
-def write_update(update: Update) -> Payload:
-    """Write a stream event. For a whole task it is only the status; see `split_task`."""
-    match update:
-        case Task():
-            return _encode(_StatusUpdateV01(update.id, _status(update.status), _is_last(update)))
-        case Message():
-            return _encode(_StatusUpdateV01(update.id, _status(TaskStatus("completed", 0.0, update)), True))
-        case TaskStatusUpdate():
-            return _encode(_StatusUpdateV01(update.task, _status(update.status), update.is_last, update.metadata))
-        case TaskArtifactUpdate():
-            artifact = _artifact(update.artifact, update.index)
-            artifact.append, artifact.lastChunk = update.is_more, update.is_complete
-            return _encode(_ArtifactUpdateV01(update.task, artifact, update.metadata))
-
-
-def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """Write a list of tasks. This generation has no method for it."""
-    return _encode([_task(task, asked.history_length) for task in page.tasks])
-
-
-def _push_config(task: str, target: PushConfig) -> _TaskPushConfigV01:
-    auth = None if target.scheme is None else _PushAuthenticationV01([target.scheme], target.credentials)
-    return _TaskPushConfigV01(task, _PushConfigV01(target.url, target.token, auth))
-
-
-def write_push(task: str, target: PushConfig) -> Payload:
-    """Write one push notification config."""
-    return _encode(_push_config(task, target))
-
-
-def write_pushes(page: PushConfigPage) -> Payload:
-    """Write all push notification configs of a task. This generation has no method for it."""
-    return _encode([_push_config(page.task, target) for target in page.targets])
-
-
-def write_deleted() -> Payload:
-    """Write the result of `DeletePushConfig`."""
-    return b"null"
-
-
-def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of a JSON-RPC error."""
-    return plain_error(PROBLEMS[problem.kind].code_0_1, problem)
+DIALECT = DialectV01()

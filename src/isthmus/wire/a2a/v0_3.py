@@ -1,36 +1,39 @@
-"""A2A 0.3 over JSON-RPC: its JSON objects, its methods, and the results that the hub writes. 0.2 has fewer methods.
+"""A2A 0.3 over JSON-RPC: what differs from 1.0. 0.2 has fewer methods.
 
-Each object names its `kind`. The REST binding of 0.3 has other objects: `v0_3_rest`. Called by the A2A frontend;
-`client` uses the objects towards agents.
+Each object names its `kind`. The REST binding of 0.3 has other objects: `v0_3_rest`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from isthmus.model.tasks import (
-    ABSENT,
-    DataPart,
-    FilePart,
-    Part,
-    Role,
-    TaskState,
-    TextPart,
-    Update,
+from isthmus.model.tasks import ABSENT, DataPart, FilePart, Part, Role, TaskState, TextPart, Update
+from isthmus.wire.a2a.operations import (
+    PROBLEMS,
+    A2aProblem,
+    CreatePushConfig,
+    DeletePushConfig,
+    DialectName,
+    GetExtendedCard,
+    GetPushConfig,
+    ListPushConfigs,
+    PushConfig,
+    plain_error,
 )
-from isthmus.wire.a2a.objects import (
+from isthmus.wire.a2a.v1_0 import (
     ID,
     ArtifactObject,
     ArtifactUpdateObject,
+    Dialect,
     Members,
     MessageObject,
-    ObjectForm,
     Reader,
+    SendConfiguration,
     StatusObject,
     StatusUpdateObject,
     TaskObject,
@@ -42,49 +45,13 @@ from isthmus.wire.a2a.objects import (
     null_as_absent,
     optional,
     optional_id,
-    optional_object,
     read_cancel_task,
     read_get_task,
     read_subscribe,
-    read_with,
     required,
     restore_data,
 )
-from isthmus.wire.a2a.operations import (
-    PROBLEMS,
-    A2aProblem,
-    CreatePushConfig,
-    DeletePushConfig,
-    DialectName,
-    GetExtendedCard,
-    GetPushConfig,
-    ListPushConfigs,
-    ListTasks,
-    Operation,
-    PushConfig,
-    PushConfigPage,
-    SendMessage,
-    TaskPage,
-    plain_error,
-)
 from isthmus.wire.jsonrpc import Payload
-
-name: DialectName = "0.3"
-
-STATES: Mapping[TaskState, str] = {
-    "submitted": "submitted",
-    "working": "working",
-    "input_required": "input-required",
-    "auth_required": "auth-required",
-    "completed": "completed",
-    "failed": "failed",
-    "canceled": "canceled",
-    "rejected": "rejected",
-}
-ROLES: Mapping[Role, str] = {"user": "user", "agent": "agent"}
-
-_encode = msgspec.json.Encoder().encode
-
 
 # Parts. 0.1 has the same ones; there the tag is called `type`.
 
@@ -149,37 +116,6 @@ class DataV03(DataObject, tag_field="kind", tag="data"):
 PartV03: TypeAlias = TextV03 | FileV03 | DataV03
 
 
-def read_part(wire: TextObject | FileObject | DataObject) -> Part:
-    """Read a part of 0.3 or 0.1."""
-    metadata = null_as_absent(wire.metadata)
-    match wire:
-        case TextObject():
-            return TextPart(wire.text, metadata=metadata)
-        case DataObject():
-            data, metadata = restore_data(wire.data, metadata)
-            return DataPart(data, metadata=metadata)
-        case FileObject():
-            file = wire.file
-            return FilePart(file.bytes, file.uri, file.name, file.mimeType, metadata)
-
-
-def write_file_content(part: FilePart) -> FileContentObject:
-    """Write a file: its bytes if the hub has them, else its URI."""
-    uri = part.url if part.content is None else None
-    return FileContentObject(None if uri is not None else part.content or "", uri, part.name, part.media_type)
-
-
-def write_part(part: Part) -> PartV03:
-    """Write a part."""
-    match part:
-        case TextPart():
-            return TextV03(part.text, part.metadata)
-        case DataPart():
-            return DataV03(data_as_object(part.data), data_metadata(part.data, part.metadata))
-        case FilePart():
-            return FileV03(write_file_content(part), part.metadata)
-
-
 # Objects.
 
 
@@ -216,159 +152,172 @@ class ArtifactUpdateV03(ArtifactUpdateObject[ArtifactV03], tag_field="kind", tag
 
 UpdateV03: TypeAlias = TaskV03 | MessageV03 | StatusUpdateV03 | ArtifactUpdateV03
 
-FORM: ObjectForm[PartV03, MessageV03, StatusV03, ArtifactV03, TaskV03] = ObjectForm(
-    states=STATES,
-    roles=ROLES,
-    read_part=read_part,
-    write_part=write_part,
-    message_type=MessageV03,
-    status_type=StatusObject,
-    artifact_type=ArtifactV03,
-    task_type=TaskV03,
-    status_update_type=StatusUpdateV03,
-    artifact_update_type=ArtifactUpdateV03,
-    is_wrapped=False,
-    omits_false=False,
-)
 
-
-def read_update(wire: UpdateV03) -> Update:
-    """Read a stream event of an agent."""
-    match wire:
-        case TaskV03():
-            return FORM.read_task(wire)
-        case MessageV03():
-            return FORM.read_message(wire, is_alone=True)
-        case StatusUpdateV03():
-            return FORM.read_status_update(wire, FORM.read_status(wire.status), is_last=wire.final)
-        case ArtifactUpdateV03():
-            # Agents that leave `lastChunk` out send whole artifacts.
-            return FORM.read_artifact_update(wire, is_complete=wire.lastChunk is not False)
-
-
-# Requests.
-
-
-class PushAuthenticationV03(Struct, omit_defaults=True):
+class PushAuthenticationObject(Struct, omit_defaults=True):
     """How the hub authenticates itself to the receiver of push notifications."""
 
-    schemes: list[str]
+    schemes: list[str] | None = None
     credentials: str | None = None
 
 
-class PushConfigV03(Struct, omit_defaults=True):
-    """A push notification config."""
+class PushConfigObject(Struct, omit_defaults=True):
+    """A push notification config of 0.3 or 0.1."""
 
     url: Annotated[str, Meta(min_length=1)]
     id: str | None = None
     token: str | None = None
-    authentication: PushAuthenticationV03 | None = None
+    authentication: PushAuthenticationObject | None = None
+
+
+class _PushAuthenticationV03(PushAuthenticationObject, kw_only=True):
+    schemes: list[str]
+
+
+class _PushConfigV03(PushConfigObject, kw_only=True):
+    authentication: _PushAuthenticationV03 | None = None
 
 
 class _TaskPushConfigV03(Struct, omit_defaults=True):
     taskId: str
-    pushNotificationConfig: PushConfigV03
+    pushNotificationConfig: PushConfigObject
 
 
 class _SendConfigurationV03(Struct):
     acceptedOutputModes: list[str] | None = None
     blocking: bool | None = None
     historyLength: Annotated[int, Meta(ge=0)] | None = None
-    pushNotificationConfig: PushConfigV03 | None = None
+    pushNotificationConfig: _PushConfigV03 | None = None
 
 
-_MESSAGE = msgspec.json.Decoder(MessageV03)
 _CONFIGURATION = msgspec.json.Decoder(_SendConfigurationV03)
-_PUSH_CONFIG = msgspec.json.Decoder(PushConfigV03)
+_PUSH_CONFIG = msgspec.json.Decoder(_PushConfigV03)
 
 
-def read(method: str, params: Members) -> Operation | A2aProblem:
-    """Read a request."""
-    return read_with(_READERS, method, params)
+class DialectV03(Dialect):
+    """The differences of 0.3."""
+
+    name: DialectName = "0.3"
+    states: Mapping[TaskState, str] = {
+        "submitted": "submitted",
+        "working": "working",
+        "input_required": "input-required",
+        "auth_required": "auth-required",
+        "completed": "completed",
+        "failed": "failed",
+        "canceled": "canceled",
+        "rejected": "rejected",
+    }
+    roles: Mapping[Role, str] = {"user": "user", "agent": "agent"}
+    message_type: type[MessageObject[Any]] = MessageV03
+    artifact_type: type[ArtifactObject[Any]] = ArtifactV03
+    task_type: type[TaskObject[Any, Any, Any]] = TaskV03
+    status_update_type: type[Struct] = StatusUpdateV03
+    artifact_update_type: type[Struct] = ArtifactUpdateV03
+    message_decoder = msgspec.json.Decoder(MessageV03)
+    task_decoder = msgspec.json.Decoder(TaskV03)
+    update_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(UpdateV03)
+    text_type: type[TextObject] = TextV03
+    data_type: type[DataObject] = DataV03
+    file_type: type[FileObject] = FileV03
+    is_wrapped = False
+    has_final = True
+    omits_false = False
+    has_snake_case = False
+
+    def make_readers(self) -> Mapping[str, Reader]:
+        """The reader of each method."""
+        return {
+            "message/send": partial(self.read_send, is_stream=False),
+            "message/stream": partial(self.read_send, is_stream=True),
+            "tasks/get": read_get_task,
+            "tasks/cancel": read_cancel_task,
+            "tasks/resubscribe": read_subscribe,
+            "tasks/pushNotificationConfig/set": lambda params: CreatePushConfig(
+                required(ID, params, "taskId"),
+                read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig")),
+            ),
+            "tasks/pushNotificationConfig/get": lambda params: GetPushConfig(
+                required(ID, params, "id"), optional_id(params, "pushNotificationConfigId")
+            ),
+            "tasks/pushNotificationConfig/list": lambda params: ListPushConfigs(required(ID, params, "id")),
+            "tasks/pushNotificationConfig/delete": lambda params: DeletePushConfig(
+                required(ID, params, "id"), required(ID, params, "pushNotificationConfigId")
+            ),
+            "agent/getAuthenticatedExtendedCard": lambda params: GetExtendedCard(),
+        }
+
+    def read_configuration(self, params: Members) -> SendConfiguration:
+        """Read the configuration of a message."""
+        wire = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationV03()
+        push = wire.pushNotificationConfig
+        return SendConfiguration(
+            # The specification gives `blocking` no default. Both reference servers wait, and their clients rely on it.
+            wire.blocking is not False,
+            wire.historyLength,
+            wire.acceptedOutputModes,
+            None if push is None else read_push_config(push),
+        )
+
+    def read_part(self, wire: TextObject | FileObject | DataObject) -> Part:
+        """Read a part. 0.1 has the same ones."""
+        metadata = null_as_absent(wire.metadata)
+        match wire:
+            case TextObject():
+                return TextPart(wire.text, metadata=metadata)
+            case DataObject():
+                data, metadata = restore_data(wire.data, metadata)
+                return DataPart(data, metadata=metadata)
+            case FileObject():
+                file = wire.file
+                return FilePart(file.bytes, file.uri, file.name, file.mimeType, metadata)
+
+    def read_update(self, wire: UpdateV03) -> Update | None:
+        """Read a stream event of an agent."""
+        match wire:
+            case TaskV03():
+                return self.read_task(wire)
+            case MessageV03():
+                return self.read_message(wire, is_alone=True)
+            case StatusUpdateV03():
+                return msgspec.structs.replace(self.read_status_update(wire), is_last=wire.final)
+            case ArtifactUpdateV03():
+                # Agents that leave `lastChunk` out send whole artifacts.
+                return self.read_artifact_update(wire, is_complete=wire.lastChunk is not False)
+
+    def part_object(self, part: Part) -> Any:
+        """The JSON object of a part."""
+        match part:
+            case TextPart():
+                return self.text_type(part.text, part.metadata)
+            case DataPart():
+                return self.data_type(data_as_object(part.data), data_metadata(part.data, part.metadata))
+            case FilePart():
+                # Its bytes if the hub has them, else its URI.
+                uri = part.url if part.content is None else None
+                content = None if uri is not None else part.content or ""
+                return self.file_type(FileContentObject(content, uri, part.name, part.media_type), part.metadata)
+
+    def push_object(self, task: str, target: PushConfig) -> Any:
+        """The JSON object of a push notification config."""
+        return _TaskPushConfigV03(task, push_config_object(target))
+
+    def write_problem(self, problem: A2aProblem) -> tuple[int, str, Payload | None]:
+        """Code, message and data of a JSON-RPC error."""
+        return plain_error(PROBLEMS[problem.kind].code_0_3, problem)
 
 
-def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
-    wire = required(_MESSAGE, params, "message")
-    configuration = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationV03()
-    push = configuration.pushNotificationConfig
-    return SendMessage(
-        FORM.read_request_message(wire),
-        bounded_id(wire.taskId, "message.taskId"),
-        bounded_id(wire.contextId, "message.contextId"),
-        # The specification gives `blocking` no default. Both reference servers wait, and their clients rely on it.
-        waits=configuration.blocking is not False,
-        is_stream=is_stream,
-        history_length=configuration.historyLength,
-        output_modes=tuple(configuration.acceptedOutputModes or ()),
-        push=None if push is None else read_push_config(push),
-        metadata=optional_object(params, "metadata"),
-    )
-
-
-def read_push_config(push: PushConfigV03) -> PushConfig:
+def read_push_config(push: PushConfigObject) -> PushConfig:
     """Read a push notification config. The hub uses the first of its authentication schemes."""
     id = bounded_id(push.id, "id of a push notification config") or ""
-    auth = push.authentication or PushAuthenticationV03([])
+    auth = push.authentication or PushAuthenticationObject()
     scheme = auth.schemes[0] if auth.schemes else None
     return PushConfig(push.url, id, push.token or None, scheme, auth.credentials or None)
 
 
-_READERS: dict[str, Reader] = {
-    "message/send": partial(_read_send, is_stream=False),
-    "message/stream": partial(_read_send, is_stream=True),
-    "tasks/get": read_get_task,
-    "tasks/cancel": read_cancel_task,
-    "tasks/resubscribe": read_subscribe,
-    "tasks/pushNotificationConfig/set": lambda params: CreatePushConfig(
-        required(ID, params, "taskId"), read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig"))
-    ),
-    "tasks/pushNotificationConfig/get": lambda params: GetPushConfig(
-        required(ID, params, "id"), optional_id(params, "pushNotificationConfigId")
-    ),
-    "tasks/pushNotificationConfig/list": lambda params: ListPushConfigs(required(ID, params, "id")),
-    "tasks/pushNotificationConfig/delete": lambda params: DeletePushConfig(
-        required(ID, params, "id"), required(ID, params, "pushNotificationConfigId")
-    ),
-    "agent/getAuthenticatedExtendedCard": lambda params: GetExtendedCard(),
-}
-METHODS = frozenset(_READERS)
+def push_config_object(target: PushConfig) -> PushConfigObject:
+    """The JSON object of a push notification config, without its task."""
+    auth = None if target.scheme is None else PushAuthenticationObject([target.scheme], target.credentials)
+    return PushConfigObject(target.url, target.id or None, target.token, auth)
 
 
-# Results.
-
-
-write_sent = FORM.encode_sent
-write_task = FORM.encode_task
-write_cancelled = FORM.encode_cancelled
-write_update = FORM.encode_update
-
-
-def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """Write a list of tasks. This generation has no method for it."""
-    return _encode([FORM.write_task(task, asked.history_length) for task in page.tasks])
-
-
-def write_push_config(target: PushConfig) -> PushConfigV03:
-    """The JSON object of a push notification config."""
-    auth = None if target.scheme is None else PushAuthenticationV03([target.scheme], target.credentials)
-    return PushConfigV03(target.url, target.id or None, target.token, auth)
-
-
-def write_push(task: str, target: PushConfig) -> Payload:
-    """Write one push notification config."""
-    return _encode(_TaskPushConfigV03(task, write_push_config(target)))
-
-
-def write_pushes(page: PushConfigPage) -> Payload:
-    """Write the result of `ListPushConfigs`."""
-    return _encode([_TaskPushConfigV03(page.task, write_push_config(target)) for target in page.targets])
-
-
-def write_deleted() -> Payload:
-    """Write the result of `DeletePushConfig`."""
-    return b"null"
-
-
-def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of a JSON-RPC error."""
-    return plain_error(PROBLEMS[problem.kind].code_0_3, problem)
+DIALECT = DialectV03()

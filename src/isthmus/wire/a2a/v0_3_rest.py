@@ -1,8 +1,7 @@
 """A2A 0.3 over REST: the operations of `v0_3` with the objects of its protobuf in JSON.
 
-A message has `content`, data is nested in another object, states and roles are names of enumerations, and field names
-may be in snake_case as well. Routes and errors are in `rest`. Called by the A2A frontend; `client` uses the objects
-towards agents.
+A message has `content`, data is nested in another object, states and roles are names of enumerations as in 1.0, and
+field names may be in snake_case as well. Routes and errors are in `rest`.
 """
 
 from __future__ import annotations
@@ -11,37 +10,27 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from isthmus.model.tasks import (
-    ABSENT,
-    ENDED,
-    DataPart,
-    FilePart,
-    Part,
-    Role,
-    TaskState,
-    TextPart,
-    Update,
-)
-from isthmus.wire.a2a import v0_3
-from isthmus.wire.a2a.objects import (
+from isthmus.model.tasks import ABSENT, DataPart, FilePart, Part, TaskState, TaskStatusUpdate, TextPart, Update
+from isthmus.wire.a2a.operations import CreatePushConfig, PushConfig
+from isthmus.wire.a2a.v0_3 import DialectV03, PushConfigObject, push_config_object, read_push_config
+from isthmus.wire.a2a.v1_0 import (
     ID,
     ArtifactObject,
     ArtifactUpdateObject,
+    Dialect,
     Members,
     MessageObject,
-    ObjectForm,
     Reader,
+    SendConfiguration,
     StatusObject,
     StatusUpdateObject,
     TaskObject,
     Unreadable,
-    bounded_id,
     check_object,
     data_as_object,
     data_metadata,
@@ -50,40 +39,12 @@ from isthmus.wire.a2a.objects import (
     is_object,
     null_as_absent,
     optional,
-    optional_object,
-    read_with,
     required,
     restore_data,
 )
-from isthmus.wire.a2a.operations import (
-    A2aProblem,
-    CreatePushConfig,
-    DialectName,
-    ListTasks,
-    Operation,
-    PushConfig,
-    PushConfigPage,
-    SendMessage,
-    TaskPage,
-)
 from isthmus.wire.jsonrpc import Payload, render
 
-name: DialectName = "0.3"
-
-STATES: Mapping[TaskState, str] = {
-    "submitted": "TASK_STATE_SUBMITTED",
-    "working": "TASK_STATE_WORKING",
-    "completed": "TASK_STATE_COMPLETED",
-    "failed": "TASK_STATE_FAILED",
-    "canceled": "TASK_STATE_CANCELLED",
-    "input_required": "TASK_STATE_INPUT_REQUIRED",
-    "rejected": "TASK_STATE_REJECTED",
-    "auth_required": "TASK_STATE_AUTH_REQUIRED",
-}
-ROLES: Mapping[Role, str] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
-
 _T = TypeVar("_T")
-_encode = msgspec.json.Encoder().encode
 
 
 # Parts.
@@ -119,36 +80,6 @@ class PartRest(Struct, omit_defaults=True):
         check_object(self.metadata, "metadata")
         if (self.text is not None) + (self.file is not None) + (self.data is not None) != 1:
             raise ValueError("must have one of text, file and data")
-
-
-def read_part(wire: PartRest) -> Part:
-    """Read a part."""
-    metadata = null_as_absent(wire.metadata)
-    if wire.text is not None:
-        return TextPart(wire.text, metadata=metadata)
-    if wire.data is not None:
-        data, metadata = restore_data(wire.data.data, metadata)
-        return DataPart(data, metadata=metadata)
-    file = wire.file or _FileRest()
-    content = _decode_twice_encoded(file.fileWithBytes or file.file_with_bytes) or None
-    url = file.fileWithUri or file.file_with_uri or None
-    return FilePart(content, url, file.name or None, file.mimeType or file.mime_type or None, metadata)
-
-
-def write_part(part: Part) -> PartRest:
-    """Write a part."""
-    match part:
-        case TextPart():
-            return PartRest(text=part.text, metadata=part.metadata)
-        case DataPart():
-            data = _DataRest(data_as_object(part.data))
-            return PartRest(data=data, metadata=data_metadata(part.data, part.metadata))
-        case FilePart():
-            url = part.url if part.content is None else None
-            # The official SDK takes the base64 text of a file for its bytes, and so encodes it twice. It reads files
-            # that are encoded once only if they are text.
-            content = None if url is not None else base64.b64encode((part.content or "").encode()).decode()
-            return PartRest(file=_FileRest(url, content, part.media_type, part.name), metadata=part.metadata)
 
 
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
@@ -255,161 +186,126 @@ class UpdateRest(Struct):
     artifactUpdate: ArtifactUpdateRest | None = None
     artifact_update: ArtifactUpdateRest | None = None
 
-
-FORM: ObjectForm[PartRest, MessageRest, StatusRest, ArtifactRest, TaskRest] = ObjectForm(
-    states=STATES,
-    roles=ROLES,
-    read_part=read_part,
-    write_part=write_part,
-    message_type=MessageRest,
-    status_type=StatusRest,
-    artifact_type=ArtifactRest,
-    task_type=TaskRest,
-    status_update_type=StatusUpdateRest,
-    artifact_update_type=ArtifactUpdateRest,
-    parts_name="content",
-    has_references=False,
-    other_states={"TASK_STATE_CANCELED": "canceled"},
-)
-
-
-def read_update(wire: UpdateRest) -> Update | None:
-    """Read a stream event of an agent; None if it is empty."""
-    if wire.task is not None:
-        return FORM.read_task(wire.task)
-    if (message := wire.message or wire.msg) is not None:
-        return FORM.read_message(message, is_alone=True)
-    if (update := wire.statusUpdate or wire.status_update) is not None:
-        status = FORM.read_status(update.status)
-        return FORM.read_status_update(update, status, is_last=update.final or status.state in ENDED)
-    if (chunk := wire.artifactUpdate or wire.artifact_update) is not None:
-        return FORM.read_artifact_update(chunk, is_complete=bool(chunk.lastChunk))
-    return None
-
-
-# Requests.
-
-
-class _PushAuthenticationRest(Struct):
-    schemes: list[str] | None = None
-    credentials: str | None = None
-
-
-class _PushConfigRest(Struct):
-    url: Annotated[str, Meta(min_length=1)]
-    id: str | None = None
-    token: str | None = None
-    authentication: _PushAuthenticationRest | None = None
+    def __post_init__(self) -> None:
+        self.message = self.message or self.msg
+        self.statusUpdate = self.statusUpdate or self.status_update
+        self.artifactUpdate = self.artifactUpdate or self.artifact_update
 
 
 class _CreatePushConfigRest(Struct):
-    pushNotificationConfig: _PushConfigRest | None = None
-    push_notification_config: _PushConfigRest | None = None
+    pushNotificationConfig: PushConfigObject | None = None
+    push_notification_config: PushConfigObject | None = None
 
 
 class _NamedPushConfigRest(Struct):
     name: str
-    pushNotificationConfig: v0_3.PushConfigV03
+    pushNotificationConfig: PushConfigObject
 
 
 class _SendConfigurationRest(Struct):
     acceptedOutputModes: list[str] | None = None
     accepted_output_modes: list[str] | None = None
-    pushNotification: _PushConfigRest | None = None
-    push_notification: _PushConfigRest | None = None
+    pushNotification: PushConfigObject | None = None
+    push_notification: PushConfigObject | None = None
     historyLength: Annotated[int, Meta(ge=0)] | None = None
     history_length: Annotated[int, Meta(ge=0)] | None = None
     blocking: bool | None = None
 
 
-_MESSAGE = msgspec.json.Decoder(MessageRest)
 _CONFIGURATION = msgspec.json.Decoder(_SendConfigurationRest)
 _CREATE_PUSH_CONFIG = msgspec.json.Decoder(_CreatePushConfigRest)
-
-
-def read(method: str, params: Members) -> Operation | A2aProblem:
-    """Read a request. Requests without a body are the same as in `v0_3`."""
-    return read_with(_READERS, method, params) if method in _READERS else v0_3.read(method, params)
 
 
 def _either(one: _T | None, other: _T | None) -> _T | None:
     return other if one is None else one
 
 
-def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
-    wire = required(_MESSAGE, params, "message")
-    # Protobuf leaves out fields that are false: in a configuration, an absent `blocking` is false.
-    configuration = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationRest(blocking=True)
-    push = _either(configuration.pushNotification, configuration.push_notification)
-    modes = _either(configuration.acceptedOutputModes, configuration.accepted_output_modes)
-    return SendMessage(
-        FORM.read_request_message(wire),
-        bounded_id(wire.taskId, "message.taskId"),
-        bounded_id(wire.contextId, "message.contextId"),
-        waits=configuration.blocking is True,
-        is_stream=is_stream,
-        history_length=_either(configuration.historyLength, configuration.history_length),
-        output_modes=tuple(modes or ()),
-        push=None if push is None else _read_push_config(push),
-        metadata=optional_object(params, "metadata"),
-    )
+class DialectV03Rest(DialectV03):
+    """The differences of 0.3 over REST: requests without a body are those of 0.3, words and results those of 1.0."""
+
+    states: Mapping[TaskState, str] = {**Dialect.states, "canceled": "TASK_STATE_CANCELLED"}
+    other_states: Mapping[str, TaskState] = {"TASK_STATE_CANCELED": "canceled"}
+    roles = Dialect.roles
+    message_type = MessageRest
+    status_type = StatusRest
+    artifact_type = ArtifactRest
+    task_type = TaskRest
+    status_update_type = StatusUpdateRest
+    artifact_update_type = ArtifactUpdateRest
+    message_decoder = msgspec.json.Decoder(MessageRest)
+    task_decoder = msgspec.json.Decoder(TaskRest)
+    update_decoder = msgspec.json.Decoder(UpdateRest)
+    parts_name = "content"
+    is_wrapped = True
+    omits_false = True
+    has_references = False
+    has_snake_case = True
+
+    def make_readers(self) -> Mapping[str, Reader]:
+        """The reader of each method."""
+        return {**super().make_readers(), "tasks/pushNotificationConfig/set": self._read_create_push}
+
+    def _read_create_push(self, params: Members) -> CreatePushConfig:
+        # The specification's route takes the config alone, the route of the official SDK the request around it.
+        body: Payload = params["config"] if "config" in params else render(params)
+        request = decoded(_CREATE_PUSH_CONFIG, body, "config")
+        push = _either(request.pushNotificationConfig, request.push_notification_config)
+        if push is None:
+            raise Unreadable(invalid("config.pushNotificationConfig", "is required"))
+        return CreatePushConfig(required(ID, params, "taskId"), read_push_config(push))
+
+    def read_configuration(self, params: Members) -> SendConfiguration:
+        """Read the configuration of a message."""
+        # Protobuf leaves out fields that are false: in a configuration, an absent `blocking` is false.
+        wire = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationRest(blocking=True)
+        push = _either(wire.pushNotification, wire.push_notification)
+        return SendConfiguration(
+            wire.blocking is True,
+            _either(wire.historyLength, wire.history_length),
+            _either(wire.acceptedOutputModes, wire.accepted_output_modes),
+            None if push is None else read_push_config(push),
+        )
+
+    def read_part(self, wire: Any) -> Part:
+        """Read a part."""
+        metadata = null_as_absent(wire.metadata)
+        if wire.text is not None:
+            return TextPart(wire.text, metadata=metadata)
+        if wire.data is not None:
+            data, metadata = restore_data(wire.data.data, metadata)
+            return DataPart(data, metadata=metadata)
+        file = wire.file or _FileRest()
+        content = _decode_twice_encoded(file.fileWithBytes or file.file_with_bytes) or None
+        url = file.fileWithUri or file.file_with_uri or None
+        return FilePart(content, url, file.name or None, file.mimeType or file.mime_type or None, metadata)
+
+    def read_status_update(self, wire: Any) -> TaskStatusUpdate:
+        """Read a status update of an agent, which is the last one if the task has ended or it says so."""
+        update = super().read_status_update(wire)
+        return msgspec.structs.replace(update, is_last=True) if wire.final else update
+
+    def read_update(self, wire: Any) -> Update | None:
+        """Read a stream event of an agent; None if it is empty."""
+        return Dialect.read_update(self, wire)
+
+    def part_object(self, part: Part) -> Any:
+        """The JSON object of a part."""
+        match part:
+            case TextPart():
+                return PartRest(text=part.text, metadata=part.metadata)
+            case DataPart():
+                data = _DataRest(data_as_object(part.data))
+                return PartRest(data=data, metadata=data_metadata(part.data, part.metadata))
+            case FilePart():
+                url = part.url if part.content is None else None
+                # The official SDK takes the base64 text of a file for its bytes, and so encodes it twice. It reads
+                # files that are encoded once only if they are text.
+                content = None if url is not None else base64.b64encode((part.content or "").encode()).decode()
+                return PartRest(file=_FileRest(url, content, part.media_type, part.name), metadata=part.metadata)
+
+    def push_object(self, task: str, target: PushConfig) -> Any:
+        """The JSON object of a push notification config."""
+        return _NamedPushConfigRest(f"tasks/{task}/pushNotificationConfigs/{target.id}", push_config_object(target))
 
 
-def _read_push_config(push: _PushConfigRest) -> PushConfig:
-    id = bounded_id(push.id, "id of a push notification config") or ""
-    auth = push.authentication or _PushAuthenticationRest()
-    scheme = auth.schemes[0] if auth.schemes else None
-    return PushConfig(push.url, id, push.token or None, scheme, auth.credentials or None)
-
-
-def _read_create_push(params: Members) -> CreatePushConfig:
-    # The specification's route takes the config alone, the route of the official SDK the request around it.
-    body: Payload = params["config"] if "config" in params else render(params)
-    request = decoded(_CREATE_PUSH_CONFIG, body, "config")
-    push = _either(request.pushNotificationConfig, request.push_notification_config)
-    if push is None:
-        raise Unreadable(invalid("config.pushNotificationConfig", "is required"))
-    return CreatePushConfig(required(ID, params, "taskId"), _read_push_config(push))
-
-
-_READERS: dict[str, Reader] = {
-    "message/send": partial(_read_send, is_stream=False),
-    "message/stream": partial(_read_send, is_stream=True),
-    "tasks/pushNotificationConfig/set": _read_create_push,
-}
-
-
-# Results.
-
-
-write_sent = FORM.encode_sent
-write_task = FORM.encode_task
-write_cancelled = FORM.encode_cancelled
-write_update = FORM.encode_update
-
-
-def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """Write a list of tasks. This generation has no route for it."""
-    return _encode({"tasks": [FORM.write_task(task, asked.history_length) for task in page.tasks]})
-
-
-def _named_push_config(task: str, target: PushConfig) -> _NamedPushConfigRest:
-    return _NamedPushConfigRest(f"tasks/{task}/pushNotificationConfigs/{target.id}", v0_3.write_push_config(target))
-
-
-def write_push(task: str, target: PushConfig) -> Payload:
-    """Write one push notification config."""
-    return _encode(_named_push_config(task, target))
-
-
-def write_pushes(page: PushConfigPage) -> Payload:
-    """Write the result of `ListPushConfigs`."""
-    return _encode({"configs": [_named_push_config(page.task, target) for target in page.targets]})
-
-
-def write_deleted() -> Payload:
-    """Write the result of `DeletePushConfig`."""
-    return b"{}"
-
-
-write_problem = v0_3.write_problem
+DIALECT = DialectV03Rest()

@@ -167,14 +167,12 @@ def read_request(method: str, params: Members, meta: Members | None = None) -> C
             # A server that ignores case would read `Name` as `name`, which is not what was authorized.
             if key.casefold() in known:
                 return f"{key!r} is not a member of {method}; did you mean {key.casefold()!r}?"
-    if method == "tools/call":  # first, and on its own, because nearly all are
-        name = read_string(params.get("name"))
-        arguments = params.get("arguments", EMPTY_OBJECT)
-        if name is not None and is_object(arguments):
-            return CallRequest(name, arguments, meta, extra)
-        return _read_named("tool", method, params, meta, extra)
-    if method == "prompts/get":
-        return _read_named("prompt", method, params, meta, extra)
+    if method in ("tools/call", "prompts/get"):  # first, because nearly all are
+        if (name := read_string(params.get("name"))) is None:
+            return f"{method} needs a name, a string"
+        if not is_object(arguments := params.get("arguments", EMPTY_OBJECT)):
+            return "arguments must be an object"
+        return CallRequest(name, arguments, meta, extra, "tool" if method == "tools/call" else "prompt")
     if method == "completion/complete":
         return _read_completion(params, meta, extra)
     member, kind = ("taskId", _TASKS[method]) if method in _TASKS else ("uri", "resource")
@@ -182,16 +180,6 @@ def read_request(method: str, params: Members, meta: Members | None = None) -> C
     if subject is None:
         return f"{method} needs a {member}, a string"
     return CallRequest(subject, EMPTY_OBJECT, meta, extra, kind)
-
-
-def _read_named(kind: Kind, method: str, params: Members, meta: Members, extra: Members) -> CallRequest | str:
-    name = read_string(params.get("name"))
-    if name is None:
-        return f"{method} needs a name, a string"
-    arguments = params.get("arguments", EMPTY_OBJECT)
-    if not is_object(arguments):
-        return "arguments must be an object"
-    return CallRequest(name, arguments, meta, extra, kind)
 
 
 _REFERENCES: dict[str, tuple[Kind, str]] = {

@@ -85,11 +85,7 @@ def negotiate(requested: str) -> str:
 
 
 def initialize_result(
-    version: str,
-    me: Implementation,
-    abilities: Set[Ability],
-    instructions: str | None,
-    hubs: Mapping[str, int] = NO_HUBS,
+    version: str, me: Implementation, abilities: Set[Ability], hubs: Mapping[str, int] = NO_HUBS
 ) -> bytes:
     """The hub's `initialize` result."""
     answer: dict[str, Any] = {
@@ -97,8 +93,6 @@ def initialize_result(
         "capabilities": write_server_capabilities(abilities - {"task_handles"}),
         "serverInfo": me,
     }
-    if instructions:
-        answer["instructions"] = instructions
     if hubs:
         answer["_meta"] = write_hubs(hubs)
     return msgspec.json.encode(answer)

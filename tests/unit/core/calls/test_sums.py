@@ -177,8 +177,8 @@ class Program:
         assert {group[1]: count for group, count in counted.items() if group[0] == "tenant"} == tenants
         devices = Counter(each.call.sharer for each in sent if each.call.sharer)
         assert {group[1]: count for group, count in counted.items() if group[0] == "device"} == devices
-        assert counted.get(LONG_CALLS, 0) == len(server_queue._long_calls)
-        assert set(server_queue._long_calls) <= set(sent)
+        assert counted.get(LONG_CALLS, 0) == sum(LONG_CALLS in groups for groups in server_queue._groups.values())
+        assert set(server_queue._groups) <= set(sent)
         waiting = server_queue._queue
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) <= {each for each in calls if each.link is None}

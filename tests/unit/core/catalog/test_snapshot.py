@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot, explain_access
-from isthmus.core.catalog.view import ServerState, View
+from isthmus.core.catalog.snapshot import FeatureLists, ServerState, ServerStatus, Snapshot, View, explain_access
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Tool

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from isthmus.core.ports import Document
 from isthmus.core.tasks import engine as engines
-from isthmus.core.tasks import store
+from isthmus.core.tasks import live_task as store
 from isthmus.core.tasks.delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.engine import TOO_LARGE, TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskExists, TaskNotStored

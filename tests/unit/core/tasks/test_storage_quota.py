@@ -1,4 +1,4 @@
-"""Owners have a storage quota, messages without an instruction a smaller one, and old tasks are deleted."""
+"""Owners have a storage quota, and old tasks are deleted."""
 
 from __future__ import annotations
 
@@ -13,24 +13,17 @@ from structlog.testing import capture_logs
 from isthmus.core.ports import Document, OnWritten, size_of
 from isthmus.core.tasks import engine
 from isthmus.core.tasks import storage_quota as allowance
-from isthmus.core.tasks import storage_quota as quota
 from isthmus.core.tasks import storage_quota as retention
-from isthmus.core.tasks.dedup import DEDUP_KEY, KEY_SECONDS, key_document
 from isthmus.core.tasks.delivery import DELIVERY, STATES, delivery_document, delivery_of
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
-    LiveTask,
-    MessageQuotaExceeded,
     StorageQuotaExceeded,
     TaskNotStored,
 )
-from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner
+from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, key_document
 from isthmus.core.tasks.storage_quota import (
     DELETABLE,
-    MESSAGE_BYTES_MAX,
-    MESSAGE_WINDOW_SECONDS,
     UNANSWERED_SECONDS,
-    MessageQuota,
     Retention,
 )
 from isthmus.model.calls import Result
@@ -76,8 +69,7 @@ class Room(Workshop):
     def __init__(self) -> None:
         self.slow = Slow()
         super().__init__(self.slow)
-        self.most = MOST
-        self.engine.storage_quota.most = lambda _: self.most
+        self.engine.storage_quota.keep_bytes = MOST
 
     async def ask(self) -> None:
         """Begin a task that waits for its caller."""
@@ -118,7 +110,7 @@ class Room(Workshop):
 
 async def test_what_is_counted_is_what_there_is() -> None:
     room = Room()
-    room.most = 10 * MOST
+    room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.end("one")
     await room.ask()
     await room.begin(id="two")
@@ -161,7 +153,7 @@ async def test_what_was_not_kept_is_not_counted() -> None:
 async def test_what_is_to_be_sent_is_counted_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETRY_SECONDS", 0.0)
     room = Room()
-    room.most = 100 * MOST
+    room.engine.storage_quota.keep_bytes = 100 * MOST
     told = msgspec.structs.replace(
         draft(call(), id="told"), recipients=(PushRecipient("1", "https://a.example", "1.0"),)
     )
@@ -197,7 +189,7 @@ async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_t
 
 async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before_any_task() -> None:
     room = Room()
-    room.most = 100 * MOST
+    room.engine.storage_quota.keep_bytes = 100 * MOST
     recipients = tuple(PushRecipient(str(number), f"https://a.example/{number}", "1.0") for number in range(3))
     await room.end("first")
     await room.engine.begin(msgspec.structs.replace(draft(call(), id="told"), recipients=recipients))
@@ -206,7 +198,7 @@ async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before
     assert room.counted == await room.weighed()
     for each in await room.journal.all_in(DELIVERY, ["due"], limit=9):
         assert room.slow._write([delivery_document(each, delivery_of(each), "delivered")]) == "kept"
-    room.most = (await room.weighed())[0]
+    room.engine.storage_quota.keep_bytes = (await room.weighed())[0]
     await room.end("last")
     await turns(20)
     assert await room.engine.find(OWNER, "first") is not None
@@ -255,11 +247,12 @@ async def test_nobody_is_refused_because_another_who_had_the_journal_asked_left(
 
 async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr(room := Room(), "most", 10 * MOST)
+    room = Room()
+    room.engine.storage_quota.keep_bytes = 10 * MOST
     await room.begin(id="one")
     await room.begin(id="two")
     await room.begin(id="three")
-    room.most = 800
+    room.engine.storage_quota.keep_bytes = 800
     with capture_logs() as told:
         for running in room.sent[:2]:
             running.finish(DONE)
@@ -271,7 +264,7 @@ async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyP
 
 async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room()
-    room.most = 10_000
+    room.engine.storage_quota.keep_bytes = 10_000
     await room.end("one")
     before = room.counted
     keys = [key_document(OWNER, str(number), "digest", "task", room.seconds, None) for number in range(10)]
@@ -330,7 +323,7 @@ async def test_a_lower_bound_holds_for_what_is_there() -> None:
     room = Room()
     for number in range(5):
         await room.end(str(number))
-    room.most = 2_000
+    room.engine.storage_quota.keep_bytes = 2_000
     await room.end("last")
     await turns(20)
     assert await room.kept() <= 2_000
@@ -340,7 +333,7 @@ async def test_a_lower_bound_holds_for_what_is_there() -> None:
 async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 20_000)
     room = Room()
-    room.most = memory.DOCUMENTS_BYTES // 2
+    room.engine.storage_quota.keep_bytes = memory.DOCUMENTS_BYTES // 2
     for number in range(100):
         await room.end(str(number))
         await turns(20)
@@ -349,7 +342,7 @@ async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: py
 async def test_a_memory_that_many_share_takes_tasks_of_each_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 50_000)
     room = Room()
-    room.engine.storage_quota.most = lambda owner: room.journal.share_of(owner.key)
+    room.engine.storage_quota.share_of = room.journal.share_of
     for number in range(400):
         caller = msgspec.structs.replace(ANYONE, name=f"caller {number // 50}")
         async with asyncio.timeout(SECONDS):
@@ -367,42 +360,6 @@ async def test_of_many_owners_those_are_asked_about_again_who_came_first(monkeyp
     await turns()
     assert room.slow.weighed == 2
     assert not room.engine.storage_quota._usages
-
-
-ANN, BEN = TaskOwner("red", "ann"), TaskOwner("blue", "ann")
-
-
-def test_each_caller_has_so_much_in_an_hour() -> None:
-    kept = MessageQuota()
-    assert kept.take(ANN, MESSAGE_BYTES_MAX - 1, 10.0) == 0
-    assert kept.take(ANN, 2, 20.0) == MESSAGE_WINDOW_SECONDS - 10
-    assert kept.take(ANN, 1, 20.0) == 0
-    assert kept.take(BEN, MESSAGE_BYTES_MAX, 20.0) == 0, "of another tenant"
-    assert kept.take(ANN, 2, 10.0 + MESSAGE_WINDOW_SECONDS) == 0
-
-
-def test_one_message_is_always_kept_however_long() -> None:
-    assert MessageQuota().take(ANN, MESSAGE_BYTES_MAX + 1, 0.0) == 0
-
-
-async def test_who_tells_the_agent_nothing_to_do_is_kept_so_much_of_and_calls_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(quota, "MESSAGE_BYTES_MAX", 2000)
-    shop = Workshop(MemoryJournal())
-    begun: list[LiveTask] = []
-
-    async def talk() -> None:
-        while len(begun) < 10:
-            begun.append(await shop.engine.begin(draft(None, state="input_required")))
-
-    async with asyncio.timeout(SECONDS):
-        with pytest.raises(MessageQuotaExceeded, match=r"name a tool, or retry in 60 min"):
-            await talk()
-        assert len(begun) > 1
-        for _ in range(10):
-            await shop.engine.begin(draft(call()))
-    assert len(shop.sent) == 10
 
 
 class Tidy:

@@ -269,7 +269,7 @@ async def test_a_call_without_a_message_is_refused(method: str) -> None:
         call = caller.call_without_a_word(method)
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await call.details() == "There is no request"
+        assert await call.details() == "The call has no request message"
 
 
 async def test_an_answer_that_protobuf_cannot_hold_is_no_silence() -> None:

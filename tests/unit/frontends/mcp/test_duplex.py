@@ -504,7 +504,7 @@ async def test_servers_hear_that_a_conversation_is_over() -> None:
     pool = HeldPool()
     hosted.stage.server_queue.pool = pool
     talk.conversation.cancel_all("the caller has left")
-    assert pool.gone == [talk.conversation._session]
+    assert pool.gone == [talk.conversation._client.session]
 
 
 @pytest.mark.parametrize(

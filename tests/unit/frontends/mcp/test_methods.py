@@ -13,6 +13,7 @@ from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp.exchange import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import check_meta, client_capabilities, render_list
+from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request
@@ -108,7 +109,9 @@ async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: An
     hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
     method = "initialize" if era == "legacy" else "server/discover"
     params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
-    told = await hosted.mcp_methods.answer(Request(ID, method, members(params)), ANYONE, EVERYTHING, era)
+    told = await hosted.mcp_methods.answer(
+        Request(ID, method, members(params)), McpClient(hosted.hub, ANYONE, EVERYTHING), era
+    )
     hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
     assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
 

@@ -8,7 +8,7 @@ from isthmus.core.watch.server_tasks import LinkSession, ServerTask, ServerTasks
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.mcp import http_streams as module
 from isthmus.frontends.mcp.http_streams import IDLE_SECONDS, UNSENT_TASKS_MAX, HttpSessions, SessionStream
-from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
@@ -231,7 +231,7 @@ def test_a_session_that_listens_is_in_use() -> None:
 async def test_a_session_that_ends_wants_nothing_any_more() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.subscriptions = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, session.resource_updated)
+    session.subscriptions = CallerSubscriptions(McpClient(hosted.hub, ANYONE, EVERYTHING), session.resource_updated)
     session.subscriptions.set_level("debug")
     assert await session.subscriptions.subscribe(NOTES) is None
     sessions.close(session)
@@ -331,7 +331,7 @@ def test_of_tasks_that_nobody_listened_to_the_latest_are_remembered() -> None:
 async def test_a_session_that_ends_hears_of_no_task_any_more() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.task_status = TaskStatusNotifier(hosted.hub, ANYONE, EVERYTHING, session.task_changed)
+    session.task_status = TaskStatusNotifier(McpClient(hosted.hub, ANYONE, EVERYTHING), session.task_changed)
     sessions.close(session)
     assert not hosted.hub.tasks._listeners
 

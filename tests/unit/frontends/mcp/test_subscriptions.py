@@ -8,7 +8,7 @@ import pytest
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.ports import Subscriber
 from isthmus.frontends.mcp import subscriptions as module
-from isthmus.frontends.mcp.subscriptions import CallerSubscriptions
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import BadArguments, ServerError, TooManySubscriptions, UnknownResource
@@ -19,7 +19,7 @@ from tests.unit.frontends.mcp.doubles import NOTES, Hosted
 
 def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[CallerSubscriptions, list[str]]:
     told: list[str] = []
-    return CallerSubscriptions(hosted.hub, caller, EVERYTHING, told.append), told
+    return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), told.append), told
 
 
 async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
@@ -89,7 +89,9 @@ async def test_following_twice_is_following_once() -> None:
 
 async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
     hosted, forgotten = Hosted(), list[str]()
-    interests = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, lambda _: None, on_unsubscribe=forgotten.append)
+    interests = CallerSubscriptions(
+        McpClient(hosted.hub, ANYONE, EVERYTHING), lambda _: None, on_unsubscribe=forgotten.append
+    )
     assert await interests.subscribe(NOTES) is None
     assert forgotten == []
     interests.unsubscribe(NOTES)
@@ -202,8 +204,9 @@ async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPat
 
 async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
     hosted = Hosted()
-    interests = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
-    interests.client_caps = frozenset({"roots"})
+    interests = CallerSubscriptions(
+        McpClient(hosted.hub, ANYONE, EVERYTHING, frozenset({"roots"}), "s"), lambda _uri: None
+    )
     assert await interests.subscribe(NOTES) is None
     assert list(hosted.hub.subscriptions.followers(SERVER)) == [Subscriber(ANYONE, frozenset({"roots"}), "s")]
     interests.close()

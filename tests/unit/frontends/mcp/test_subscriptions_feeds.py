@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 
 from isthmus.core.catalog.snapshot import FeatureLists
-from isthmus.frontends.mcp.subscriptions import ListChangeFeed, ResourceUpdateFeed
-from isthmus.model.callers import Grants
+from isthmus.frontends.mcp.subscriptions import ListChangeFeed, McpClient, ResourceUpdateFeed
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import TOPICS, Topic
-from tests.unit.core.doubles import Stage, prompt, ready, resource, template, tool
+from tests.unit.core.doubles import ANYONE, Stage, prompt, ready, resource, template, tool
 
 ALL = Grants(("*",))
 
@@ -34,7 +34,7 @@ class Ear:
 
 async def test_a_change_is_told_at_once_and_the_next_ones_together() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     assert ear.count == 1
     for name in "bcd":
@@ -49,7 +49,7 @@ async def test_a_change_is_told_at_once_and_the_next_ones_together() -> None:
 
 async def test_what_changed_back_meanwhile_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b")))
     stage.hub.publish(ready(tool("a")))
@@ -62,7 +62,8 @@ async def test_what_changed_back_meanwhile_is_not_told() -> None:
 
 async def test_a_change_that_the_caller_cannot_see_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, Grants(("files.read",)), EVERYTHING, ear, ["tools"])
+    reader = Caller("reader", ANYONE.tenant, Grants(("files.read",)))
+    feed = ListChangeFeed(McpClient(stage.hub, reader, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("read"), tool("write")))
     assert ear.count == 0
     feed.close()
@@ -71,15 +72,15 @@ async def test_a_change_that_the_caller_cannot_see_is_not_told() -> None:
 async def test_who_has_an_old_list_is_told_at_once() -> None:
     stage, ear = Stage(), Ear()
     current = stage.hub.snapshot.view(ALL, EVERYTHING).digest
-    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": current}).close()
+    ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"], seen={"tools": current}).close()
     assert ear.count == 0
-    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": b"another"}).close()
+    ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"], seen={"tools": b"another"}).close()
     assert ear.count == 1
 
 
 async def test_a_closed_feed_tells_nothing_not_even_what_it_had_put_off() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b")))
     assert feed._timer is not None
@@ -91,7 +92,7 @@ async def test_a_closed_feed_tells_nothing_not_even_what_it_had_put_off() -> Non
 
 async def test_each_list_that_changed_is_told_and_no_other() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, TOPICS)
     stage.hub.publish(ready(tool(), prompts=[prompt("ask")], templates=[template("file:///{path}")]))
     assert ear.topics == ["prompts", "resources"]
     feed.close()
@@ -99,7 +100,7 @@ async def test_each_list_that_changed_is_told_and_no_other() -> None:
 
 async def test_a_list_that_nobody_asked_about_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["prompts"])
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["prompts"])
     stage.hub.publish(ready(tool("another"), resources=[resource("file:///x")]))
     assert ear.topics == []
     feed.close()
@@ -107,13 +108,13 @@ async def test_a_list_that_nobody_asked_about_is_not_told() -> None:
 
 async def test_a_list_that_the_caller_has_not_seen_yet_counts_as_todays() -> None:
     stage, ear = Stage(), Ear()
-    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS, seen={"prompts": b"another"}).close()
+    ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, TOPICS, seen={"prompts": b"another"}).close()
     assert ear.topics == ["prompts"]
 
 
 async def test_one_list_that_was_just_told_does_not_hold_up_another() -> None:
     stage, ear = Stage(), Ear()
-    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, TOPICS)
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b"), prompts=[prompt("ask")]))
     assert ear.topics == ["tools", "prompts"]
@@ -124,8 +125,8 @@ async def test_who_can_be_asked_is_told_of_what_it_is_listed_and_of_nothing_else
     stage, able, other = Stage(), Ear(), Ear()
     client_caps = frozenset({"elicitation"})
     feeds = [
-        ListChangeFeed(stage.hub, ALL, EVERYTHING, able, TOPICS, client_caps=client_caps),
-        ListChangeFeed(stage.hub, ALL, EVERYTHING, other, TOPICS),
+        ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING, client_caps), able, TOPICS),
+        ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), other, TOPICS),
     ]
     varied = msgspec.structs.replace(ready(tool()), variants={client_caps: FeatureLists((tool(), tool("ask")))})
     stage.hub.publish(varied)

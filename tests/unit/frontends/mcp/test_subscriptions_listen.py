@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from isthmus.frontends.mcp import subscriptions as module
-from isthmus.frontends.mcp.subscriptions import SUBSCRIPTIONS_MAX, ListenSubscription, SubscriptionStream
-from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES
+from isthmus.frontends.mcp.subscriptions import SUBSCRIPTIONS_MAX, ListenSubscription, McpClient, SubscriptionStream
+from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.mcp.modern import ListenFilter
@@ -26,7 +26,7 @@ def streaming() -> tuple[SubscriptionStream, list[Any]]:
 
 def subscribing(hosted: Hosted) -> ListenSubscription:
     stream, _ = streaming()
-    return ListenSubscription(hosted.hub, ANYONE, EVERYTHING, NO_CAPABILITIES, stream, lambda: False)
+    return ListenSubscription(McpClient(hosted.hub, ANYONE, EVERYTHING), stream, lambda: False)
 
 
 def test_updates_wait_for_the_acknowledgement_each_once() -> None:

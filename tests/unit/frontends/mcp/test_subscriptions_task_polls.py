@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.frontends.mcp import subscriptions as module
-from isthmus.frontends.mcp.subscriptions import TaskPoller
+from isthmus.frontends.mcp.subscriptions import McpClient, TaskPoller
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, NOT_ASKED, Progress, Question, Reply, Result, Surface
@@ -42,7 +42,7 @@ class Following:
         monkeypatch.setattr(module, "POLL_SECONDS_MIN", 0.0)
         self.host = hosted()
         self.told: list[dict[str, Any]] = []
-        self.polls = TaskPoller(self.host.hub, ANYONE, EVERYTHING, PROFILE, self.tell)
+        self.polls = TaskPoller(McpClient(self.host.hub, ANYONE, EVERYTHING, PROFILE), self.tell)
 
     async def begin(self) -> Following:
         assert await self.polls.add([MINE]) == (MINE,)
@@ -143,20 +143,20 @@ async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: p
 )
 async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
     host = hosted(ability)
-    assert await TaskPoller(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).add([id]) == ()
+    assert await TaskPoller(McpClient(host.hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None).add([id]) == ()
 
 
 async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = [public_id(ANYONE, SERVER, own) for own in "abc"]
-    polls = TaskPoller(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
     assert await polls.add(ids) == tuple(ids[:2])
 
 
 async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = iter(["made up", MINE, *(public_id(ANYONE, SERVER, own) for own in "bcd")])
-    polls = TaskPoller(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
     assert await polls.add(ids) == (MINE,)
     assert len(list(ids)) == 3
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.watch.server_tasks import LinkSession, ServerTask
-from isthmus.frontends.mcp.subscriptions import TaskStatusNotifier
+from isthmus.frontends.mcp.subscriptions import McpClient, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
@@ -31,7 +31,7 @@ def hosted(caller: Caller = ANYONE) -> Hosted:
 
 async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> None:
     host, heard = hosted(), list[ServerTask]()
-    news = TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, heard.append)
+    news = TaskStatusNotifier(McpClient(host.hub, ANYONE, EVERYTHING), heard.append)
     host.hub.tasks.notified(SERVER, HERE, state())
     news.close()
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
@@ -41,15 +41,17 @@ async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> Non
 async def test_a_task_of_a_server_that_is_not_on_this_surface_or_not_seen_is_not_told() -> None:
     blind = Caller(ANYONE.name, ANYONE.tenant, Grants(("other.*",)))
     host, heard = hosted(), list[ServerTask]()
-    TaskStatusNotifier(host.hub, ANYONE, Surface("own", ServerName("other")), heard.append)
-    TaskStatusNotifier(host.hub, blind, EVERYTHING, heard.append)
+    TaskStatusNotifier(McpClient(host.hub, ANYONE, Surface("own", ServerName("other"))), heard.append)
+    TaskStatusNotifier(McpClient(host.hub, blind, EVERYTHING), heard.append)
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
     assert heard == []
 
 
 async def test_who_reads_slowly_hears_what_changes() -> None:
     host, heard = hosted(), list[str]()
-    TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, lambda task: heard.append(task.state.status), lambda: True)
+    TaskStatusNotifier(
+        McpClient(host.hub, ANYONE, EVERYTHING), lambda task: heard.append(task.state.status), lambda: True
+    )
     for status in ("working", "input_required", "input_required", "working", "completed"):
         host.hub.tasks.notified(SERVER, HERE, state(status))
     assert heard == ["input_required", "working", "completed"]

@@ -29,7 +29,6 @@ from isthmus.model.tasks import (
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest, v0_3, v1_0
 from isthmus.wire.a2a.operations import (
-    A2aDialect,
     A2aProblem,
     CancelTask,
     GetExtendedCard,
@@ -39,6 +38,7 @@ from isthmus.wire.a2a.operations import (
     SubscribeToTask,
 )
 from isthmus.wire.a2a.streams import RestStream, RpcStream, UpdateStream
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.jsonrpc import Request
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -64,9 +64,7 @@ KINDS = [Kind(version, binding) for version in ("1.0", "0.3") for binding in ("J
 class Out:
     """The answer to one request, as the test writes it."""
 
-    def __init__(
-        self, writer: asyncio.StreamWriter, stream: UpdateStream, dialect: A2aDialect, asked: Operation
-    ) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, stream: UpdateStream, dialect: Dialect, asked: Operation) -> None:
         self._writer = writer
         self._stream = stream
         self._dialect = dialect
@@ -223,7 +221,7 @@ class ScriptedAgent:
     def _read_rpc(self, body: bytes, writer: asyncio.StreamWriter) -> tuple[Out, Operation]:
         request = jsonrpc.decode(body)
         assert isinstance(request, Request), request
-        dialect: A2aDialect = v1_0 if self.kind.version == "1.0" else v0_3
+        dialect: Dialect = v1_0.DIALECT if self.kind.version == "1.0" else v0_3.DIALECT
         asked = dialect.read(request.method, request.params)
         assert not isinstance(asked, A2aProblem), asked
         out = Out(writer, RpcStream(dialect, request.id), dialect, asked)

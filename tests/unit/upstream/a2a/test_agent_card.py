@@ -34,7 +34,7 @@ OBJECT = Raw(b'{"type":"object","properties":{"n":{"maximum":9223372036854775807
 
 
 def card(*skills: AgentSkill) -> AgentCard:
-    return AgentCard("Agent", "Does things.", "1", (AgentInterface("http://a"),), skills, (), ())
+    return AgentCard("Agent", "Does things.", "1", (AgentInterface("http://a"),), skills)
 
 
 def members(tool: Tool) -> dict[str, Any]:
@@ -104,7 +104,7 @@ HOME = "https://agents.example"
 
 
 def endpoint_card(*interfaces: AgentInterface) -> AgentCard:
-    return AgentCard("Agent", "", "1", interfaces, (), (), ())
+    return AgentCard("Agent", "", "1", interfaces, ())
 
 
 def chosen(*interfaces: AgentInterface, home: str = HOME, origins: tuple[str, ...] = ()) -> AgentEndpoint | str:

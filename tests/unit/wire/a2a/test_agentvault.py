@@ -21,18 +21,15 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.wire.a2a import agentvault
-from isthmus.wire.a2a.objects import parse_timestamp
 from isthmus.wire.a2a.operations import (
     A2aProblem,
     CancelTask,
     GetTask,
-    ListTasks,
     PushConfig,
-    PushConfigPage,
     SendMessage,
     SubscribeToTask,
-    TaskPage,
 )
+from isthmus.wire.a2a.v1_0 import parse_timestamp
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TASK, UPDATES, Json, raws
 
@@ -67,7 +64,10 @@ def failed(message: Message | None, *history: Message) -> Task:
 
 
 def test_the_client_of_0_2_1_is_understood() -> None:
-    asked = {name: agentvault.read(it.method, it.params) for name, it in captured.requests("agentvault-0.2.1").items()}
+    asked = {
+        name: agentvault.DIALECT.read(it.method, it.params)
+        for name, it in captured.requests("agentvault-0.2.1").items()
+    }
     send = asked["send"]
     assert isinstance(send, SendMessage)
     assert b'"mcp_context"' in bytes(send.message.metadata)
@@ -84,22 +84,25 @@ def test_the_client_of_0_2_1_is_understood() -> None:
 
 
 def test_the_client_of_1_0_0_is_understood() -> None:
-    asked = {name: agentvault.read(it.method, it.params) for name, it in captured.requests("agentvault-1.0.0").items()}
+    asked = {
+        name: agentvault.DIALECT.read(it.method, it.params)
+        for name, it in captured.requests("agentvault-1.0.0").items()
+    }
     kinds = {name: type(operation).__name__ for name, operation in asked.items()}
     assert kinds == {"send": "SendMessage", "subscribe": "SubscribeToTask", "get": "GetTask"}
 
 
 @pytest.mark.parametrize(("role", "kept"), [("assistant", "agent"), ("system", "user"), ("tool", "user")])
 def test_roles_that_others_do_not_have_are_the_nearest(role: str, kept: str) -> None:
-    operation = agentvault.read("tasks/send", raws({"message": {**MESSAGE, "role": role}}))
+    operation = agentvault.DIALECT.read("tasks/send", raws({"message": {**MESSAGE, "role": role}}))
     assert isinstance(operation, SendMessage)
     assert operation.message.role == kept
 
 
 def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
-    operation = agentvault.read("tasks/sendSubscribe", raws({"id": None, "message": MESSAGE}))
+    operation = agentvault.DIALECT.read("tasks/sendSubscribe", raws({"id": None, "message": MESSAGE}))
     assert operation == SendMessage(Message("", "user", (TextPart("hi"),)), waits=False, is_stream=True)
-    assert agentvault.read("tasks/sendSubscribe", raws({"id": "t", "message": None})) == SubscribeToTask("t")
+    assert agentvault.DIALECT.read("tasks/sendSubscribe", raws({"id": "t", "message": None})) == SubscribeToTask("t")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
     ],
 )
 def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
-    problem = agentvault.read(method, raws(params))
+    problem = agentvault.DIALECT.read(method, raws(params))
     assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
 
@@ -132,8 +135,8 @@ def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str
 
 
 def test_a_message_is_answered_with_an_id_alone() -> None:
-    assert written(agentvault.write_sent(TASK, None)) == {"id": "t1"}
-    assert written(agentvault.write_cancelled(TASK)) == {"success": True, "message": None}
+    assert written(agentvault.DIALECT.write_sent(TASK, None)) == {"id": "t1"}
+    assert written(agentvault.DIALECT.write_cancelled(TASK)) == {"success": True, "message": None}
 
 
 def test_a_failed_task_is_written_as_the_original_wrote_it() -> None:
@@ -148,13 +151,13 @@ def test_a_failed_task_is_written_as_the_original_wrote_it() -> None:
         (),
         (told(output),),
     )
-    assert written(agentvault.write_task(task, 0)) == theirs
+    assert written(agentvault.DIALECT.write_task(task, 0)) == theirs
     status = TaskStatus("failed", parse_timestamp(event["timestamp"]) or 0.0, task.status.message)
     assert written(agentvault.write_status_event(event["taskId"], status)) == event
 
 
 def test_a_task_holds_all_that_was_said() -> None:
-    task = written(agentvault.write_task(TASK, 0))
+    task = written(agentvault.DIALECT.write_task(TASK, 0))
     assert [message["role"] for message in task["messages"]] == ["user", "assistant", "assistant"]
     assert task["messages"][0] == {"role": "user", "parts": [{"type": "text", "content": "hi"}], "metadata": None}
     assert task["metadata"] == {"tm": [1]}
@@ -245,14 +248,10 @@ def test_states_that_it_lacks_are_the_nearest(state: TaskState, word: str) -> No
 
 
 def test_an_update_alone_is_the_event_that_says_most() -> None:
-    events = [written(agentvault.write_update(update)) for update in (*UPDATES[:3], told(TextPart("x")))]
+    events = [written(agentvault.DIALECT.write_update(update)) for update in (*UPDATES[:3], told(TextPart("x")))]
     assert [list(event)[1] for event in events] == ["state", "state", "artifact", "message"]
 
 
-def test_the_rest_is_told_though_nobody_can_ask() -> None:
-    assert written(agentvault.write_tasks(TaskPage((TASK,), 1), ListTasks()))[0]["id"] == "t1"
-    place = {"id": "t", "webhookUrl": HOOK}
-    assert written(agentvault.write_push("t", PushConfig(HOOK))) == place
-    assert written(agentvault.write_pushes(PushConfigPage("t", (PushConfig(HOOK),)))) == [place]
-    assert agentvault.write_deleted() == b"null"
-    assert agentvault.write_problem(A2aProblem("task_not_found", "m")) == (-32001, "m", None)
+def test_a_problem_has_the_code_that_its_clients_know() -> None:
+    assert agentvault.DIALECT.write_problem(A2aProblem("task_not_found", "m")) == (-32001, "m", None)
+    assert agentvault.DIALECT.write_problem(A2aProblem("task_not_cancelable", "m"))[0] == -32004

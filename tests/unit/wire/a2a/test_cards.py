@@ -17,13 +17,10 @@ from isthmus.wire.a2a.cards import (
     AgentCard,
     AgentExtension,
     AgentInterface,
-    AgentProvider,
     AgentSkill,
     ApiKey,
     Http,
-    MutualTls,
     OAuth,
-    OpenId,
     Scheme,
     read_card,
 )
@@ -45,22 +42,16 @@ CARD = AgentCard(
         AgentInterface(REST, "HTTP+JSON", "0.3"),
     ),
     (
-        AgentSkill(
-            "execute_mcp_command", "Execute MCP Command", "Runs one", ("mcp",), ("x",), ("a/b",), ("a/b",), SCHEMA
-        ),
+        AgentSkill("execute_mcp_command", "Execute MCP Command", "Runs one", ("mcp",), ("x",), SCHEMA),
         AgentSkill("files.read", "read", ""),
     ),
-    ("text/plain",),
-    ("application/json",),
-    AgentProvider("Org", "https://example.com"),
+    ("text/plain", "application/json"),
     can_push=True,
     has_extended=True,
     extensions=(AgentExtension("urn:other", "more", True, Raw(b'{"a":1}')),),
-    schemes={"bearer": Http("Bearer", "opaque"), "key": ApiKey("X-Api-Key", "a key")},
-    requirements=({"bearer": ()}, {"key": ("a", "b")}),
-    documentation_url="https://docs.example",
+    schemes={"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")},
 )
-BARE = AgentCard("Hub", "Runs tools", "1", (AgentInterface(URL),), (AgentSkill("s", "s", "d"),), ("a/b",), ("a/b",))
+BARE = AgentCard("Hub", "Runs tools", "1", (AgentInterface(URL),), (AgentSkill("s", "s", "d"),), ("a/b",))
 
 STRICT = {
     "name",
@@ -85,13 +76,13 @@ def with_schemes(**schemes: Scheme) -> AgentCard:
 def test_a_strict_card_has_what_1_0_requires_and_nothing_else() -> None:
     assert written(cards.write_strict(BARE)).keys() == STRICT
     card = written(cards.write_strict(CARD))
-    assert card.keys() - STRICT == {"provider", "documentationUrl", "securitySchemes", "securityRequirements"}
+    assert card.keys() - STRICT == {"securitySchemes", "securityRequirements"}
     assert card["supportedInterfaces"][0] == {"url": URL, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
     assert card["capabilities"]["streaming"] is True
     assert card["capabilities"]["extendedAgentCard"] is True
     assert card["securityRequirements"] == [
         {"schemes": {"bearer": {"list": []}}},
-        {"schemes": {"key": {"list": ["a", "b"]}}},
+        {"schemes": {"key": {"list": []}}},
     ]
 
 
@@ -115,12 +106,11 @@ def test_a_card_of_0_3_says_where_it_is_spoken() -> None:
     assert (card["protocolVersion"], card["url"], card["preferredTransport"]) == ("0.3.0", URL, "JSONRPC")
     assert card["additionalInterfaces"] == [{"url": REST, "transport": "HTTP+JSON"}]
     assert card["supportsAuthenticatedExtendedCard"] is True
-    assert card["security"] == [{"bearer": []}, {"key": ["a", "b"]}]
+    assert card["security"] == [{"bearer": []}, {"key": []}]
     assert card["securitySchemes"]["key"] == {
         "type": "apiKey",
         "in": "header",
         "name": "X-Api-Key",
-        "description": "a key",
     }
     assert "supportedInterfaces" not in card
 
@@ -149,48 +139,9 @@ def test_a_merged_card_is_both() -> None:
         ),
         (Http("Bearer"), {"httpAuthSecurityScheme": {"scheme": "Bearer"}}, {"type": "http", "scheme": "Bearer"}),
         (
-            OAuth(TOKENS, scopes={"t": "tools"}, metadata_url="https://m.example"),
-            {
-                "oauth2SecurityScheme": {
-                    "flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {"t": "tools"}}},
-                    "oauth2MetadataUrl": "https://m.example",
-                }
-            },
-            {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {"t": "tools"}}}},
-        ),
-        (
-            OAuth(TOKENS, "https://as.example/code"),
-            {
-                "oauth2SecurityScheme": {
-                    "flows": {
-                        "authorizationCode": {
-                            "authorizationUrl": "https://as.example/code",
-                            "tokenUrl": TOKENS,
-                            "scopes": {},
-                        }
-                    }
-                }
-            },
-            {
-                "type": "oauth2",
-                "flows": {
-                    "authorizationCode": {
-                        "authorizationUrl": "https://as.example/code",
-                        "tokenUrl": TOKENS,
-                        "scopes": {},
-                    }
-                },
-            },
-        ),
-        (
-            OpenId("https://as.example"),
-            {"openIdConnectSecurityScheme": {"openIdConnectUrl": "https://as.example"}},
-            {"type": "openIdConnect", "openIdConnectUrl": "https://as.example"},
-        ),
-        (
-            MutualTls("a cert"),
-            {"mtlsSecurityScheme": {"description": "a cert"}},
-            {"type": "mutualTLS", "description": "a cert"},
+            OAuth(TOKENS),
+            {"oauth2SecurityScheme": {"flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {}}}}},
+            {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {}}}},
         ),
     ],
 )
@@ -214,9 +165,9 @@ def test_the_first_card_says_what_clients_of_a_gateway_look_for() -> None:
 def test_agentvaults_card_has_what_its_clients_require() -> None:
     card = written(cards.write_agentvault(CARD, "org/hub"))
     assert (card["schemaVersion"], card["humanReadableId"], card["agentVersion"]) == ("1.0", "org/hub", "1.2.3")
-    assert card["provider"] == {"name": "Org", "url": "https://example.com"}
+    assert card["provider"] == {"name": "Hub"}
     assert card["capabilities"]["a2aVersion"] == "1.0"
-    key = {"scheme": "apiKey", "service_identifier": "org", "description": "a key"}
+    key = {"scheme": "apiKey", "service_identifier": "org"}
     assert card["authSchemes"] == [{"scheme": "bearer"}, key]
     assert card["skills"][0]["input_schema"] == json.loads(bytes(SCHEMA))
     assert "output_schema" not in card["skills"][0]
@@ -229,9 +180,9 @@ def test_agentvaults_card_says_that_no_key_is_needed_where_none_is() -> None:
 
 
 def test_agentvaults_clients_are_told_where_tokens_are() -> None:
-    card = with_schemes(o=OAuth(TOKENS, scopes={"t": "tools"}), m=MutualTls())
+    card = with_schemes(o=OAuth(TOKENS), b=Http("Bearer"))
     assert written(cards.write_agentvault(card, "org/hub"))["authSchemes"] == [
-        {"scheme": "oauth2", "service_identifier": "org", "tokenUrl": TOKENS, "scopes": ["t"]},
+        {"scheme": "oauth2", "service_identifier": "org", "tokenUrl": TOKENS},
         {"scheme": "bearer"},
     ]
 
@@ -275,7 +226,6 @@ def test_a_card_is_read_as_it_was_written(write: Any) -> None:
     assert isinstance(card, AgentCard)
     assert (card.name, card.description, card.version) == (CARD.name, CARD.description, CARD.version)
     assert card.interfaces == CARD.interfaces
-    assert card.provider == CARD.provider
     assert (card.can_stream, card.can_push, card.has_extended) == (True, True, True)
     assert [skill.id for skill in card.skills] == ["execute_mcp_command", "files.read"]
     assert card.skills[0].input_schema == SCHEMA
@@ -292,8 +242,7 @@ def test_a_card_of_0_3_says_its_places_otherwise() -> None:
 def test_the_least_that_is_a_card() -> None:
     card = read(MINIMUM)
     assert card.interfaces == (AgentInterface(URL, "JSONRPC", "0.3"),)
-    assert (card.skills, card.can_stream, card.provider) == ((), False, None)
-    assert read({**MINIMUM, "provider": {"organization": "Org"}}).provider == AgentProvider("Org", "")
+    assert (card.skills, card.can_stream) == ((), False)
 
 
 def test_what_is_of_another_type_is_left_out() -> None:
@@ -301,14 +250,13 @@ def test_what_is_of_another_type_is_left_out() -> None:
         {
             **MINIMUM,
             "description": 7,
-            "skills": [7, {"id": 7}, {"id": "s", "tags": "t", "name": None}],
+            "skills": [7, {"id": 7}, {"id": "s", "tags": "t", "examples": ["a", 7], "name": None}],
             "capabilities": [],
             "additionalInterfaces": [{"url": REST}, {"url": URL, "transport": "JSONRPC"}, None],
-            "defaultInputModes": ["a", 7],
         }
     )
-    assert (odd.description, odd.input_modes) == ("", ("a",))
-    assert [(skill.id, skill.name, skill.tags) for skill in odd.skills] == [("s", "s", ())]
+    assert odd.description == ""
+    assert odd.skills == (AgentSkill("s", "s", "", (), ("a",)),)
     assert odd.interfaces == (AgentInterface(URL, "JSONRPC", "0.3"),)
 
 

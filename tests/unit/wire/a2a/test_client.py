@@ -44,7 +44,6 @@ from isthmus.wire.a2a.client import (
     read_sent,
 )
 from isthmus.wire.a2a.operations import (
-    A2aDialect,
     A2aProblem,
     CancelTask,
     GetTask,
@@ -52,6 +51,7 @@ from isthmus.wire.a2a.operations import (
     SendMessage,
     SubscribeToTask,
 )
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.sse import SseEvent
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import ODD, ids, messages_of, metadata, parts_of, some_json, some_object, steady
@@ -73,7 +73,7 @@ def sends(parts: st.SearchStrategy[Part]) -> st.SearchStrategy[ClientOperation]:
     return st.builds(SendMessage, messages, optional, optional, flags, flags, lengths, modes, st.none(), metadata)
 
 
-def understood(client: A2aClient, dialect: A2aDialect, asked: ClientOperation) -> object:
+def understood(client: A2aClient, dialect: Dialect, asked: ClientOperation) -> object:
     method, params = client.write(asked)
     return dialect.read(method, msgspec.json.decode(params, type=dict[str, Raw]))
 
@@ -81,13 +81,13 @@ def understood(client: A2aClient, dialect: A2aDialect, asked: ClientOperation) -
 @given(SHARED | sends(parts_of(some_json, has_types=True)))
 @steady
 def test_what_is_asked_in_1_0_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
-    assert understood(ClientV10(), v1_0, asked) == asked
+    assert understood(ClientV10(), v1_0.DIALECT, asked) == asked
 
 
 @given(SHARED | sends(parts_of(some_object, has_types=False)))
 @steady
 def test_what_is_asked_in_0_3_is_understood_as_it_was_meant(asked: ClientOperation) -> None:
-    assert understood(ClientV03(), v0_3, asked) == asked
+    assert understood(ClientV03(), v0_3.DIALECT, asked) == asked
 
 
 @given(SHARED | sends(parts_of(some_json, has_types=True)))
@@ -412,13 +412,13 @@ def test_what_is_asked_is_understood_as_it_was_meant(asked: ClientOperation) -> 
     ],
 )
 def test_what_is_told_is_understood_as_it_was_meant(update: Update) -> None:
-    assert REST_CLIENT.read_update(v0_3_rest.write_update(update)) == update
+    assert REST_CLIENT.read_update(v0_3_rest.DIALECT.write_update(update)) == update
 
 
 def test_whole_answers_are_understood() -> None:
     task = Task("t", "c", TaskStatus("completed", 1.5), 1.5, (MADE,))
-    assert REST_CLIENT.read_task(v0_3_rest.write_task(task, None)) == task
-    assert read_sent(REST_CLIENT, v0_3_rest.write_sent(task, None)) == task
+    assert REST_CLIENT.read_task(v0_3_rest.DIALECT.write_task(task, None)) == task
+    assert read_sent(REST_CLIENT, v0_3_rest.DIALECT.write_sent(task, None)) == task
 
 
 def test_members_may_be_spelt_as_the_protobuf_has_them() -> None:
@@ -459,7 +459,7 @@ def test_an_answer_that_is_none_is_the_agents_fault_over_rest(answer: bytes) -> 
 
 
 def test_an_update_is_no_answer_to_a_message_over_rest() -> None:
-    update = v0_3_rest.write_update(TaskStatusUpdate("t", "c", TaskStatus("working", 1.5)))
+    update = v0_3_rest.DIALECT.write_update(TaskStatusUpdate("t", "c", TaskStatus("working", 1.5)))
     assert isinstance(read_sent(REST_CLIENT, update), A2aProblem)
 
 

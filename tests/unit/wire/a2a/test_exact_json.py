@@ -14,7 +14,8 @@ from msgspec import Raw
 
 from isthmus.model.tasks import Task, TaskStatus
 from isthmus.wire.a2a import agentvault, v0_1, v0_3, v0_3_rest, v1_0
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, SendMessage
+from isthmus.wire.a2a.operations import A2aProblem, SendMessage
+from isthmus.wire.a2a.v1_0 import Dialect
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import AT, Json, some_json, some_object, steady, values
 
@@ -42,16 +43,16 @@ def vault(data: bytes, metadata: bytes) -> bytes:
     return b'{"role":"user","parts":[{"type":"data","content":%b}],"metadata":%b}' % (data, metadata)
 
 
-ALL: list[tuple[A2aDialect, str, Around]] = [
-    (v1_0, "SendMessage", latest),
-    (v0_3, "message/send", earlier),
-    (v0_3_rest, "message/send", plain_http),
-    (v0_1, "tasks/send", first),
-    (agentvault, "tasks/send", vault),
+ALL: list[tuple[Dialect, str, Around]] = [
+    (v1_0.DIALECT, "SendMessage", latest),
+    (v0_3.DIALECT, "message/send", earlier),
+    (v0_3_rest.DIALECT, "message/send", plain_http),
+    (v0_1.DIALECT, "tasks/send", first),
+    (agentvault.DIALECT, "tasks/send", vault),
 ]
 
 
-def through(dialect: A2aDialect, method: str, message: bytes) -> bytes:
+def through(dialect: Dialect, method: str, message: bytes) -> bytes:
     """A message as its sender is shown it when asking for the task."""
     operation = dialect.read(method, {"id": Raw(b'"t"'), "message": Raw(message)})
     assert isinstance(operation, SendMessage)
@@ -72,7 +73,7 @@ def exact(text: bytes, whole: bytes) -> bool:
 
 
 @pytest.mark.parametrize(("dialect", "method", "around"), ALL, ids=["1.0", "0.3", "0.3 http", "0.1", "agentvault"])
-def test_data_and_metadata_come_back_as_the_text_they_were(dialect: A2aDialect, method: str, around: Around) -> None:
+def test_data_and_metadata_come_back_as_the_text_they_were(dialect: Dialect, method: str, around: Around) -> None:
     @given(some_object, some_object)
     @steady
     def check(data: Raw, metadata: Raw) -> None:
@@ -86,7 +87,7 @@ def test_data_and_metadata_come_back_as_the_text_they_were(dialect: A2aDialect, 
 @given(some_json)
 @steady
 def test_1_0_takes_any_json_as_data(data: Raw) -> None:
-    assert exact(bytes(data), through(v1_0, "SendMessage", latest(bytes(data), b"{}")))
+    assert exact(bytes(data), through(v1_0.DIALECT, "SendMessage", latest(bytes(data), b"{}")))
 
 
 @pytest.mark.parametrize(("dialect", "method", "around"), ALL, ids=["1.0", "0.3", "0.3 http", "0.1", "agentvault"])
@@ -101,19 +102,19 @@ def test_1_0_takes_any_json_as_data(data: Raw) -> None:
         b'{"escaped":"\\u00e9\\ud83d\\ude00","plain":"\xc3\xa9"}',
     ],
 )
-def test_what_a_parser_would_spoil_is_not_parsed(dialect: A2aDialect, method: str, around: Around, data: bytes) -> None:
+def test_what_a_parser_would_spoil_is_not_parsed(dialect: Dialect, method: str, around: Around, data: bytes) -> None:
     assert data in through(dialect, method, around(data, b"null"))
 
 
 # -- requests that are none ----------------------------------------------------------------------------------------
 
-REQUESTS: list[tuple[A2aDialect, str, dict[str, Raw]]] = [
+REQUESTS: list[tuple[Dialect, str, dict[str, Raw]]] = [
     (dialect, request.method, request.params)
     for dialect, package in (
-        (v1_0, "sdk-1.3.0"),
-        (v0_3, "sdk-0.3.26"),
-        (v0_1, "samples-0.1"),
-        (agentvault, "agentvault-0.2.1"),
+        (v1_0.DIALECT, "sdk-1.3.0"),
+        (v0_3.DIALECT, "sdk-0.3.26"),
+        (v0_1.DIALECT, "samples-0.1"),
+        (agentvault.DIALECT, "agentvault-0.2.1"),
     )
     for request in captured.requests(package).values()
 ]
@@ -137,7 +138,7 @@ def changed(value: Any, path: tuple[str | int, ...], into: Json) -> Any:
 @given(st.sampled_from(REQUESTS), st.data(), values)
 @steady
 def test_a_request_with_anything_anywhere_is_read_or_refused(
-    request: tuple[A2aDialect, str, dict[str, Raw]], data: st.DataObject, into: Json
+    request: tuple[Dialect, str, dict[str, Raw]], data: st.DataObject, into: Json
 ) -> None:
     dialect, method, params = request
     whole: Any = {name: json.loads(bytes(raw)) for name, raw in params.items()}

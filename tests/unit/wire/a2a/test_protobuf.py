@@ -63,7 +63,7 @@ def said(data: Any, **more: Any) -> dict[str, Any]:
 def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
     members = read("SendMessage", packed("SendMessageRequest", said(data)))
     assert not isinstance(members, A2aProblem)
-    operation = v1_0.read("SendMessage", members)
+    operation = v1_0.DIALECT.read("SendMessage", members)
     assert isinstance(operation, SendMessage)
     (part,) = operation.message.parts
     assert isinstance(part, DataPart)
@@ -111,14 +111,17 @@ TASK = Task(
 @pytest.mark.parametrize(
     ("method", "result"),
     [
-        ("SendMessage", v1_0.write_sent(TASK, None)),
-        ("SendMessage", v1_0.write_sent(AGENT, None)),
-        ("GetTask", v1_0.write_task(TASK, None)),
-        ("CancelTask", v1_0.write_cancelled(TASK)),
-        ("SubscribeToTask", v1_0.write_update(TASK)),
-        ("SubscribeToTask", v1_0.write_update(TaskStatusUpdate("t1", "c1", TaskStatus("failed", 5.5)))),
-        ("SendStreamingMessage", v1_0.write_update(TaskArtifactUpdate("t1", "c1", TASK.artifacts[0], is_more=True))),
-        ("DeleteTaskPushNotificationConfig", v1_0.write_deleted()),
+        ("SendMessage", v1_0.DIALECT.write_sent(TASK, None)),
+        ("SendMessage", v1_0.DIALECT.write_sent(AGENT, None)),
+        ("GetTask", v1_0.DIALECT.write_task(TASK, None)),
+        ("CancelTask", v1_0.DIALECT.write_cancelled(TASK)),
+        ("SubscribeToTask", v1_0.DIALECT.write_update(TASK)),
+        ("SubscribeToTask", v1_0.DIALECT.write_update(TaskStatusUpdate("t1", "c1", TaskStatus("failed", 5.5)))),
+        (
+            "SendStreamingMessage",
+            v1_0.DIALECT.write_update(TaskArtifactUpdate("t1", "c1", TASK.artifacts[0], is_more=True)),
+        ),
+        ("DeleteTaskPushNotificationConfig", v1_0.DIALECT.write_deleted()),
     ],
 )
 def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) -> None:
@@ -129,14 +132,14 @@ def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) 
     "data", [b"1" + b"0" * 400, b"1" * 400 + b".5", b"1e400", b'{"a":[-1.5E+0400]}', b"[" * 200 + b"]" * 200]
 )
 def test_what_protobuf_cannot_hold_is_said_so(data: bytes) -> None:
-    sent = v1_0.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
+    sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     with pytest.raises(Unwritable, match="cannot be written in protobuf"):
         write("SendMessage", sent)
 
 
 def test_what_only_looks_like_a_number_beyond_a_double_is_written() -> None:
     data = b'{"text":"1e400","small":1e-400,"large":1e300}'
-    sent = v1_0.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
+    sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     (part,) = unpacked("SendMessageResponse", write("SendMessage", sent))["message"]["parts"]
     assert part["data"] == {"text": "1e400", "small": 0, "large": 1e300}
 

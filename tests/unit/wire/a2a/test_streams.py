@@ -20,7 +20,8 @@ from isthmus.model.tasks import (
     Update,
 )
 from isthmus.wire.a2a import agentvault, rest, streams, v0_1, v0_3, v1_0
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem
+from isthmus.wire.a2a.operations import A2aProblem
+from isthmus.wire.a2a.v1_0 import Dialect
 from isthmus.wire.sse import SseDecoder, SseEvent
 from tests.unit.wire.a2a.samples import ASKED, AT, TASK, UPDATES
 
@@ -36,8 +37,8 @@ def told(stream: streams.UpdateStream, *updates: Update) -> list[tuple[str, Any]
     return events(b"".join(stream.write(update) for update in updates))
 
 
-@pytest.mark.parametrize("dialect", [v1_0, v0_3, v0_1])
-def test_over_json_rpc_every_item_answers_the_request(dialect: A2aDialect) -> None:
+@pytest.mark.parametrize("dialect", [v1_0.DIALECT, v0_3.DIALECT, v0_1.DIALECT])
+def test_over_json_rpc_every_item_answers_the_request(dialect: Dialect) -> None:
     stream = streams.rpc_stream(dialect, b'"r1"', "t1")
     items = told(stream, *UPDATES)
     assert len(items) == len(UPDATES)
@@ -47,7 +48,7 @@ def test_over_json_rpc_every_item_answers_the_request(dialect: A2aDialect) -> No
 
 
 def test_the_first_generation_is_told_a_whole_task_in_pieces() -> None:
-    items = told(streams.rpc_stream(v0_1, b"1", "t1"), TASK)
+    items = told(streams.rpc_stream(v0_1.DIALECT, b"1", "t1"), TASK)
     assert [list(item["result"])[1] for _, item in items] == ["artifact", "status"]
 
 
@@ -69,8 +70,8 @@ def test_over_plain_http_items_are_bare(binding: rest.Binding) -> None:
 def test_a_line_break_in_a_callers_json_does_not_end_an_event() -> None:
     odd = Message("m", "agent", (DataPart(Raw(b'{"a":\n\n1}')),))
     for stream in (
-        streams.rpc_stream(v1_0, b"1", "t"),
-        streams.rpc_stream(agentvault, b"1", "t"),
+        streams.rpc_stream(v1_0.DIALECT, b"1", "t"),
+        streams.rpc_stream(agentvault.DIALECT, b"1", "t"),
         streams.RestStream(rest.V1_0),
     ):
         assert len(told(stream, odd)) == 1
@@ -79,11 +80,11 @@ def test_a_line_break_in_a_callers_json_does_not_end_an_event() -> None:
 @pytest.mark.parametrize("update", UPDATES)
 def test_since_0_3_every_event_says_where_it_is(update: Update) -> None:
     for stream, place in (
-        (streams.rpc_stream(v1_0, b"1", "t"), "3.14"),
-        (streams.rpc_stream(v0_3, b"1", "t"), "3.14"),
+        (streams.rpc_stream(v1_0.DIALECT, b"1", "t"), "3.14"),
+        (streams.rpc_stream(v0_3.DIALECT, b"1", "t"), "3.14"),
         (streams.RestStream(rest.V0_3), "3.14"),
-        (streams.rpc_stream(v0_1, b"1", "t"), None),
-        (streams.rpc_stream(agentvault, b"1", "t"), None),
+        (streams.rpc_stream(v0_1.DIALECT, b"1", "t"), None),
+        (streams.rpc_stream(agentvault.DIALECT, b"1", "t"), None),
     ):
         found = SseDecoder().feed(stream.write(update, "3.14"))
         assert found
@@ -94,7 +95,7 @@ def test_since_0_3_every_event_says_where_it_is(update: Update) -> None:
 
 
 def vault() -> streams.UpdateStream:
-    return streams.rpc_stream(agentvault, b'"r1"', "t1")
+    return streams.rpc_stream(agentvault.DIALECT, b'"r1"', "t1")
 
 
 def answered() -> Task:

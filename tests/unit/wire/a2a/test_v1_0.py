@@ -71,12 +71,12 @@ ASKED_FOR: dict[str, Operation] = {
 
 
 def sent(**message: Json) -> Operation | A2aProblem:
-    return v1_0.read("SendMessage", raws({"message": {**MESSAGE, **message}}))
+    return v1_0.DIALECT.read("SendMessage", raws({"message": {**MESSAGE, **message}}))
 
 
 def refused(method: str, params: dict[str, Json]) -> str:
     """The field that is wrong."""
-    problem = v1_0.read(method, raws(params))
+    problem = v1_0.DIALECT.read(method, raws(params))
     assert isinstance(problem, A2aProblem)
     assert problem.kind == "invalid_params"
     return problem.details["field"]
@@ -92,12 +92,12 @@ def written(payload: bytes | Raw) -> Any:
 @pytest.mark.parametrize("name", ASKED_FOR)
 def test_the_official_client_is_understood(name: str) -> None:
     request = captured.request("sdk-1.3.0", name)
-    assert v1_0.read(request.method, request.params) == ASKED_FOR[name]
+    assert v1_0.DIALECT.read(request.method, request.params) == ASKED_FOR[name]
 
 
 def test_there_is_a_reader_for_every_method_and_none_for_others() -> None:
-    assert v1_0.read("GetExtendedAgentCard", {}) == GetExtendedCard()
-    unknown = v1_0.read("sendMessage", {})
+    assert v1_0.DIALECT.read("GetExtendedAgentCard", {}) == GetExtendedCard()
+    unknown = v1_0.DIALECT.read("sendMessage", {})
     assert isinstance(unknown, A2aProblem)
     assert unknown.kind == "unknown_method"
 
@@ -194,9 +194,9 @@ def test_what_is_wrong_with_parameters_is_named(method: str, params: dict[str, J
 
 
 def test_a_list_asks_for_fifty_of_all_tasks_unless_it_says_otherwise() -> None:
-    assert v1_0.read("ListTasks", {}) == ListTasks()
+    assert v1_0.DIALECT.read("ListTasks", {}) == ListTasks()
     blank = raws({"contextId": "", "status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "pageSize": None})
-    assert v1_0.read("ListTasks", blank) == ListTasks()
+    assert v1_0.DIALECT.read("ListTasks", blank) == ListTasks()
 
 
 def test_a_message_waits_for_the_work_unless_it_says_otherwise() -> None:
@@ -206,7 +206,7 @@ def test_a_message_waits_for_the_work_unless_it_says_otherwise() -> None:
         ({"returnImmediately": True}, False),
     ]
     for said, waits in choices:
-        operation = v1_0.read("SendMessage", raws({"message": MESSAGE, "configuration": said}))
+        operation = v1_0.DIALECT.read("SendMessage", raws({"message": MESSAGE, "configuration": said}))
         assert isinstance(operation, SendMessage)
         assert operation.waits is waits
 
@@ -215,7 +215,7 @@ def test_a_message_waits_for_the_work_unless_it_says_otherwise() -> None:
 
 
 def test_a_task_is_written_as_the_specification_has_it() -> None:
-    assert written(v1_0.write_task(TASK, None)) == {
+    assert written(v1_0.DIALECT.write_task(TASK, None)) == {
         "id": "t1",
         "contextId": "c1",
         "status": {
@@ -250,33 +250,33 @@ def test_a_task_is_written_as_the_specification_has_it() -> None:
         ],
         "metadata": {"tm": [1]},
     }
-    assert bytes(ODD) in bytes(v1_0.write_task(TASK, None))
+    assert bytes(ODD) in bytes(v1_0.DIALECT.write_task(TASK, None))
 
 
 @pytest.mark.parametrize(("length", "shown"), [(None, ["m0", "m1"]), (1, ["m1"]), (9, ["m0", "m1"])])
 def test_a_history_is_as_long_as_was_asked_for(length: int | None, shown: list[str]) -> None:
-    for payload in v1_0.write_task(TASK, length), v1_0.write_sent(TASK, length):
+    for payload in v1_0.DIALECT.write_task(TASK, length), v1_0.DIALECT.write_sent(TASK, length):
         task = written(payload).get("task") or written(payload)
         assert [message["messageId"] for message in task["history"]] == shown
 
 
 def test_a_history_of_no_length_is_left_out_and_so_are_artifacts_that_are_not_there() -> None:
     bare = Task("t", "c", TaskStatus("working", AT), AT)
-    assert written(v1_0.write_task(bare, None)).keys() == {"id", "contextId", "status"}
-    assert "history" not in written(v1_0.write_task(TASK, 0))
-    assert written(v1_0.write_cancelled(bare)) == written(v1_0.write_task(bare, None))
+    assert written(v1_0.DIALECT.write_task(bare, None)).keys() == {"id", "contextId", "status"}
+    assert "history" not in written(v1_0.DIALECT.write_task(TASK, 0))
+    assert written(v1_0.DIALECT.write_cancelled(bare)) == written(v1_0.DIALECT.write_task(bare, None))
 
 
 def test_an_answer_is_a_task_or_a_message_under_its_name() -> None:
-    assert written(v1_0.write_sent(TASK, None)).keys() == {"task"}
+    assert written(v1_0.DIALECT.write_sent(TASK, None)).keys() == {"task"}
     direct = Message("r", "agent", (TextPart("direct"),), context="c")
-    assert written(v1_0.write_sent(direct, None)) == {
+    assert written(v1_0.DIALECT.write_sent(direct, None)) == {
         "message": {"messageId": "r", "contextId": "c", "role": "ROLE_AGENT", "parts": [{"text": "direct"}]}
     }
 
 
 def test_a_stream_has_items_of_four_kinds() -> None:
-    items = [written(v1_0.write_update(update)) for update in (*UPDATES, ASKED)]
+    items = [written(v1_0.DIALECT.write_update(update)) for update in (*UPDATES, ASKED)]
     assert [list(item) for item in items] == [
         ["task"],
         ["statusUpdate"],
@@ -298,10 +298,10 @@ def test_a_stream_has_items_of_four_kinds() -> None:
 def test_a_list_says_all_that_is_required_of_it_and_artifacts_only_if_asked() -> None:
     bare = Task("t", "c", TaskStatus("working", AT), AT)
     page = TaskPage((TASK, bare), 7, "", 2)
-    plain = written(v1_0.write_tasks(page, ListTasks(history_length=0)))
+    plain = written(v1_0.DIALECT.write_tasks(page, ListTasks(history_length=0)))
     assert (plain["nextPageToken"], plain["pageSize"], plain["totalSize"]) == ("", 2, 7)
     assert [task.keys() & {"artifacts", "history"} for task in plain["tasks"]] == [set(), set()]
-    full = written(v1_0.write_tasks(page, ListTasks(has_artifacts=True)))
+    full = written(v1_0.DIALECT.write_tasks(page, ListTasks(has_artifacts=True)))
     assert [len(task["artifacts"]) for task in full["tasks"]] == [1, 0]
 
 
@@ -313,27 +313,27 @@ def test_places_of_pushes_are_written_flat() -> None:
         "token": "tok",
         "authentication": {"scheme": "Bearer", "credentials": "cred"},
     }
-    assert written(v1_0.write_push("t1", TARGET)) == place
-    assert written(v1_0.write_push("t1", PushConfig(HOOK))) == {"url": HOOK, "taskId": "t1"}
-    assert written(v1_0.write_pushes(PushConfigPage("t1", (TARGET,), "next"))) == {
+    assert written(v1_0.DIALECT.write_push("t1", TARGET)) == place
+    assert written(v1_0.DIALECT.write_push("t1", PushConfig(HOOK))) == {"url": HOOK, "taskId": "t1"}
+    assert written(v1_0.DIALECT.write_pushes(PushConfigPage("t1", (TARGET,), "next"))) == {
         "configs": [place],
         "nextPageToken": "next",
     }
-    assert v1_0.write_deleted() == b"{}"
+    assert v1_0.DIALECT.write_deleted() == b"{}"
 
 
 def test_a_problem_has_its_code() -> None:
-    assert v1_0.write_problem(A2aProblem("version_not_supported", "m"))[:2] == (-32009, "m")
+    assert v1_0.DIALECT.write_problem(A2aProblem("version_not_supported", "m"))[:2] == (-32009, "m")
 
 
 def test_a_file_without_content_or_address_is_an_empty_one() -> None:
     task = Task("t", "c", TaskStatus("working", AT, Message("m", "agent", (FilePart(), FilePart("", "u")))), AT)
-    message = written(v1_0.write_task(task, None))["status"]["message"]
+    message = written(v1_0.DIALECT.write_task(task, None))["status"]["message"]
     assert message["parts"] == [{"raw": ""}, {"raw": ""}]
 
 
 def test_metadata_is_kept_as_it_was_spelt() -> None:
-    operation = v1_0.read("SendMessage", {"message": raw(MESSAGE), "metadata": Raw(b'{"b": 1.0, "a": 1}')})
+    operation = v1_0.DIALECT.read("SendMessage", {"message": raw(MESSAGE), "metadata": Raw(b'{"b": 1.0, "a": 1}')})
     assert isinstance(operation, SendMessage)
     assert bytes(operation.metadata) == b'{"b": 1.0, "a": 1}'
     assert operation.message.metadata is ABSENT

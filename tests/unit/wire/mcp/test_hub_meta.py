@@ -15,8 +15,8 @@ HUBS = {"near": 0, "far": 3}
 
 
 def test_what_is_written_is_read_in_both_eras() -> None:
-    discovery = modern.read_discover_result(modern.discover_result(modern.VERSIONS, ME, frozenset(), None, HUBS))
-    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None, HUBS))
+    discovery = modern.read_discover_result(modern.discover_result(modern.VERSIONS, ME, frozenset(), HUBS))
+    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), HUBS))
     assert discovery is not None
     assert not isinstance(welcome, str)
     assert read_hubs(discovery.meta) == read_hubs(welcome.meta) == HUBS
@@ -24,8 +24,8 @@ def test_what_is_written_is_read_in_both_eras() -> None:
 
 def test_a_server_that_is_no_hub_says_nothing_of_hubs() -> None:
     assert write_hubs({}) == {}
-    assert "_meta" not in json.loads(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
-    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
+    assert "_meta" not in json.loads(legacy.initialize_result(legacy.LATEST, ME, frozenset()))
+    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset()))
     assert not isinstance(welcome, str)
     assert read_hubs(welcome.meta) == {}
 

@@ -59,10 +59,9 @@ def test_a_spoken_version_is_agreed_to_and_another_answered_with_the_newest() ->
 
 
 def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
-    told = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"}), "Be kind."))
+    told = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"})))
     assert told["capabilities"] == {"prompts": {"listChanged": True}}
-    assert (told["protocolVersion"], told["instructions"]) == ("2025-06-18", "Be kind.")
-    assert "instructions" not in json.loads(legacy.initialize_result("2025-06-18", ME, frozenset(), None))
+    assert told["protocolVersion"] == "2025-06-18"
 
 
 def test_a_list_names_what_is_missing_only_if_something_is() -> None:

@@ -154,12 +154,12 @@ def test_an_envelope_is_put_around_what_is_passed_on() -> None:
 
 
 def test_discovery_is_read_as_it_is_written() -> None:
-    told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}), "Be kind.")
+    told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}))
     discovery = modern.read_discover_result(told)
     assert discovery is not None
     assert discovery.capabilities.abilities() == {"resources", "subscribe"}
     plain = json.loads(told)
-    assert (plain["resultType"], plain["instructions"], plain["ttlMs"]) == ("complete", "Be kind.", 0)
+    assert (plain["resultType"], plain["ttlMs"]) == ("complete", 0)
     assert plain["_meta"][modern.SERVER_KEY]["name"] == "isthmus"
 
 

@@ -13,14 +13,14 @@ UPDATE_V03: msgspec.json.Decoder[v0_3.UpdateV03] = msgspec.json.Decoder(v0_3.Upd
 UPDATE_V10 = msgspec.json.Decoder(v1_0.UpdateV10)
 
 
-def again_0_3(update: Update) -> Update:
+def again_0_3(update: Update) -> Update | None:
     """An update written, and read as an agent's."""
-    return v0_3.read_update(UPDATE_V03.decode(v0_3.write_update(update)))
+    return v0_3.DIALECT.read_update(UPDATE_V03.decode(v0_3.DIALECT.write_update(update)))
 
 
 def again_1_0(update: Update) -> Update | None:
     """An update written, and read as an agent's."""
-    return v1_0.read_update(UPDATE_V10.decode(v1_0.write_update(update)))
+    return v1_0.DIALECT.read_update(UPDATE_V10.decode(v1_0.DIALECT.write_update(update)))
 
 
 @given(tasks_of(parts_of(some_object, has_types=False)))
@@ -54,7 +54,7 @@ def test_updates_are_read_as_they_were_written() -> None:
 
 def test_agents_of_0_3_that_leave_out_last_chunk_send_whole_artifacts() -> None:
     item = b'{"kind":"artifact-update","taskId":"t","contextId":"c","artifact":{"artifactId":"a","parts":[]}}'
-    update = v0_3.read_update(UPDATE_V03.decode(item))
+    update = v0_3.DIALECT.read_update(UPDATE_V03.decode(item))
     assert (getattr(update, "is_more", None), getattr(update, "is_complete", None)) == (False, True)
 
 
@@ -63,10 +63,10 @@ def test_agents_of_1_0_may_leave_out_empty_parts_which_the_hub_always_writes() -
         b'{"artifactUpdate":{"taskId":"t","contextId":"c","artifact":{"artifactId":"a"}}}',
         b'{"message":{"messageId":"m","role":"ROLE_AGENT"}}',
     ):
-        update = v1_0.read_update(UPDATE_V10.decode(body))
+        update = v1_0.DIALECT.read_update(UPDATE_V10.decode(body))
         assert update is not None
-        assert b'"parts":[]' in bytes(v1_0.write_update(update))
+        assert b'"parts":[]' in bytes(v1_0.DIALECT.write_update(update))
 
 
 def test_an_empty_event_is_none() -> None:
-    assert v1_0.read_update(v1_0.UpdateV10()) is None
+    assert v1_0.DIALECT.read_update(v1_0.UpdateV10()) is None

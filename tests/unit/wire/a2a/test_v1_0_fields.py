@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from isthmus.model.tasks import ABSENT, Message, TextPart
-from isthmus.wire.a2a import objects as fields
-from isthmus.wire.a2a.operations import A2aProblem, GetTask
-from tests.unit.wire.a2a.samples import AT, TIME, some_json, some_object, steady
+from isthmus.wire.a2a import v1_0 as fields
+from isthmus.wire.a2a.operations import A2aProblem
+from tests.unit.wire.a2a.samples import AT, TIME, Json, raws, some_json, some_object, steady
 
 
 def problem_of(name: str, members: dict[str, Raw]) -> A2aProblem:
-    def reader(params: fields.Members) -> GetTask:
-        return GetTask(fields.required(fields.ID, params, name))
-
-    read = fields.read_with({"m": reader}, "m", members)
-    assert isinstance(read, A2aProblem)
-    return read
+    with pytest.raises(fields.Unreadable) as raised:
+        fields.required(fields.ID, members, name)
+    return raised.value.problem
 
 
 def test_a_moment_is_written_in_utc_to_the_millisecond_or_the_microsecond() -> None:
@@ -96,8 +93,11 @@ def test_what_is_told_of_a_mistake_is_short_however_long_the_mistake() -> None:
 
 @pytest.mark.parametrize("count", [0, fields.PARTS_MAX + 1])
 def test_a_message_has_some_parts_and_not_too_many(count: int) -> None:
-    with pytest.raises(fields.Unreadable):
-        fields.check_parts([0] * count, "parts")
+    parts: list[Json] = [{"text": "x"}] * count
+    message: Json = {"messageId": "m", "role": "ROLE_USER", "parts": parts}
+    read = fields.DIALECT.read("SendMessage", raws({"message": message}))
+    assert isinstance(read, A2aProblem)
+    assert read.details == {"field": "message.parts"}
 
 
 def test_members_are_known_by_their_names_in_protobuf_as_well() -> None:

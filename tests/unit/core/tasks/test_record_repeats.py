@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
-from isthmus.core.tasks.dedup import (
+from isthmus.core.tasks.record import (
     KEY_SECONDS,
     IdempotencyKey,
+    TaskOwner,
+    TaskRecord,
     is_joined,
     key_document,
     message_digest,
     read_key,
     task_id_for,
 )
-from isthmus.core.tasks.record import TaskOwner, TaskRecord
 from isthmus.model.tasks import DataPart, Message, TaskState
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.tasks.doubles import said

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.frontends.oauth.token_request import FORM, PARAMETERS_MAX, TokenError, TokenRequest, read_token_request
+from isthmus.frontends.oauth.http import FORM, PARAMETERS_MAX, TokenError, TokenRequest, read_token_request
 
 GRANT = {"grant_type": "client_credentials"}
 MINE = {**GRANT, "client_id": "planner", "client_secret": "k3y"}
