@@ -45,9 +45,6 @@ CALLER_KEYS: Mapping[str, str] = {
 }
 """The keys of `[callers.NAME]`, with their sentence in the reference."""
 
-_RENAMED_KEYS = {"faces": "frontends"}
-"""Keys of `[callers.NAME]` in earlier versions, with their present names."""
-
 _FRONTEND_KEYS = ("allow", "deny")
 _TENANT_KEYS = ("allow", "deny", "max_calls")
 _ISSUER_KEYS = (
@@ -84,18 +81,6 @@ def patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"{key}.{position} must {str(error).partition(' must ')[2]}") from error
     return read
-
-
-def _checked_table(fields: object, known: Collection[str]) -> dict[str, object]:
-    """Return a table; reject unknown keys, since one may be a mistyped `deny`."""
-    if not isinstance(fields, dict):
-        raise ValueError("must be a table, not another value")
-    for key in fields:
-        if key not in known:
-            if (renamed := _RENAMED_KEYS.get(key)) in known:
-                raise ValueError(f"{key} must be renamed to {renamed}")
-            raise ValueError(f"must have only {', '.join(known)}, not {values.quoted(key)}")
-    return fields
 
 
 def _tenant(fields: Mapping[str, object], tenants: Tenants) -> str:
@@ -139,7 +124,9 @@ def read_callers(
     for name, fields in entries.items():
         place = root.at(name)
         try:
-            read.append(_read_caller(name, _checked_table(fields, CALLER_KEYS), variables, tenants))
+            if isinstance(fields, dict) and "faces" in fields:
+                raise ValueError("faces must be renamed to frontends")
+            read.append(_read_caller(name, values.table("", fields, CALLER_KEYS), variables, tenants))
         except ValueError as error:
             advice = "this caller is left out"
             if isinstance(error, CodedError) and error.code is codes.WEAK_KEY:
@@ -239,14 +226,9 @@ def _frontend_grants(name: str, value: object) -> tuple[FrontendName, Grants]:
     """Return the restrictions of a caller on one frontend; without `allow` there, everything it may do elsewhere."""
     if name not in FRONTENDS:
         raise ValueError(f"frontends must be of {', '.join(FRONTENDS)}, not {values.quoted(name)}")
-    key = f"frontends.{name}"
-    fields = values.table(key, value)
-    for part in fields:
-        if part not in _FRONTEND_KEYS:
-            raise ValueError(f"{key} must have only {', '.join(_FRONTEND_KEYS)}, not {values.quoted(part)}")
-    named = {f"{key}.{part}": given for part, given in fields.items()}
-    allow = patterns(f"{key}.allow", named) if "allow" in fields else ("*",)
-    return name, Grants(allow, patterns(f"{key}.deny", named))
+    fields = values.table(f"frontends.{name}", value, _FRONTEND_KEYS)
+    with values.below(f"frontends.{name}"):
+        return name, Grants(patterns("allow", {"allow": ["*"], **fields}), patterns("deny", fields))
 
 
 # -- [tenants] -----------------------------------------------------------------------------------------------
@@ -261,12 +243,11 @@ def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...
     findings: list[Finding] = []
     for name, entry in document.section(TENANTS).items():
         try:
-            fields = _checked_table(entry, _TENANT_KEYS)
+            fields = values.table("", entry, _TENANT_KEYS)
             bounds = None
             # Without both keys the tenant has no restrictions; an empty list is one.
             if "allow" in fields or "deny" in fields:
-                allow = patterns("allow", fields) if "allow" in fields else ("*",)
-                bounds = Grants(allow, patterns("deny", fields))
+                bounds = Grants(patterns("allow", {"allow": ["*"], **fields}), patterns("deny", fields))
             most = fields.get("max_calls")
             known[name] = TenantSettings(bounds, None if most is None else values.integer("max_calls", most))
         except ValueError as error:
@@ -295,7 +276,7 @@ def read_issuers(
     findings: list[Finding] = []
     for name, entry in entries.items():
         try:
-            settings = _read_issuer(name, _checked_table(entry, _ISSUER_KEYS), public_url, tenants)
+            settings = _read_issuer(name, values.table("", entry, _ISSUER_KEYS), public_url, tenants)
             if (other := issuers.get(settings.issuer)) is not None:
                 raise ValueError(f"issuer must be another than that of {other.name}, not {settings.issuer!r} too")
             for caller in document.section(CALLERS):
@@ -332,13 +313,9 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
     else:  # the addresses of the hub
         base = public_url.rstrip("/")
         audiences = (base, f"{base}/", f"{base}/mcp")
-    scopes: dict[str, tuple[str, ...]] = {}
     table = values.table("scopes", fields.get("scopes", {}))
-    for scope in table:
-        try:
-            scopes[scope] = patterns(scope, table)
-        except ValueError as error:
-            raise ValueError(f"scopes.{error}") from error
+    with values.below("scopes"):
+        scopes = {scope: patterns(scope, table) for scope in table}
     return IssuerSettings(
         name=name,
         issuer=text("issuer") or "",
