@@ -161,8 +161,8 @@ def table(key: str, value: object, known: Collection[str] | None = None) -> dict
     """Return a table. With `known`, reject other keys: a mistyped limit must not mean that there is none."""
     if not isinstance(value, dict):
         raise _wrong(key, "a table", value)
-    for name in value if known is not None else ():
-        if name not in known:
+    for name in value:
+        if known is not None and name not in known:
             raise ValueError(f"{key} must have only {', '.join(known)}, not {quoted(name)}".lstrip())
     return value
 
