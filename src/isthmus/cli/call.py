@@ -20,18 +20,11 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import (
-    CallFailure,
-    HubCall,
-    HubClient,
-    HubQuestion,
-    HubSource,
-    command_failed,
-    open_hub,
-)
+from isthmus.cli.hub import HubSource, open_hub, with_hub
 from isthmus.cli.interaction import GivenAnswers, ProgressLine, TerminalAnswers, print_unanswered
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
+from isthmus.cli.rest_client import CallFailure, HubCall, HubClient, HubQuestion, command_failed
 from isthmus.cli.results import (
     check_target,
     print_result,

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from isthmus.app.key_files import minted_keys
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.config.entry_conversion import SECRET_KEYS
@@ -111,13 +111,6 @@ def home() -> Path:
         return Path.home()
     except RuntimeError:
         return Path("~")
-
-
-def refused(error: ConfigError) -> CommandFailed:
-    """The error for a configuration that cannot be used."""
-    findings = "\n  ".join(str(finding) for finding in error.findings)
-    advice = "Fix the errors above; `isthmus config check` checks the file without starting anything."
-    return CommandFailed(Exit.CONFIGURATION, f"the configuration cannot be used:\n  {findings}", advice)
 
 
 def access_of(configuration: Configuration) -> AccessMode:

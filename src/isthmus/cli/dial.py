@@ -31,8 +31,8 @@ from isthmus.app.dial import (
     read_address,
 )
 from isthmus.app.dial_talk import LocalOffer
-from isthmus.cli.config import configuration_of, refused
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import configuration_of
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_log_level
 from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
 from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_config, with_wait
 from isthmus.cli.output import counted, print_error, print_output
 
@@ -117,7 +117,6 @@ def init(
 
 def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool) -> None:
     """Add the servers of these clients and files to the plan, after asking about each file unless they were named."""
-    from isthmus.cli.config import refused
     from isthmus.config.client_files import read_client_files
     from isthmus.config.findings import ConfigError, Place
     from isthmus.config.importing import ImportPlan
@@ -410,7 +409,7 @@ class ConfigFile:
         Raises:
             CommandFailed: no file exists, or it cannot be read.
         """
-        from isthmus.cli.config import home, refused
+        from isthmus.cli.config import home
         from isthmus.config.client_files import HostContext
         from isthmus.config.dialects import OWN
         from isthmus.config.files import Document, find_file, read_document
@@ -504,7 +503,6 @@ class ConfigFile:
         Raises:
             CommandFailed: its entry is wrong.
         """
-        from isthmus.cli.config import refused
         from isthmus.config.files import Document
         from isthmus.config.findings import ConfigError
         from isthmus.config.formats import parse

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from isthmus.cli.hub import HubQuestion
 from isthmus.cli.output import harmless, print_error
+from isthmus.cli.rest_client import HubQuestion
 from isthmus.model.calls import Event
 
 CLEAR_LINE = "\r\x1b[K"

@@ -12,8 +12,8 @@ import click
 
 from isthmus.cli.documents import ListedFeature, MissingServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, HubSource, RemoteSource, open_hub
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.hub import HubSource, open_hub, with_hub
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     Row,
     aligned,
@@ -26,6 +26,7 @@ from isthmus.cli.output import (
     print_table,
     show_table,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string

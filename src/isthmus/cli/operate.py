@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, RemoteSource, source_of
+from isthmus.cli.hub import source_of
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import (
     Row,
@@ -32,6 +32,7 @@ from isthmus.cli.output import (
     write_output,
 )
 from isthmus.cli.relay import hub_of
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.model.names import legal_server_name
 

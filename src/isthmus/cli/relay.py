@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, find_hub, source_of
+from isthmus.cli.hub import LocalSource, find_hub, source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import (
     Row,
@@ -28,6 +28,7 @@ from isthmus.cli.output import (
     print_output,
     show_table,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0

@@ -19,8 +19,8 @@ import msgspec
 
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
 from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
-from isthmus.cli.config import configuration_for_keys, refused
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import configuration_for_keys
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
 from isthmus.cli.output import aligned, print_error, print_json, print_output, print_table
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token

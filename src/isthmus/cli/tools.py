@@ -17,9 +17,9 @@ import msgspec
 from isthmus.cli.call import find_listed
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, HubClient, HubSource, RemoteSource, open_hub
+from isthmus.cli.hub import HUB_VARIABLE, HubSource, open_hub, with_hub
 from isthmus.cli.lists import description_of, print_features, print_missing
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     first_line,
     harmless,
@@ -29,6 +29,7 @@ from isthmus.cli.output import (
     print_table,
     terminal_width,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.wire.mcp.lists import TOOLS
 
