@@ -6,7 +6,6 @@ Names may be short, and values may be text: both are resolved here, by the hub's
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import sys
 import time
@@ -456,6 +455,8 @@ def _check_names(
     if root.get("additionalProperties") or root.get("patternProperties"):
         return  # the tool says that it takes other names
     for name in members.keys() - properties.keys():
+        import difflib
+
         near = difflib.get_close_matches(name, properties.keys() - members.keys(), n=1)
         if near:
             text, advice = f"{name} is not an argument of {tool}; did you mean {near[0]}?", ""

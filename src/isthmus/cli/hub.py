@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -102,6 +101,8 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
     if running is None:
         if not is_needed:
             return None
+        import shlex
+
         # Not the hub at the configured port: it may be that of another configuration.
         named = "this folder, which has no configuration" if used is None else os.path.abspath(used)
         serve = "isthmus serve" if file is None else f"isthmus serve --config {shlex.quote(str(file))}"

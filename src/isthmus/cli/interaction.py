@@ -7,10 +7,8 @@ file or pipe stays clean. Without a terminal, `--answer` has the answers (`Given
 from __future__ import annotations
 
 import asyncio
-import difflib
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +83,8 @@ class ProgressLine:
         if not self._is_terminal or self._is_paused:
             return
         # A line that wraps could not be cleared.
+        import shutil  # it loads compressors
+
         room = shutil.get_terminal_size().columns - 1
         text = progress_text(self._report, self._name, self._clock() - self._began, room)
         self._stream.write(CLEAR_LINE + text)
@@ -438,6 +438,8 @@ class GivenAnswers:
         A name may belong to another question, unless it is like a field of this one, or no other name fits.
         """
         for name in self._values.keys() - set(fields):
+            import difflib
+
             if near := difflib.get_close_matches(name, set(fields) - self._values.keys(), n=1):
                 return f"--answer: {name} is not a field of this question; did you mean {near[0]}?"
         if self._values and self._action is None and not self._values.keys() & set(fields):
