@@ -128,21 +128,15 @@ def _items(words: Sequence[str], incomplete: str, commands: Mapping[str, str]) -
         elif command in ("call", "tools", "prompt", "logs", "restart") and _is_elsewhere(options):
             names = []  # only that hub knows
         elif command in ("call", "tools", "prompt"):
-            return _feature_items(command, named, file)
+            if not named:
+                return list(_offers("prompts" if command == "prompt" else "tools", file))
+            given = [word.partition("=")[0] for word in named[1:]]
+            return list(_arguments(named[0], given, file)) if command == "call" else []
         else:
             names = _names(command, named, file)
     except Exception:  # noqa: BLE001 - a shell is no place for an error; the command itself says it
         return []
     return None if names is None else [CompletionItem(name) for name in names if name not in named]
-
-
-def _feature_items(command: str, named: Sequence[str], file: Path | None) -> list[CompletionItem]:
-    """The tools or prompts that a command takes, or the arguments of the tool that it has."""
-    if not named:
-        return list(_offers("prompts" if command == "prompt" else "tools", file))
-    if command == "call":
-        return list(_arguments(named[0], [word.partition("=")[0] for word in named[1:]], file))
-    return []  # after `tools search`, words
 
 
 def _names(command: str, named: Sequence[str], file: Path | None) -> list[str] | None:

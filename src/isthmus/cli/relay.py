@@ -28,7 +28,7 @@ from isthmus.cli.output import (
     print_output,
     show_table,
 )
-from isthmus.cli.rest_client import HubClient, RemoteSource
+from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0
@@ -132,20 +132,12 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
     async with aclosing(HubClient(source, is_needed=True)) as hub:
         with in_place(sys.stdout, HEAD) as show:
             while True:
-                overview, problem = await _refresh(hub, overview)
+                servers, problem = await unless_away(hub.relay("servers"))
+                devices, problem = (None, problem) if servers is None else await unless_away(hub.relay("devices"))
+                if servers is not None and devices is not None:
+                    overview = RelayOverview(read_dialled(servers), read_devices(devices), has_tools)
                 show([*groups_of(overview, time.time()), *([(problem, [])] if problem else [])], STYLES)
                 await asyncio.sleep(REFRESH_SECONDS)
-
-
-async def _refresh(hub: HubClient, before: RelayOverview) -> tuple[RelayOverview, str | None]:
-    """The present state; if the hub cannot be reached, the last one and why."""
-    try:
-        servers, devices = await hub.relay("servers"), await hub.relay("devices")
-    except CommandFailed as failed:
-        if failed.exit is not Exit.UNREACHABLE:
-            raise
-        return before, failed.message
-    return RelayOverview(read_dialled(servers), read_devices(devices), before.has_tools), None
 
 
 async def forget_servers(source: RemoteSource, agent: str, server_id: str | None) -> Exit:

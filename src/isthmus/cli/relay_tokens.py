@@ -245,16 +245,13 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
             Exit.NOT_ALLOWED, f"this hub does not accept the token: {WHY[claim]}", "Make one: isthmus token relay AGENT"
         )
     state = read if isinstance(read, str) else None
+    reason = None if state is None else WHY[state]
     if is_json:
-        print_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": _why(state)}))
+        print_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": reason}))
     else:
-        rows = {**_claimed(claim), "state": _why(state) or "good", "expires": _shown(claim.expires_at)}
+        rows = {**_claimed(claim), "state": reason or "good", "expires": _shown(claim.expires_at)}
         print_output("\n".join(aligned([(word, str(value)) for word, value in rows.items() if value is not None])))
     return Exit.SUCCESS if state is None else Exit.NOT_ALLOWED
-
-
-def _why(state: str | None) -> str | None:
-    return None if state is None else WHY[state]
 
 
 def _claimed(claim: Claim) -> dict[str, object]:

@@ -7,10 +7,10 @@ opens either. `cli.documents` reads the responses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -27,6 +27,8 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.calls import read_call_result, untouched_result
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.sse import SseDecoder
+
+T = TypeVar("T")
 
 KEY_VARIABLE = "ISTHMUS_KEY"
 """Keys come from the environment only: every user of a machine can read a command's arguments."""
@@ -223,26 +225,21 @@ class HubClient:
         """One of the lists, read. Operators see the last line of each missing server's standard error."""
         listing = read_listing(await self.list(shape), shape)
         if listing.absences:
-            troubles = await self._troubles()
+            troubles = {server.name: server.trouble for server in read_servers(await self.servers())}
             for name, gone in listing.absences.items():
-                reason = troubles.get(name, gone.reason)
+                reason = troubles.get(name) or gone.reason
                 listing.absences[name] = msgspec.structs.replace(gone, reason=reason)
         return listing
 
     async def find_tool(self, name: str) -> ListedFeature | None:
         """The tool with exactly this name; None if it is not listed."""
         response = await self._request("GET", f"/v1/tools/{quote(name, safe='', errors='replace')}")
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
         members = object_members(response.body) if response.status == OK else None
         if members is not None:
             return ListedFeature(name, name.partition(".")[0], members)
         if response.status in REFUSED:
             raise self._rejected(response)
         return None
-
-    async def _troubles(self) -> dict[str, str]:
-        return {server.name: server.trouble for server in read_servers(await self.servers()) if server.trouble}
 
     async def tool(self, name: str) -> bytes:
         """One tool, as its server describes it."""
@@ -263,17 +260,20 @@ class HubClient:
     async def _operate(self, method: str, path: str) -> bytes:
         """Raises `CommandFailed` with the hub's own words if it refuses."""
         response = await self._request(method, path)
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
         if response.status == OK:
             return response.body
+        failure = self._refusal(response)
+        advice = ["`isthmus servers` lists the servers."] if failure.reason == "unknown_server" else []
+        raise CommandFailed(Exit.CALL_FAILED, failure.message, *advice)
+
+    def _refusal(self, response: HubResponse) -> CallFailure:
+        """Why the hub did not do it. Raises `CommandFailed` if the caller is no operator."""
         failure = read_failure(response.body)
         if failure is not None and response.status == FORBIDDEN:
             raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", OPERATOR_ADVICE)
         if failure is None or response.status in REFUSED:
             raise self._rejected(response)
-        advice = ["`isthmus servers` lists the servers."] if failure.reason == "unknown_server" else []
-        raise CommandFailed(Exit.CALL_FAILED, failure.message, *advice)
+        return failure
 
     async def relay(self, what: Literal["servers", "devices"]) -> bytes:
         """The servers that dialled in, or the relay's devices."""
@@ -282,16 +282,7 @@ class HubClient:
     async def forget(self, server: str) -> str | None:
         """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
         response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
-        if response.status == OK:
-            return None
-        failure = read_failure(response.body)
-        if failure is not None and response.status == FORBIDDEN:
-            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", OPERATOR_ADVICE)
-        if failure is None or response.status in REFUSED:
-            raise self._rejected(response)
-        return failure.message
+        return None if response.status == OK else self._refusal(response).message
 
     async def perform(
         self, call: HubCall, watch: Callable[[Event | HubQuestion], None], answer: Answerer | None = None
@@ -304,7 +295,7 @@ class HubClient:
             case "tool" | "prompt":
                 method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
             case "resource":
-                if not is_unicode(call.name):
+                if any("\ud800" <= character <= "\udfff" for character in call.name):  # bytes that are not UTF-8
                     raise CommandFailed(Exit.USAGE, "the URI must be valid UTF-8")
                 method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
             case _:
@@ -314,7 +305,7 @@ class HubClient:
         body = bytes(call.arguments) if method == "POST" else None
         answering = Answering(self._post_answer, answer, watch)
         try:
-            response = await self._request(
+            response = await self._send(
                 method, path, body, f"{EVENT_STREAM}, application/json", watch, answering.on_question
             )
         finally:
@@ -337,7 +328,7 @@ class HubClient:
 
     async def _post_answer(self, id: str, answer: Mapping[str, object]) -> None:
         # An answer that comes too late is no failure: the call's own end says what became of it.
-        await self._request("POST", f"/v1/questions/{quote(id, safe='')}", msgspec.json.encode(answer))
+        await self._send("POST", f"/v1/questions/{quote(id, safe='')}", msgspec.json.encode(answer))
 
     async def aclose(self) -> None:
         """Close the transport; a hub that was started for the command ends."""
@@ -345,13 +336,18 @@ class HubClient:
 
     async def _get(self, path: str) -> bytes:
         response = await self._request("GET", path)
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
         if response.status == OK:
             return response.body
         raise self._rejected(response)
 
-    async def _request(
+    async def _request(self, method: str, path: str) -> HubResponse:
+        """Send a request. Raises `CommandFailed` if the hub cannot be reached."""
+        response = await self._send(method, path)
+        if isinstance(response, ConnectionLost):
+            raise self._unreachable(response.reason)
+        return response
+
+    async def _send(
         self,
         method: str,
         path: str,
@@ -375,31 +371,33 @@ class HubClient:
         return self._unreachable(f"it responds with HTTP {response.status}{detail}")
 
     def _unreachable(self, why: str, *facts: str) -> CommandFailed:
-        return CommandFailed(
-            Exit.UNREACHABLE,
-            f"cannot reach the hub at {self.url}: {why}",
-            *facts,
-            *self._next_steps(),
-        )
-
-    def _next_steps(self) -> Iterator[str]:
         if self._source.is_found:
             private = "" if self._is_needed else ", or add --private to start one for this command"
-            yield f"It may be stopping: try again{private}."
-            return
-        yield "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB."
-        if not self._is_needed:
-            yield "To work without a running hub, name a configuration with --config."
+            advice = [f"It may be stopping: try again{private}."]
+        else:
+            advice = ["Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB."]
+            if not self._is_needed:
+                advice.append("To work without a running hub, name a configuration with --config.")
+        return CommandFailed(Exit.UNREACHABLE, f"cannot reach the hub at {self.url}: {why}", *facts, *advice)
+
+
+async def unless_away(document: Awaitable[T]) -> tuple[T | None, str | None]:
+    """A document of the hub, or why the hub cannot be reached, for commands that show it again and again.
+
+    Raises:
+        CommandFailed: the hub refused.
+    """
+    try:
+        return await document, None
+    except CommandFailed as failed:
+        if failed.exit is not Exit.UNREACHABLE:
+            raise
+        return None, failed.message
 
 
 def _path_part(name: str) -> str:
     """A name of the command line, which need not be UTF-8, as the end of a path."""
     return quote(name, safe="", errors="surrogateescape")
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text of the command line has no bytes that are not UTF-8; Python keeps those as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _read_result(body: bytes, kind: Kind) -> Result | CallFailure:
