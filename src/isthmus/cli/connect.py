@@ -24,12 +24,12 @@ import click
 
 from isthmus.app.key_files import minted_keys
 from isthmus.app.state_folder import find_running
-from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import access_of, configuration_of, home
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import ENDPOINT, is_taken, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
+from isthmus.cli.relay_tokens import configured_origin
 from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
 from isthmus.cli.running import run_command
 from isthmus.cli.token import KeyOptions, new_key

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import cast
+from typing import Any, get_type_hints
 
 from isthmus.config import codes, values
 from isthmus.config.files import Document
@@ -20,7 +20,7 @@ from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import KeyTooShort, parse_key
-from isthmus.identity.settings import ALGORITHMS, Algorithm, Binding, IssuerSettings
+from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants
 
 CALLERS = "callers"
@@ -47,21 +47,10 @@ CALLER_KEYS: Mapping[str, str] = {
 
 _FRONTEND_KEYS = ("allow", "deny")
 _TENANT_KEYS = ("allow", "deny", "max_calls")
-_ISSUER_KEYS = (
-    "issuer",
-    "audience",
-    "jwks",
-    "token_url",
-    "algorithms",
-    "leeway",
-    "tenant",
-    "tenant_claim",
-    "name_claim",
-    "allow",
-    "deny",
-    "scopes",
-    "dpop",
-)
+_ISSUER_TYPES = {key: hint for key, hint in get_type_hints(IssuerSettings).items() if key not in ("name", "grants")}
+_ISSUER_KEYS = (*_ISSUER_TYPES, "allow", "deny")
+_ISSUER_CODED = ("audience", "algorithms", "tenant", "scopes")
+"""Keys that are read with code of their own; the others by the types of their fields."""
 _DENY_TENANT = TenantSettings(Grants(()))
 
 KnownCaller = tuple[bytes, Caller]
@@ -299,41 +288,29 @@ def read_issuers(
 
 
 def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None, tenants: Tenants) -> IssuerSettings:
-    def text(key: str) -> str | None:
-        return None if fields.get(key) is None else values.text(key, fields[key])
-
-    algorithms, audience = fields.get("algorithms"), fields.get("audience")
-    audiences: tuple[str, ...]
-    if isinstance(audience, list):
-        audiences = values.texts("audience", audience)
-    elif audience is not None:
-        audiences = (values.text("audience", audience),)
+    given = {key: value for key, value in fields.items() if value is not None}
+    read: dict[str, Any] = {
+        key: values.typed(key, hint, given[key])
+        for key, hint in _ISSUER_TYPES.items()
+        if key in given and key not in _ISSUER_CODED
+    }
+    if "algorithms" in given:  # the settings check whether these are algorithms
+        read["algorithms"] = values.texts("algorithms", given["algorithms"])
+    audience = given.get("audience")
+    if audience is not None:
+        listed = isinstance(audience, list)
+        read["audience"] = values.texts("audience", audience) if listed else (values.text("audience", audience),)
     elif public_url is None:
         raise ValueError("audience must be given where the hub has no public_url, not left out")
     else:  # the addresses of the hub
         base = public_url.rstrip("/")
-        audiences = (base, f"{base}/", f"{base}/mcp")
+        read["audience"] = (base, f"{base}/", f"{base}/mcp")
     table = values.table("scopes", fields.get("scopes", {}))
     with values.below("scopes"):
-        scopes = {scope: patterns(scope, table) for scope in table}
-    return IssuerSettings(
-        name=name,
-        issuer=text("issuer") or "",
-        audience=audiences,
-        jwks=text("jwks"),
-        token_url=text("token_url"),
-        # The settings check whether these are algorithms.
-        algorithms=ALGORITHMS
-        if algorithms is None
-        else cast("tuple[Algorithm, ...]", values.texts("algorithms", algorithms)),
-        leeway=values.number("leeway", fields.get("leeway", 30.0)),
-        tenant=_tenant({"tenant": fields["tenant"]} if fields.get("tenant") else {}, tenants),
-        tenant_claim=text("tenant_claim"),
-        name_claim=text("name_claim") or "sub",
-        grants=Grants(patterns("allow", fields), patterns("deny", fields)),
-        scopes=scopes,
-        dpop=cast("Binding", text("dpop") or "optional"),
-    )
+        read["scopes"] = {scope: patterns(scope, table) for scope in table}
+    read["tenant"] = _tenant({"tenant": fields["tenant"]} if fields.get("tenant") else {}, tenants)
+    read["grants"] = Grants(patterns("allow", fields), patterns("deny", fields))
+    return IssuerSettings(**{"issuer": "", **read}, name=name)
 
 
 # -- permissions that name an unknown server -----------------------------------------------------------------

@@ -66,11 +66,9 @@ UNSAID_SECONDS_MAX = 600.0
 SECRET_KEYS = frozenset({"client_secret", "private_key", "identity_token", "idp_client_secret"})
 """Keys of `oauth` that may be `env:NAME`, `file:PATH` or `keyring:NAME`."""
 
-CACHE_KEYS = ("tools", "ttl")
-
 Word = Literal["stdio", "http", "sse", "ws", "rpc", "agent", "python", "auto"]
 
-_TRANSPORT_WORDS: Mapping[str, Word] = {
+TRANSPORT_WORDS: Mapping[str, Word] = {
     "stdio": "stdio",
     "local": "stdio",
     "http": "http",
@@ -96,6 +94,7 @@ _WORDS_BESIDE: Mapping[Way, tuple[Word, ...]] = {
     "agent": ("agent",),
     "python": ("python",),
 }
+_CACHE_KEYS = ("tools", "ttl")
 _TOOL_KEYS = ("description", "input_schema", "inputSchema")
 _RULE_KEYS = frozenset({"include_tools", "exclude_tools", "defaults", "cache", "trusted", "tags"})
 _LIMIT_COUNTS = ("files", "processes", "cpu_seconds")
@@ -382,14 +381,13 @@ class _EntryReader:
             return NO_TOOL_RULES
         cache = values.table("cache", fields.get("cache", {}))
         place = self._entry.at("cache")
-        self.findings += [place.unknown(key, CACHE_KEYS) for key in cache if key not in CACHE_KEYS]
+        self.findings += [place.unknown(key, _CACHE_KEYS) for key in cache if key not in _CACHE_KEYS]
         defaults = values.table("defaults", fields.get("defaults", {}))
         return ToolRules(
             only=values.texts("include_tools", fields["include_tools"]) if "include_tools" in fields else None,
             hidden=values.texts("exclude_tools", fields.get("exclude_tools", [])),
             defaults={tool: _json_table(f"defaults.{tool}", arguments) for tool, arguments in defaults.items()},
-            cached=values.texts("cache.tools", cache.get("tools", [])),
-            cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
+            **cache_rules(cache),
             is_trusted=values.flag("trusted", fields.get("trusted", False)),
             tags=_tags(fields.get("tags", [])),
         )
@@ -442,7 +440,7 @@ class _EntryReader:
         if given == ["command", "url"]:
             # Some files keep both beside each other, and the transport says which one is meant.
             written = [self.fields[key] for key in TRANSPORT_KEYS if self.fields.get(key, "") != ""]
-            words = {_TRANSPORT_WORDS.get(word.strip().lower()) for word in written if isinstance(word, str)}
+            words = {TRANSPORT_WORDS.get(word.strip().lower()) for word in written if isinstance(word, str)}
             if words == {"stdio"}:
                 return "command"
             if words and words <= {"http", "sse", "ws"}:
@@ -459,7 +457,7 @@ class _EntryReader:
             value = self.fields.get(key, "")
             if value == "":
                 continue
-            found = _TRANSPORT_WORDS.get(values.text(key, value).strip().lower())
+            found = TRANSPORT_WORDS.get(values.text(key, value).strip().lower())
             if found is None:
                 known = ", ".join(get_args(Word))
                 raise CodedError(codes.TRANSPORT_WORD, f"{key} must be one of {known}, not {values.quoted(value)}")
@@ -541,6 +539,19 @@ def process_limits(value: object) -> ProcessLimits:
         return ProcessLimits(memory_bytes=memory, **counts)
     except ValueError as error:
         raise ValueError(f"limits.{str(error).replace('memory_bytes', 'memory')}") from error
+
+
+def cache_rules(cache: Mapping[str, object], *, is_strict: bool = False) -> dict[str, Any]:
+    """Return the members of `ToolRules` that a `cache` table sets; with `is_strict`, reject unknown keys.
+
+    Raises:
+        ValueError: a value is invalid.
+    """
+    given = values.table("cache", cache, _CACHE_KEYS if is_strict else None)
+    return {
+        "cached": values.texts("cache.tools", given.get("tools", [])),
+        "cache_seconds": values.number("cache.ttl", given.get("ttl", CACHE_SECONDS)),
+    }
 
 
 def size_of(key: str, value: object) -> int:

@@ -229,12 +229,6 @@ _BY_TYPE: Mapping[object, Any] = {
 }
 
 
-def is_plain_type(hint: object) -> bool:
-    """Whether `typed` can convert values to this type."""
-    hint = _without_none(hint)
-    return hint in _BY_TYPE or get_origin(hint) is Literal
-
-
 def typed(key: str, hint: object, value: object) -> Any:
     """Return a value in the type of an annotation; of `X | None`, as X.
 

@@ -25,7 +25,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from importlib import import_module
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
@@ -573,9 +572,7 @@ class LoopThreadLock:
             self._pid, self._lock = os.getpid(), asyncio.Lock()
         await self._lock.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._lock.release()
 
 

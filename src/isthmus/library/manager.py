@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -291,9 +290,7 @@ class MCPManager:
     async def __aenter__(self) -> MCPManager:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
     def _make_tool_def(
