@@ -334,7 +334,7 @@ class TerminalAnswers:
                     return parse_field(field, text)
                 print_error("    It is required: write a value, or press Ctrl-D to cancel.")
             except ValueError as wrong:
-                print_error(f"    {_sentence(str(wrong))}")
+                print_error(f"    {str(wrong)[:1].upper()}{str(wrong)[1:]}.")
 
     async def _open_page(self, params: Mapping[str, Any]) -> ElicitAnswer:
         url = str(params.get("url", ""))
@@ -504,10 +504,6 @@ def _shown(field: FormField, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(names.get(str(each), str(each)) for each in value)
     return names.get(str(value), str(value))
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def highlighted(url: str) -> str:

@@ -416,13 +416,6 @@ class LoopThread:
         except RuntimeError as error:
             raise ServiceClosedError(PROGRAM_ENDING) from error
 
-    def call_or_post(self, function: Callable[[], object]) -> None:
-        """Call a function now if the caller is on the loop, otherwise `post` it."""
-        if self.is_current():
-            function()
-        else:
-            self.post(function)
-
     def check_process(self) -> None:
         """Refuse to work in a forked child.
 

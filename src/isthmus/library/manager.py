@@ -54,10 +54,6 @@ class ToolRegistry:
         self._tools: Mapping[str, ToolDef] = {}
         self.register_many(tools)
 
-    def reset_lock(self) -> None:
-        """In a forked child: a lost thread may hold the lock."""
-        self._lock = threading.Lock()
-
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
@@ -206,8 +202,9 @@ def _failure(tool: ToolDef, error: Exception) -> ToolExecutionError:
 
 
 def _after_fork() -> None:
+    """In a forked child: a lost thread may hold a lock."""
     for registry in _registries:
-        registry.reset_lock()
+        registry._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

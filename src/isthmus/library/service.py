@@ -376,7 +376,10 @@ class ToolService:
         entry, call = prepared
         sink = ChunkSink(entry.full_name, buffer, partial(_make_result, request, entry, began))
         execution = Execution(engine.running.hub, call, sink, loop_thread, questions)
-        loop_thread.call_or_post(execution.start)
+        if loop_thread.is_current():
+            execution.start()
+        else:
+            loop_thread.post(execution.start)
         return execution
 
     def _make_call(
