@@ -537,7 +537,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"command": "x", "args": 7}, "args must be a list of strings"),
     ({"command": "x", "base": {}}, "has unknown keys: base; known: name,"),
     ({"command": "x", "cache": ["say"]}, "cache must be a table"),
-    ({"command": "x", "cache": {"seconds": 9}}, "cache must have only tools and ttl, not 'seconds'"),
+    ({"command": "x", "cache": {"seconds": 9}}, "cache must have only tools, ttl, not 'seconds'"),
     ({"command": "x", "cache": {"tools": ["say"], "ttl": 0}}, "cache.ttl must be over 0"),
 ]
 

@@ -31,7 +31,7 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 
 OPERATORS = listed("""
     app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
-    app.state_folder.RunningHubInfo.origin cli.connect.Http.url cli.connect.Plan.url cli.hub.RemoteSource.url
+    app.state_folder.RunningHubInfo.origin cli.connect.Http.url cli.connect.Plan.url cli.rest_client.RemoteSource.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
     config.settings.HubSettings.host
     config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url
@@ -95,7 +95,8 @@ FETCHED = listed("""
 """Written by authorization servers, and fetched by a `Fetcher`, whose rules the matrix shows."""
 
 UNTOUCHED = listed("""
-    app.login.LoginPrompt.address cli.config.ConfigValue.origin cli.hub._Page.url config.settings.Configuration.origins
+    app.login.LoginPrompt.address cli.config.ConfigValue.origin cli.rest_client._Page.url
+    config.settings.Configuration.origins
     core.tasks.live_task.NewTask.origin
     core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin
     credentials.authorization.DeviceLogin.verification_uri

@@ -71,42 +71,44 @@ IDLE_SECONDS = 3600.0
 """How often idle slots are pruned."""
 
 
-async def keep_idle_seats_short(state: Path, keep: Callable[[], float]) -> None:
+async def keep_pruning_idle_slots(state: Path, keep: Callable[[], float]) -> None:
     """Prune records older than this many seconds while the hub runs."""
     await asyncio.sleep(FIRST_SECONDS)
     while True:
-        await prune_idle_seats(state, time.time() - keep())
+        await prune_idle_slots(state, time.time() - keep())
         await asyncio.sleep(IDLE_SECONDS)
 
 
-async def prune_idle_seats(state: Path, before: float) -> None:
+class Notary:
+    """See `core.ports.AuditNotary`: encodes records and signs the log. To prune, it needs no encoder."""
+
+    def __init__(self, signer: FileAuditSigner, encoder: RecordEncoder | None = None) -> None:
+        self.seal: Callable[[SealKind, Point], Seal] = signer.seal
+        self.checkpoint: Callable[[Point], None] = signer.checkpoint
+        self._encoder = encoder
+
+    def record(self, fact: Fact) -> tuple[float, bytes]:
+        """Encode an event as a record."""
+        assert self._encoder is not None, "pruning adds no records"
+        return self._encoder.record(fact)
+
+
+async def prune_idle_slots(state: Path, before: float) -> None:
     """Prune records before that time from every log without a writer."""
-    for seat in list_slots(state):
-        journal = reopen_slot(state, seat)
+    for slot in list_slots(state):
+        journal = reopen_slot(state, slot)
         if journal is None:
             continue
         try:
             with (
                 suppress(OSError, AuditKeyDamaged),
-                closing(FileAuditSigner(state, read_keys(state, seat), slot=seat)) as seals,
+                closing(FileAuditSigner(state, read_keys(state, slot), slot=slot)) as signer,
             ):
-                await journal.open_log(_Pruner(seals))
+                await journal.open_log(Notary(signer))
                 while await journal.prune_log(before=before, limit=PRUNED_AT_ONCE):
                     pass
         finally:
             await journal.aclose()
-
-
-class _Pruner:
-    """See `core.ports.AuditNotary`: signs the pruning and adds no records."""
-
-    def __init__(self, seals: FileAuditSigner) -> None:
-        self.seal: Callable[[SealKind, Point], Seal] = seals.seal
-        self.checkpoint: Callable[[Point], None] = seals.checkpoint
-
-    def record(self, fact: Fact) -> tuple[float, bytes]:
-        """Never called: a pruner adds no records."""
-        raise AssertionError(fact)
 
 
 SLACK_SECONDS = 60.0
@@ -116,8 +118,8 @@ ROWS_AT_ONCE = 1_000
 TASKS_AT_ONCE = 100
 
 
-async def loose_ends(
-    ledger: AuditJournal, journal: Journal, server_status: LogState, call_seconds: float
+async def unfinished_calls(
+    ledger: AuditJournal, journal: Journal, log_state: LogState, call_seconds: float
 ) -> dict[str, EncodedRecord]:
     """Find calls that began within a call's time limit before the log's last record and have no end.
 
@@ -127,7 +129,7 @@ async def loose_ends(
     if not isinstance(ledger, ReadableAuditJournal):
         return {}
     ends = UnfinishedCalls()
-    after = await _begin_of(ledger, server_status, call_seconds + SLACK_SECONDS)
+    after = await _begin_of(ledger, log_state, call_seconds + SLACK_SECONDS)
     while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
         for row in rows:
             ends.take(row)
@@ -138,10 +140,10 @@ async def loose_ends(
     return {id: record for id, record in made.items() if record is not None}
 
 
-async def _begin_of(ledger: ReadableAuditJournal, server_status: LogState, seconds: float) -> int:
+async def _begin_of(ledger: ReadableAuditJournal, log_state: LogState, seconds: float) -> int:
     """The number before the first record since that time; a binary search, as a log may have millions of records."""
-    low = 0 if server_status.anchor is None else server_status.anchor.point.number
-    high = server_status.head.number
+    low = 0 if log_state.anchor is None else log_state.anchor.point.number
+    high = log_state.head.number
     last = await _after(ledger, high - 1)
     while last is not None and high - low > ROWS_AT_ONCE:
         middle = (low + high) // 2
@@ -179,38 +181,18 @@ PRUNE_SECONDS = 3600.0
 PRUNED_AT_ONCE = 10_000
 
 
-class Notary:
-    """See `core.ports.AuditNotary`: encodes records and signs the log."""
-
-    def __init__(self, scribe: RecordEncoder, seals: FileAuditSigner) -> None:
-        self._scribe = scribe
-        self._seals = seals
-
-    def record(self, fact: Fact) -> tuple[float, bytes]:
-        """Encode an event as a record."""
-        return self._scribe.record(fact)
-
-    def seal(self, kind: SealKind, point: Point) -> Seal:
-        """Sign a point of the log."""
-        return self._seals.seal(kind, point)
-
-    def checkpoint(self, point: Point) -> None:
-        """Store a checkpoint of the log's end."""
-        self._seals.checkpoint(point)
-
-
 class AuditLog:
     """An open audit log; created by `open_audit`."""
 
-    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, seals: FileAuditSigner, mode: Mode) -> None:
-        self.audit = Audit(ledger, scribe, mode)
+    def __init__(self, ledger: AuditJournal, encoder: RecordEncoder, signer: FileAuditSigner, mode: Mode) -> None:
+        self.audit = Audit(ledger, encoder, mode)
         self.closed: frozenset[str] = frozenset()
         """The calls that the previous hub left open; this hub recorded them as lost at its start."""
-        self.seat: SqliteJournal | None = None
+        self.slot_journal: SqliteJournal | None = None
         """The log's own journal, if it is closed with the log."""
         self._ledger = ledger
-        self._scribe = scribe
-        self._seals = seals
+        self._scribe = encoder
+        self._signer = signer
         self._keys: dict[str, tuple[State, Caller]] = {}
 
     def attach(self, running: RunningHub, auth: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
@@ -230,7 +212,7 @@ class AuditLog:
 
         running.background.spawn("audit retention", self.retain(keep))
         state = Path(running.configuration.hub.state)
-        running.background.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
+        running.background.spawn("retention of other audit logs", keep_pruning_idle_slots(state, keep))
 
     def tasks_lost(self, lost: Iterable[TaskRecord]) -> None:
         """Record the end of tasks that were running when the previous hub was killed."""
@@ -275,9 +257,9 @@ class AuditLog:
 
     async def close(self) -> None:
         """Release the checkpoint once the journal is closed."""
-        if self.seat is not None:
-            await self.seat.aclose()
-        self._seals.close()
+        if self.slot_journal is not None:
+            await self.slot_journal.aclose()
+        self._signer.close()
 
 
 def states_of(keys: MintedKeys, now: float) -> dict[str, tuple[State, Caller]]:
@@ -307,8 +289,8 @@ async def open_audit(configuration: Configuration, journal: ClosableJournal, by:
         return None
     try:
         if isinstance(journal, AuditJournal):
-            return await _opened(configuration, journal, journal, mode, by)
-        return await _on_seat(configuration, journal, mode, by)
+            return await _open(configuration, journal, journal, mode, by)
+        return await _open_in_slot(configuration, journal, mode, by)
     except (OSError, AuditKeyDamaged) as error:
         if mode == "strict":
             await journal.aclose()
@@ -318,47 +300,47 @@ async def open_audit(configuration: Configuration, journal: ClosableJournal, by:
         return None
 
 
-async def _on_seat(configuration: Configuration, journal: ClosableJournal, mode: Mode, by: str) -> AuditLog:
+async def _open_in_slot(configuration: Configuration, journal: ClosableJournal, mode: Mode, by: str) -> AuditLog:
     """Open a log next to a journal without one. Only a journal in this process can write events with its documents."""
     memory = journal if type(journal) is MemoryJournal else None  # an extension's journal may write elsewhere
     if mode == "strict" and memory is None:
         raise OSError("the storage of the hub's tasks has no audit log")
-    number, seat = acquire_slot(Path(configuration.hub.state))
+    number, slot = acquire_slot(Path(configuration.hub.state))
     try:
-        opened = await _opened(configuration, journal, seat, mode, by, number)
+        opened = await _open(configuration, journal, slot, mode, by, number)
     except BaseException:
-        await seat.aclose()
+        await slot.aclose()
         raise
-    opened.seat = seat
+    opened.slot_journal = slot
     if memory is not None:
-        memory.log = seat
+        memory.log = slot
     return opened
 
 
-async def _opened(
+async def _open(
     configuration: Configuration,
     journal: ClosableJournal,
     ledger: AuditJournal,
     mode: Mode,
     by: str,
-    number: int = MAIN_LOG,
+    slot: int = MAIN_LOG,
 ) -> AuditLog:
     state = Path(configuration.hub.state)
-    keys = open_keys(state, number)
-    vouched = read_checkpoint(state, keys, number)
-    seals = FileAuditSigner(state, keys, slot=number)
+    keys = open_keys(state, slot)
+    checkpoint = read_checkpoint(state, keys, slot)
+    signer = FileAuditSigner(state, keys, slot=slot)
     try:
-        scribe = RecordEncoder(keys.digesting)
-        server_status = await ledger.open_log(Notary(scribe, seals))
-        if vouched is None and server_status.head == START:
-            seals.begin()
-        loose = await _left_open(configuration, journal, ledger, server_status)
+        encoder = RecordEncoder(keys.digesting)
+        log_state = await ledger.open_log(Notary(signer, encoder))
+        if checkpoint is None and log_state.head == START:
+            signer.begin()
+        loose = await _lost_calls(configuration, journal, ledger, log_state)
     except BaseException:
-        seals.close()
+        signer.close()
         raise
-    opened = AuditLog(ledger, scribe, seals, mode)
+    opened = AuditLog(ledger, encoder, signer, mode)
     opened.closed = frozenset(loose)
-    _tell_of_start(opened, server_status, vouched, keys)
+    _record_start(opened, log_state, checkpoint, keys)
     for record in loose.values():
         opened.audit.add(record)
     files = opened.digest_of(configuration.files)
@@ -367,47 +349,47 @@ async def _opened(
     return opened
 
 
-async def _left_open(
-    configuration: Configuration, journal: ClosableJournal, ledger: AuditJournal, server_status: LogState
+async def _lost_calls(
+    configuration: Configuration, journal: ClosableJournal, ledger: AuditJournal, log_state: LogState
 ) -> Mapping[str, EncodedRecord]:
     """The records that close the calls of a previous hub that was killed."""
-    if _is_clean(server_status):
+    if _is_clean(log_state):
         return {}
     try:
-        return await loose_ends(ledger, journal, server_status, configuration.hub.limits.hard_seconds)
+        return await unfinished_calls(ledger, journal, log_state, configuration.hub.limits.hard_seconds)
     except OSError as error:  # the log works without it
         log.error("calls that the previous hub left open in the audit log stay open", reason=str(error))
         return {}
 
 
-def _is_clean(server_status: LogState) -> bool:
-    return server_status.last is None or f'"event":"{STOPPED}"'.encode() in server_status.last
+def _is_clean(log_state: LogState) -> bool:
+    return log_state.last is None or f'"event":"{STOPPED}"'.encode() in log_state.last
 
 
-def _tell_of_start(opened: AuditLog, server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> None:
+def _record_start(opened: AuditLog, log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> None:
     """Record the state of the log before anything is added."""
-    if (why := _cut(server_status, vouched, keys)) is not None:
+    if (why := _cut(log_state, checkpoint, keys)) is not None:
         log.error("the audit log is not as it was left", why=why)
         opened.audit.note(CUT, why=why)
     # Anybody with write access to the store can extend the chain; a signature from here on would confirm that.
-    unsigned = 0 if vouched is None else max(0, server_status.head.number - vouched.point.number)
-    if not _is_clean(server_status):
+    unsigned = 0 if checkpoint is None else max(0, log_state.head.number - checkpoint.point.number)
+    if not _is_clean(log_state):
         log.warning("the previous hub did not shut down cleanly: its last records may be missing")
-        opened.audit.note(UNCLEAN, after=server_status.head.number, lost=len(opened.closed), unsigned=unsigned)
+        opened.audit.note(UNCLEAN, after=log_state.head.number, lost=len(opened.closed), unsigned=unsigned)
     elif unsigned:
         log.error("the audit log ends with records that no hub signed", records=unsigned)
-        opened.audit.note(UNSIGNED, after=server_status.head.number - unsigned, records=unsigned)
+        opened.audit.note(UNSIGNED, after=log_state.head.number - unsigned, records=unsigned)
 
 
-def _cut(server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> str | None:
+def _cut(log_state: LogState, checkpoint: Seal | None, keys: AuditKeys) -> str | None:
     """What the end of the log shows to be missing or altered."""
-    number = server_status.head.number
-    if vouched is None:
+    number = log_state.head.number
+    if checkpoint is None:
         return "there was no checkpoint beside it" if number else None
-    if not keys.is_signed(signed_text("checkpoint", vouched.point, vouched.at), vouched.signature):
+    if not keys.is_signed(signed_text("checkpoint", checkpoint.point, checkpoint.at), checkpoint.signature):
         return "its checkpoint is not signed with the hub's key"
-    if vouched.point.number > number:
-        return f"the log ended with record {number}, but its checkpoint confirms {vouched.point.number}"
-    if vouched.point.number == number and vouched.point != server_status.head:
+    if checkpoint.point.number > number:
+        return f"the log ended with record {number}, but its checkpoint confirms {checkpoint.point.number}"
+    if checkpoint.point.number == number and checkpoint.point != log_state.head:
         return f"record {number} differs from the one that its checkpoint confirms"
     return None

@@ -199,14 +199,10 @@ class LineShown(msgspec.Struct, frozen=True):
     """The hub was reachable and refused it."""
 
 
-def is_about_token(words: str) -> bool:
-    """Whether a policy close is about the token; a retry cannot fix that."""
-    return "token" in words.lower() or "agentId" in words
-
-
 def verdict_on(lost: LineLost) -> str | None:
-    """Why a retry is useless; None if it is not."""
-    return lost.words if lost.code == REFUSED and is_about_token(lost.words) else None
+    """Why a retry is useless, such as that the token is wrong; None if it is not."""
+    is_about_token = "token" in lost.words.lower() or "agentId" in lost.words
+    return lost.words if lost.code == REFUSED and is_about_token else None
 
 
 def is_refusal(lost: LineLost) -> bool:
@@ -496,18 +492,25 @@ class Dialler:
         plan: DialPlan,
         environment: Mapping[str, str],
         journal: MemoryJournal | None = None,
-        books: AuditLog | None = None,
+        audit_log: AuditLog | None = None,
     ) -> None:
         """Start the local servers in the background and return at once. Needs a running loop.
 
-        `books` is the audit log; it is closed at the end.
+        `audit_log` is closed at the end.
         """
-        self._books = books
+        self._audit_log = audit_log
         self._journal = journal or MemoryJournal()
-        configuration, audit = for_dialling(plan.configuration), None if books is None else books.audit
+        # The remote hub decides how long calls may take.
+        usual = plan.configuration.hub.limits.call_seconds
+        servers = tuple(
+            replace(server, timeout=TIMEOUT_SECONDS_MAX) if server.timeout == usual else server
+            for server in plan.configuration.servers
+        )
+        configuration = Configuration(None, plan.configuration.hub, servers, audit=plan.configuration.audit)
+        audit = None if audit_log is None else audit_log.audit
         self.running = RunningHub(configuration, environment, self._journal, client_caps=PROFILE, audit=audit)
-        if books is not None:
-            books.follow(self.running, None)
+        if audit_log is not None:
+            audit_log.follow(self.running, None)
         self.address = plan.address
         self.share = OfferShare()
         self.egress = Egress()
@@ -687,7 +690,7 @@ class Dialler:
             await asyncio.gather(*(socket.aclose() for socket in sockets))
         finally:
             await self.running.aclose()
-            await close_audit(self._books, self._journal)
+            await close_audit(self._audit_log, self._journal)
 
 
 async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialler:
@@ -697,15 +700,5 @@ async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialle
         ConfigError: the audit log is required and cannot be opened.
     """
     journal = MemoryJournal()
-    books = await open_audit(plan.configuration, journal, "dial")
-    return Dialler(plan, environment, journal, books)
-
-
-def for_dialling(configuration: Configuration) -> Configuration:
-    """The configuration of the local hub. The remote hub decides how long calls may take."""
-    usual = configuration.hub.limits.call_seconds
-    servers = tuple(
-        replace(server, timeout=TIMEOUT_SECONDS_MAX) if server.timeout == usual else server
-        for server in configuration.servers
-    )
-    return Configuration(None, configuration.hub, servers, audit=configuration.audit)
+    audit_log = await open_audit(plan.configuration, journal, "dial")
+    return Dialler(plan, environment, journal, audit_log)

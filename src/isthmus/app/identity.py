@@ -378,7 +378,8 @@ class Identities(Container[Caller]):
         if self.operator_key is not None:
             known[digest_of(self.operator_key)] = LOCAL_OPERATOR
         self._ring = KeyRing(tuple(known.items()), expiries, self._now)
-        self._live = self._known()
+        local = () if self.operator_key is None else (LOCAL_OPERATOR,)
+        self._live = everywhere({*self.callers(), *local})
         now = self._now()
         self._next_end = min((end for end in expiries.values() if end > now), default=float("inf"))
         self.on_keys(self._taken)
@@ -408,9 +409,6 @@ class Identities(Container[Caller]):
         if tenants and key.tenant != DEFAULT_TENANT and key.tenant not in tenants:
             return f"the configuration has tenants, and {key.tenant!r} is not one of them"
         return None
-
-    def _known(self) -> frozenset[Caller]:
-        return everywhere(self.callers() if self.operator_key is None else {*self.callers(), LOCAL_OPERATOR})
 
 
 def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:

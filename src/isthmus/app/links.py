@@ -135,7 +135,10 @@ class Links:
             case TargetHttpSettings():
                 return self._named(settings, reach, carrier, credentials)
             case HttpSettings():
-                return self._http(settings, reach, carrier, credentials)
+                egress = self._egress_to(settings)
+                link = self._http_link(settings, reach.url, carrier, credentials, egress)
+                link.caller_headers = CallerHeaders(reach.user_headers)
+                return link
             case WebSocketSettings():
                 socket = SocketLink(
                     settings.name,
@@ -191,29 +194,27 @@ class Links:
         await process.start(dataclasses.replace(reach, env=env), self._environment, program)
         return process
 
-    def _http(
-        self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier, credentials: Credentials
-    ) -> BaseLink:
+    def _http_link(
+        self, settings: ServerSettings, url: str, carrier: Carrier, credentials: Credentials, egress: Egress
+    ) -> SseLink | StreamableLink:
         kind = SseLink if carrier == "sse" else StreamableLink
-        link = kind(
+        return kind(
             settings.name,
             ME,
             self.limits,
-            url=reach.url,
+            url=url,
             credentials=credentials,
-            egress=self._egress_to(settings),
+            egress=egress,
             background=self._background,
             max_calls=settings.max_calls,
         )
-        link.caller_headers = CallerHeaders(reach.user_headers)
-        return link
 
     def _named(
         self, settings: ServerSettings, reach: TargetHttpSettings, carrier: Carrier, credentials: Credentials
     ) -> BaseLink:
         """A link to an address that a caller named; it connects to that address only."""
         egress = self._egress if reach.is_trusted else self._guarded
-        (url, *others), most = reach.urls_for(carrier), settings.max_calls
+        url, *others = reach.urls_for(carrier)
         if carrier == "rpc":
             plain = CallerNamedRpcLink(
                 settings.name,
@@ -223,22 +224,12 @@ class Links:
                 credentials=credentials,
                 egress=egress,
                 background=self._background,
-                max_calls=most,
+                max_calls=settings.max_calls,
             )
             plain.places = others
             plain.requests.dedicate_to_caller()
             return plain
-        kind = SseLink if carrier == "sse" else StreamableLink
-        link = kind(
-            settings.name,
-            ME,
-            self.limits,
-            url=url,
-            credentials=credentials,
-            egress=egress,
-            background=self._background,
-            max_calls=most,
-        )
+        link = self._http_link(settings, url, carrier, credentials, egress)
         link.stays = True
         link.requests.dedicate_to_caller()
         return link

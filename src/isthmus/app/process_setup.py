@@ -53,23 +53,20 @@ def _take_over(folder: Path) -> IO[bytes] | None:
     with (folder / LOCK).open("ab") as looking:
         fcntl.flock(looking, fcntl.LOCK_EX)
         for file in folder.iterdir():
-            if file.name != LOCK:
-                _end_left(file)
+            if file.name == LOCK:
+                continue
+            # Only if the hub of this file is gone, which held the lock on it.
+            with suppress(OSError, ValueError), file.open("ab") as left:
+                fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if ended := end_marked(int(file.name, 16)):
+                    log.warning("ended processes of a hub that was killed", pids=sorted(ended))
+                file.unlink()
         family = begin_family()
         if family is None:
             return None
         held = (folder / f"{family:x}").open("ab")
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return held
-
-
-def _end_left(file: Path) -> None:
-    """End the processes of this file's hub if that hub is gone."""
-    with suppress(OSError, ValueError), file.open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ended := end_marked(int(file.name, 16)):
-            log.warning("ended processes of a hub that was killed", pids=sorted(ended))
-        file.unlink()
 
 
 # -- limits of the process ---------------------------------------------------------------------------------------------

@@ -301,17 +301,17 @@ async def _serve(
     pins = DefinitionPins(configuration)
     lists = ServerListFiles(Path(settings.state))
     journal = await open_journal(configuration)
-    books = await open_audit(configuration, journal)
-    audit = None if books is None else books.audit
+    audit_log = await open_audit(configuration, journal)
+    audit = None if audit_log is None else audit_log.audit
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     pushes = Pushes(running, access.identities)
     monitor = LoopMonitor()
     grpc: GrpcService | None = None
     announcement = ExitStack()
     try:
-        if books is not None:
-            books.attach(running, auth, access.identities, pins)
-        await _recover(running, access.identities, books)
+        if audit_log is not None:
+            audit_log.attach(running, auth, access.identities, pins)
+        await _recover(running, access.identities, audit_log)
         mcp = McpHttp(running.mcp_methods(), auth)
         # A proxy may serve the hub under a path.
         prefix = urlsplit(settings.public_url or "").path.rstrip("/")
@@ -344,7 +344,7 @@ async def _serve(
         on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
-            signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
+            signals.reload_by(Reloader(running, source, change, audit_log.reloaded if audit_log is not None else None))
         await _until_signal(running, http_listener, grpc, relay, signals, announcement.close)
     finally:
         announcement.close()
@@ -352,7 +352,7 @@ async def _serve(
         await _close(running, signals, pushes, grpc)
         await pins.aclose()
         await lists.aclose()
-        await close_audit(books, journal)
+        await close_audit(audit_log, journal)
         # Last: without a handler a signal would kill the hub and leave its servers and journal behind.
         signals.close()
 
@@ -373,7 +373,7 @@ def _announced(
         yield origin
 
 
-async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> None:
+async def _recover(running: RunningHub, identities: Identities, audit_log: AuditLog | None) -> None:
     """End the tasks that the last hub left unfinished."""
 
     def find_caller(owner: TaskOwner) -> Caller | None:
@@ -382,8 +382,8 @@ async def _recover(running: RunningHub, identities: Identities, books: AuditLog 
 
     running.tasks.offline_queue.find_caller = find_caller
     lost = await running.tasks.recover()
-    if books is not None:
-        books.tasks_lost(lost)
+    if audit_log is not None:
+        audit_log.tasks_lost(lost)
     if lost:
         log.warning("tasks were running when the last hub ended; they have failed", tasks=len(lost))
 

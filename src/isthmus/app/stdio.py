@@ -68,23 +68,23 @@ async def run_stdio(
         log.warning(warning)
     pins = DefinitionPins(configuration, is_lasting=False)
     journal = MemoryJournal()
-    books = await open_audit(configuration, journal, NAME)
-    audit = None if books is None else books.audit
+    audit_log = await open_audit(configuration, journal, NAME)
+    audit = None if audit_log is None else audit_log.audit
     # A hub whose only server is a running hub lists the same as that hub.
     lists = ServerListFiles(Path(configuration.hub.state)) if surface is None else None
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     try:
-        if books is not None:
-            books.follow(running, pins)
+        if audit_log is not None:
+            audit_log.follow(running, pins)
         if source is not None:
-            Reloader(running, source, on_reloaded=None if books is None else books.reloaded).start()
+            Reloader(running, source, on_reloaded=None if audit_log is None else audit_log.reloaded).start()
         await _Conversation(running, surface or running.surface, stdin, stdout).run()
     finally:
         await running.aclose()
         await pins.aclose()
         if lists is not None:
             await lists.aclose()
-        await close_audit(books, journal)
+        await close_audit(audit_log, journal)
         # Last: an unhandled signal would kill the hub and leave its servers behind.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -24,13 +24,14 @@ from msgspec.structs import replace
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.hub import LOCAL
 from isthmus.app.identity import Identities
-from isthmus.cli.config import configuration_of, refused
+from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import ListedFeature, read_listing
-from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
+from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.hub import LocalSource, open_hub, source_of
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place

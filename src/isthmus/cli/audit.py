@@ -217,15 +217,6 @@ def _open_main(configuration: Configuration) -> AbstractAsyncContextManager[Read
     return audit_postgres.open_reader(configuration.storage)
 
 
-async def newest_of(sources: Sequence[AuditLogSource], limit: int) -> list[SlottedRow]:
-    """The last `limit` records of each log, the oldest first."""
-    found: list[SlottedRow] = []
-    for source in sources:
-        async with source.reading() as log:
-            found += [(source.slot, row) for row in await log.newest(limit)]
-    return sorted(found, key=lambda slotted: slotted[1].at)
-
-
 @asynccontextmanager
 async def rows_of(
     sources: Sequence[AuditLogSource], since: float, until: float
@@ -377,7 +368,11 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
     """
     configuration = configuration_of(file)
     try:
-        found = await newest_of(logs_of(configuration), max(1, count))
+        found: list[SlottedRow] = []
+        for source in logs_of(configuration):
+            async with source.reading() as log:
+                found += [(source.slot, row) for row in await log.newest(max(1, count))]
+        found.sort(key=lambda slotted: slotted[1].at)
         last = {slot: row.number for slot, row in sorted(found, key=lambda slotted: slotted[1].number)}
         _print(found[-count:] if count else [], is_json=is_json)
         while follows:

@@ -6,7 +6,6 @@ Names may be short, and values may be text: both are resolved here, by the hub's
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import sys
 import time
@@ -20,18 +19,11 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import (
-    CallFailure,
-    HubCall,
-    HubClient,
-    HubQuestion,
-    HubSource,
-    command_failed,
-    open_hub,
-)
+from isthmus.cli.hub import HubSource, open_hub, with_hub
 from isthmus.cli.interaction import GivenAnswers, ProgressLine, TerminalAnswers, print_unanswered
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
+from isthmus.cli.rest_client import CallFailure, HubCall, HubClient, HubQuestion, command_failed
 from isthmus.cli.results import (
     check_target,
     print_result,
@@ -59,6 +51,9 @@ ERA_CANNOT_ASK = (
     'Its server cannot ask in MCP 2026-07-28: era = "legacy" in the server\'s entry of the configuration lets it ask, '
     "in a terminal or with --answer."
 )
+
+REFERENCES_MAX = 8
+"""How many references of a schema are followed, one inside the other."""
 
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
 
@@ -428,7 +423,9 @@ def arguments_of(
     """
     if whole is not None and words:
         raise _wrong("--args and name=value exclude each other")
-    properties = _properties(schema)
+    root = read_schema(schema)
+    # References into the same schema, as generators write them, are followed.
+    properties = {name: resolved(given, root) for name, given in properties_of(root).items()}
     if whole is not None:
         value = _json("--args", _contents("--args", whole, read), "a JSON object")
         if (given := object_members(value)) is None:
@@ -440,7 +437,7 @@ def arguments_of(
                 case other:
                     got = _cut(msgspec.json.encode(other).decode())
             raise _wrong(f"--args must be a JSON object, got {got}")
-        _check_required(given, properties, schema, tool)
+        _check_required(given, properties, root, tool)
         return msgspec.Raw(value)
     members: dict[str, bytes] = {}
     for word in words:
@@ -448,21 +445,20 @@ def arguments_of(
         if name in members:
             raise _wrong(f"{name} is given twice")
         members[name] = value
-    _check_names(members, properties, schema, tool)
-    _check_required(members, properties, schema, tool)
+    _check_names(members, properties, root, tool)
+    _check_required(members, properties, root, tool)
     return msgspec.Raw(render(members))
 
 
 def _check_names(
-    members: Mapping[str, bytes], properties: Mapping[str, Any], schema: msgspec.Raw | None, tool: str
+    members: Mapping[str, bytes], properties: Mapping[str, Any], root: Mapping[str, Any], tool: str
 ) -> None:
     """Find a misspelt name, which many schemas let through and many servers ignore."""
-    if schema is None or not properties:
-        return
-    root = msgspec.json.decode(schema)
-    if root.get("additionalProperties") or root.get("patternProperties"):
+    if not properties or root.get("additionalProperties") or root.get("patternProperties"):
         return  # the tool says that it takes other names
     for name in members.keys() - properties.keys():
+        import difflib
+
         near = difflib.get_close_matches(name, properties.keys() - members.keys(), n=1)
         if near:
             text, advice = f"{name} is not an argument of {tool}; did you mean {near[0]}?", ""
@@ -474,12 +470,10 @@ def _check_names(
 
 
 def _check_required(
-    members: Mapping[str, Any], properties: Mapping[str, Any], schema: msgspec.Raw | None, tool: str
+    members: Mapping[str, Any], properties: Mapping[str, Any], root: Mapping[str, Any], tool: str
 ) -> None:
     """Find a missing argument, and say how to write it."""
-    required = msgspec.json.decode(schema).get("required") if schema is not None and properties else None
-    names = required if isinstance(required, list) else []
-    missing = [name for name in names if isinstance(name, str) and name not in members]
+    missing = [name for name in required_of(root) if name not in members] if properties else []
     if not missing:
         return
     words = " ".join(f"{name}={_placeholder(properties.get(name))}" for name in missing)
@@ -584,26 +578,38 @@ def _wrong(text: str) -> CommandFailed:
     return CommandFailed(Exit.USAGE, text, HOW)
 
 
-def _properties(schema: msgspec.Raw | None) -> dict[str, Any]:
-    """The schema of each argument; references into the same schema, as generators write them, are resolved."""
+def read_schema(raw: msgspec.Raw | None) -> dict[str, Any]:
+    """The schema of a tool; an empty one, which allows everything, if it cannot be read."""
     try:
-        root = msgspec.json.decode(schema) if schema is not None else {}
+        read = None if raw is None else msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
-        return {}
-    properties = root.get("properties") if isinstance(root, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    return {name: _resolved(property, root) for name, property in properties.items()}
+        read = None
+    return read if isinstance(read, dict) else {}
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    reference = schema.get("$ref") if isinstance(schema, dict) else None
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return schema
-    found: Any = root
-    for step in reference[2:].split("/"):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of each argument."""
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def required_of(schema: Mapping[str, Any]) -> list[str]:
+    """The arguments that a call needs."""
+    found = schema.get("required")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with its local reference followed; anything else becomes an empty one, which allows everything."""
+    for _ in range(REFERENCES_MAX):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        found: Any = root
+        for part in reference[2:].split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        schema = {**(found if isinstance(found, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
+    return schema if isinstance(schema, dict) else {}
 
 
 def _types(schema: Any) -> set[str]:

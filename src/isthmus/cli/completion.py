@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from isthmus.cli import COMPLETE_VARIABLE
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import first_line, print_error, print_output
 from isthmus.model.names import legal_server_name
@@ -51,7 +52,7 @@ def completion(shell: str, *, is_install: bool) -> int:
     Commands, options, servers, tools and their arguments are completed. Tools are those that the servers of this
     configuration listed last.
     """
-    script = _shell(shell).source()
+    script = _shell(shell, click.get_current_context().find_root().command).source()
     if not is_install:
         print_output(script)
         return Exit.SUCCESS
@@ -85,25 +86,26 @@ def _folder(variable: str, usual: Path) -> Path:
     return named if named.is_absolute() else usual
 
 
-def _shell(shell: str) -> ShellComplete:
-    from isthmus.cli.main import COMPLETE_VARIABLE, cli
-
+def _shell(shell: str, group: click.Command) -> ShellComplete:
     kind = get_completion_class(shell)
     assert kind is not None
-    return kind(cli, {}, "isthmus", COMPLETE_VARIABLE)
+    return kind(group, {}, "isthmus", COMPLETE_VARIABLE)
 
 
 # -- what a shell asks for ---------------------------------------------------------------------------------------------
 
 
-def complete(instruction: str) -> bool:
-    """Print names for a shell, in its format. Returns False for everything that click completes."""
+def complete(instruction: str, group: click.Group, commands: Mapping[str, str]) -> bool:
+    """Print names for a shell, in its format. Returns False for everything that click completes.
+
+    `commands` are those of the group, each with its line in the help.
+    """
     shell, _, what = instruction.partition("_")
     if shell not in SHELLS or what != "complete":
         return False
-    completer = _shell(shell)
+    completer = _shell(shell, group)
     words, incomplete = completer.get_completion_args()
-    items = _items(words, incomplete)
+    items = _items(words, incomplete, commands)
     if items is None:
         return False
     lines = [completer.format_completion(item) for item in items if item.value.startswith(incomplete)]
@@ -111,14 +113,12 @@ def complete(instruction: str) -> bool:
     return True
 
 
-def _items(words: Sequence[str], incomplete: str) -> Iterable[CompletionItem] | None:
+def _items(words: Sequence[str], incomplete: str, commands: Mapping[str, str]) -> Iterable[CompletionItem] | None:
     """The names that can stand here; None if it is not for a name."""
-    from isthmus.cli.main import COMMANDS
-
     if incomplete.startswith("-"):
         return None
     if not words:
-        return (CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items())
+        return (CompletionItem(name, help=text) for name, text in commands.items())
     command, *rest = words
     named, options, open_option = _split(rest)
     file = Path(options["--config"]) if "--config" in options else None
@@ -128,21 +128,15 @@ def _items(words: Sequence[str], incomplete: str) -> Iterable[CompletionItem] | 
         elif command in ("call", "tools", "prompt", "logs", "restart") and _is_elsewhere(options):
             names = []  # only that hub knows
         elif command in ("call", "tools", "prompt"):
-            return _feature_items(command, named, file)
+            if not named:
+                return list(_offers("prompts" if command == "prompt" else "tools", file))
+            given = [word.partition("=")[0] for word in named[1:]]
+            return list(_arguments(named[0], given, file)) if command == "call" else []
         else:
             names = _names(command, named, file)
     except Exception:  # noqa: BLE001 - a shell is no place for an error; the command itself says it
         return []
     return None if names is None else [CompletionItem(name) for name in names if name not in named]
-
-
-def _feature_items(command: str, named: Sequence[str], file: Path | None) -> list[CompletionItem]:
-    """The tools or prompts that a command takes, or the arguments of the tool that it has."""
-    if not named:
-        return list(_offers("prompts" if command == "prompt" else "tools", file))
-    if command == "call":
-        return list(_arguments(named[0], [word.partition("=")[0] for word in named[1:]], file))
-    return []  # after `tools search`, words
 
 
 def _names(command: str, named: Sequence[str], file: Path | None) -> list[str] | None:

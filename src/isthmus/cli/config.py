@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from isthmus.app.key_files import minted_keys
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.config.entry_conversion import SECRET_KEYS
@@ -67,7 +67,25 @@ def check(file: Path | None, config: Path | None, *, is_json: bool) -> int:
 @with_json
 def show(config: Path | None, *, with_origin: bool, is_json: bool) -> int:
     """Print the configuration as the hub reads it, with secrets hidden."""
-    return show_configuration(config, with_origin=with_origin, is_json=is_json)
+    configuration = configuration_of(config)
+    values = [
+        ConfigValue(path, value, _origin(path, configuration.origins)) for path, value in _all_values(configuration)
+    ]
+    lines = _LineNumbers() if with_origin else None
+    if is_json:
+        print_json(_values_as_json(configuration, values, lines))
+        return Exit.SUCCESS
+    rows: list[tuple[str, ...]] = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
+    if lines is not None:
+        rows = [(*row, lines.describe(value.origin)) for row, value in zip(rows, values, strict=True)]
+    head = ("SETTING", "VALUE", "ORIGIN")[: 2 if lines is None else 3]
+    rows = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
+    print_table(head, rows, ("cyan", "", "")[: len(head)], is_wrapped=True)
+    if configuration.file is None:
+        print_error("No configuration file was found: these are the defaults.")
+    if configuration.warnings:
+        print_error(f"{counted(len(configuration.warnings), 'finding')}: `isthmus config check` lists them.")
+    return Exit.SUCCESS
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -111,13 +129,6 @@ def home() -> Path:
         return Path.home()
     except RuntimeError:
         return Path("~")
-
-
-def refused(error: ConfigError) -> CommandFailed:
-    """The error for a configuration that cannot be used."""
-    findings = "\n  ".join(str(finding) for finding in error.findings)
-    advice = "Fix the errors above; `isthmus config check` checks the file without starting anything."
-    return CommandFailed(Exit.CONFIGURATION, f"the configuration cannot be used:\n  {findings}", advice)
 
 
 def access_of(configuration: Configuration) -> AccessMode:
@@ -215,31 +226,6 @@ class ConfigValue:
     """None for a default."""
 
 
-def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -> Exit:
-    """Print every value.
-
-    Raises:
-        CommandFailed: the configuration cannot be used.
-    """
-    configuration = configuration_of(file)
-    values = list(values_of(configuration))
-    lines = _LineNumbers() if with_origin else None
-    if is_json:
-        print_json(_values_as_json(configuration, values, lines))
-        return Exit.SUCCESS
-    rows: list[tuple[str, ...]] = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
-    if lines is not None:
-        rows = [(*row, lines.describe(value.origin)) for row, value in zip(rows, values, strict=True)]
-    head = ("SETTING", "VALUE", "ORIGIN")[: 2 if lines is None else 3]
-    rows = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
-    print_table(head, rows, ("cyan", "", "")[: len(head)], is_wrapped=True)
-    if configuration.file is None:
-        print_error("No configuration file was found: these are the defaults.")
-    if configuration.warnings:
-        print_error(f"{counted(len(configuration.warnings), 'finding')}: `isthmus config check` lists them.")
-    return Exit.SUCCESS
-
-
 def _values_as_json(configuration: Configuration, values: Sequence[ConfigValue], lines: _LineNumbers | None) -> bytes:
     listed: list[dict[str, object]] = []
     for value in values:
@@ -264,12 +250,6 @@ def _values_as_json(configuration: Configuration, values: Sequence[ConfigValue],
             "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
         }
     )
-
-
-def values_of(configuration: Configuration) -> Iterator[ConfigValue]:
-    """Every value in effect, with secrets hidden."""
-    for path, value in _all_values(configuration):
-        yield ConfigValue(path, value, _origin(path, configuration.origins))
 
 
 def _all_values(configuration: Configuration) -> Iterator[Pair]:

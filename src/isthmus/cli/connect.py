@@ -24,12 +24,13 @@ import click
 
 from isthmus.app.key_files import minted_keys
 from isthmus.app.state_folder import find_running
-from isthmus.cli.addresses import configured_origin
-from isthmus.cli.config import access_of, configuration_of, home, refused
-from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, is_taken, source_of
+from isthmus.cli.config import access_of, configuration_of, home
+from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.hub import ENDPOINT, is_taken, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
+from isthmus.cli.relay_tokens import configured_origin
+from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
 from isthmus.cli.running import run_command
 from isthmus.cli.token import KeyOptions, new_key
 from isthmus.config.dialects import CLIENTS as DIALECTS
@@ -220,16 +221,13 @@ def list_clients(name: str) -> Exit:
         connected = [path for path in files if ClientFile(client, path, name).has_hub()]
         state = "connected" if connected else "not connected" if files else ""
         shown = connected or files or [_file_of(client, None, is_project=False)]
-        rows.append((client, state, _short(shown[0])))
+        path = shown[0]
+        rows.append((client, state, f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)))
     if sys.stdout.isatty():
         show_table(sys.stdout, [("", rows)], ("cyan", "", "dim"))
     else:
         print_output("\n".join(aligned(rows)))
     return Exit.SUCCESS
-
-
-def _short(path: Path) -> str:
-    return f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)
 
 
 def _all_files(client: str) -> list[Path]:
@@ -473,17 +471,14 @@ class ClientFile:
         """The present entry of that name; None if the file has no such entry."""
         return _entry_at(self.file, self.text, self.path)
 
-    def edited(self, entry: Entry | None) -> str:
-        """The text with the hub's entry, or without.
+    def edited(self, entry: object) -> str:
+        """The text with another entry of the hub, or without any if it is None.
 
         Raises:
             CommandFailed: it cannot be edited without changing something else.
         """
-        return self._edited(self.text, entry)
-
-    def _edited(self, text: str, entry: object) -> str:
         try:
-            return edit(self.file, text, self.path, entry)
+            return edit(self.file, self.text, self.path, entry)
         except CannotEdit as error:
             advice = "Nothing was changed. `--print` prints what to write into it by hand."
             raise CommandFailed(Exit.CONFIGURATION, f"{self.file}: {error}", advice) from error
@@ -545,7 +540,7 @@ class ClientFile:
         entry = self.entry()
         try:
             before = self.backup.read_bytes().decode() if self.backup.exists() else ""
-            text = self._edited(self.text, _entry_at(self.file, before, self.path))
+            text = self.edited(_entry_at(self.file, before, self.path))
         except (OSError, ValueError) as error:
             advice = f"Remove it, and run the command again: it then only takes {self.name} out."
             raise CommandFailed(Exit.CONFIGURATION, f"the backup {self.backup} cannot be read", advice) from error

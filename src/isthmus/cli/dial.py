@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlsplit
 
@@ -31,8 +30,8 @@ from isthmus.app.dial import (
     read_address,
 )
 from isthmus.app.dial_talk import LocalOffer
-from isthmus.cli.config import configuration_of, refused
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import configuration_of
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_log_level
 from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
 from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
@@ -336,9 +335,7 @@ class DialView:
         self._dialler.on_change = self._draw_soon
         self._draw()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dialler.on_change = lambda: None
         if self._timer is not None:
             self._timer.cancel()

@@ -23,7 +23,7 @@ import msgspec
 from isthmus.cli.config import access_of, configuration_of, finding_as_json, servers_folder
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, running_hub, source_of
+from isthmus.cli.hub import LocalSource, running_hub, source_of
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
@@ -37,6 +37,7 @@ from isthmus.cli.output import (
     print_output,
     print_table,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config import codes
 from isthmus.config.codes import FindingCode

@@ -9,24 +9,30 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import configuration_of, home
+from isthmus.cli.documents import ServerInfo, read_servers
+from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_config, with_wait
 from isthmus.cli.output import counted, print_error, print_output
-
-if TYPE_CHECKING:  # shells load this module to complete a name, and these are slow to load
-    from isthmus.cli.documents import ServerInfo
-    from isthmus.config.client_files import HostContext
-    from isthmus.config.files import Document
-    from isthmus.config.importing import ImportPlan
-    from isthmus.config.settings import Configuration
-    from isthmus.upstream.server_settings import ServerSettings
+from isthmus.cli.running import quiet_logs, run_command
+from isthmus.config.client_files import HostContext, read_client_files
+from isthmus.config.dialects import CLIENTS, OWN
+from isthmus.config.editing import CannotEdit, edit, replace_file
+from isthmus.config.entry_conversion import server_names
+from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
+from isthmus.config.findings import ConfigError, Place, closest_match
+from isthmus.config.formats import parse
+from isthmus.config.importing import ImportPlan, load_servers
+from isthmus.config.redaction import secrets_of
+from isthmus.upstream.server_settings import ServerSettings
 
 FILE_NAME = "isthmus.toml"
 
@@ -79,11 +85,6 @@ def init(
 
     On a terminal it asks which clients' servers to import; elsewhere it imports what --import names.
     """
-    from isthmus.cli.config import home
-    from isthmus.config.client_files import HostContext
-    from isthmus.config.files import usual_files
-    from isthmus.config.importing import ImportPlan
-
     if into is not None and is_user:
         raise CommandFailed(Exit.USAGE, "--into and --user exclude each other", "Give one of the two.")
     context = HostContext(os.environ, Path.cwd(), home())
@@ -117,11 +118,6 @@ def init(
 
 def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool) -> None:
     """Add the servers of these clients and files to the plan, after asking about each file unless they were named."""
-    from isthmus.cli.config import refused
-    from isthmus.config.client_files import read_client_files
-    from isthmus.config.findings import ConfigError, Place
-    from isthmus.config.importing import ImportPlan
-
     try:
         found = read_client_files(sources, Place(None), plan.around.cwd, plan.around)
     except ConfigError as error:
@@ -138,21 +134,13 @@ def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool,
         if not names:
             continue
         print_error(f"{document.dialect.title}, {document.file}: {', '.join(names)}")
-        if is_wanted or (can_ask and click.confirm(f"Import {_these(len(names))}?", default=True, err=True)):
+        these = "this server" if len(names) == 1 else f"these {len(names)} servers"
+        if is_wanted or (can_ask and click.confirm(f"Import {these}?", default=True, err=True)):
             plan.add([document])
         elif not can_ask:
-            print_error(f"  not imported: --import {_source(document)} or --yes imports them")
-
-
-def _source(document: Document) -> str:
-    """What `--import` calls a file: its client, or the file itself."""
-    from isthmus.config.dialects import CLIENTS
-
-    return document.dialect.name if document.dialect.name in CLIENTS else shlex.quote(str(document.file))
-
-
-def _these(count: int) -> str:
-    return "this server" if count == 1 else f"these {count} servers"
+            client = document.dialect.name
+            source = client if client in CLIENTS else shlex.quote(str(document.file))
+            print_error(f"  not imported: --import {source} or --yes imports them")
 
 
 # -- add -------------------------------------------------------------------------------------------------------------
@@ -206,7 +194,8 @@ def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **o
         raise CommandFailed(Exit.USAGE, f"{target.file} has another server called {name}", advice)
     text = target.edited((*target.root_of(name), name), fields)
     outcome = _try(target, text, name, wait, is_unchecked=options["is_unchecked"])
-    target.write(text, is_private=_has_secrets(fields))
+    is_private = any("${" not in secret and not secret.startswith("env:") for secret in secrets_of(fields))
+    target.write(text, is_private=is_private)
     print_output(f"{f'Replaced {name} in' if present else f'Added {name} to'} {target.file}{outcome}")
     if "cwd" in fields and options["cwd"] is None:
         print_error(f"It runs in {target.file.parent if fields['cwd'] == '.' else fields['cwd']} (cwd).")
@@ -274,25 +263,32 @@ def _variable(pair: str, *, is_own: bool) -> tuple[str, str]:
     return name, value if found else f"env:{name}" if is_own else f"${{{name}}}"
 
 
-def _has_secrets(fields: Mapping[str, object]) -> bool:
-    from isthmus.config.redaction import secrets_of
-
-    return any("${" not in secret and not secret.startswith("env:") for secret in secrets_of(dict(fields)))
-
-
 def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked: bool) -> str:
     """Read the new text, start or reach the server, and return how that went as the end of a sentence.
 
     Raises:
         CommandFailed: the entry is wrong, or the server does not start.
     """
-    from isthmus.cli.running import quiet_logs, run_command
-
     server = target.read_server(text, name)
     if is_unchecked:
         return ", not checked."
     quiet_logs()
-    info = run_command(_reach(_configuration(target.file), server, wait))
+    if os.path.exists(target.file):
+        present = configuration_of(target.file)
+    else:  # a file that is yet to be written has a state folder already
+        present = configuration_of(None)
+        state = str(derived_state(target.file, os.environ, home_folder()))
+        present = replace(present, hub=replace(present.hub, state=state))
+
+    async def reach() -> ServerInfo:
+        configuration = replace(present, servers=(replace(server, disabled=False),))
+        local = await start_local_hub(configuration, os.environ, within=wait, keeps_lists=True)
+        try:
+            return next(info for info in read_servers(await local.client.servers()) if info.name == server.name)
+        finally:
+            await local.client.aclose()
+
+    info = run_command(reach())
     if info.state == "login":
         return f". It wants a login: isthmus login {name}"
     if info.state != "ready":
@@ -303,42 +299,11 @@ def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked:
     return f": {tools}." if not info.unlisted else ". It lists no tools; its methods are called by name."
 
 
-def _configuration(file: Path) -> Configuration:
-    """The configuration before the change; a file that is yet to be written has a state folder already."""
-    from isthmus.cli.config import configuration_of
-    from isthmus.config.files import derived_state, home_folder
-
-    if os.path.exists(file):
-        return configuration_of(file)
-    present = configuration_of(None)
-    return replace(present, hub=replace(present.hub, state=str(derived_state(file, os.environ, home_folder()))))
-
-
-async def _reach(present: Configuration, server: ServerSettings, wait: float) -> ServerInfo:
-    from isthmus.cli.documents import read_servers
-    from isthmus.cli.local_hub import start_local_hub
-
-    configuration = replace(present, servers=(replace(server, disabled=False),))
-    local = await start_local_hub(configuration, os.environ, within=wait, keeps_lists=True)
-    try:
-        [info] = [info for info in read_servers(await local.client.servers()) if info.name == server.name]
-        return info
-    finally:
-        await local.client.aclose()
-
-
 # -- remove, enable, disable -------------------------------------------------------------------------------------------
 
 
-def complete_servers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """The names of servers that begin like this, for shells."""
-    from isthmus.cli.completion import server_names
-
-    return [name for name in server_names() if name.startswith(incomplete)]
-
-
 @click.command("remove")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @with_config
 def remove(names: tuple[str, ...], config: Path | None) -> int:
     """Remove servers from the configuration. A running hub ends them after their calls."""
@@ -353,7 +318,7 @@ def remove(names: tuple[str, ...], config: Path | None) -> int:
 
 
 @click.command("enable")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @with_config
 def enable(names: tuple[str, ...], config: Path | None) -> int:
     """Switch servers on that are disabled."""
@@ -361,7 +326,7 @@ def enable(names: tuple[str, ...], config: Path | None) -> int:
 
 
 @click.command("disable")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @with_config
 def disable(names: tuple[str, ...], config: Path | None) -> int:
     """Switch servers off, and keep their entries."""
@@ -410,12 +375,6 @@ class ConfigFile:
         Raises:
             CommandFailed: no file exists, or it cannot be read.
         """
-        from isthmus.cli.config import home, refused
-        from isthmus.config.client_files import HostContext
-        from isthmus.config.dialects import OWN
-        from isthmus.config.files import Document, find_file, read_document
-        from isthmus.config.findings import ConfigError
-
         context = HostContext(os.environ, Path.cwd(), home())
         try:
             file = find_file(config, context.environment, context.cwd, context.home)
@@ -466,10 +425,6 @@ class ConfigFile:
         root = self.root_of(name)
         if name in self.at(root):
             return (*root, name)
-        from isthmus.cli.config import configuration_of
-        from isthmus.config.entry_conversion import server_names
-        from isthmus.config.findings import closest_match
-
         names = [str(each) for root in self._roots() for each in self.at(root)]
         for written, called in server_names(names).items():
             if called == name:
@@ -490,8 +445,6 @@ class ConfigFile:
         Raises:
             CommandFailed: it cannot be edited without changing something else.
         """
-        from isthmus.config.editing import CannotEdit, edit
-
         try:
             return edit(self.file, self.text if text is None else text, path, value)
         except CannotEdit as error:
@@ -504,12 +457,6 @@ class ConfigFile:
         Raises:
             CommandFailed: its entry is wrong.
         """
-        from isthmus.cli.config import refused
-        from isthmus.config.files import Document
-        from isthmus.config.findings import ConfigError
-        from isthmus.config.formats import parse
-        from isthmus.config.importing import load_servers
-
         try:
             table, _ = parse(self.file, text.removeprefix("\ufeff"))
             loaded = load_servers(Document(self.file, table, self.document.dialect), self.context)
@@ -533,8 +480,6 @@ class ConfigFile:
 
 
 def _write(file: Path, before: str, text: str, *, is_private: bool) -> None:
-    from isthmus.config.editing import replace_file
-
     if text == before:
         return
     try:

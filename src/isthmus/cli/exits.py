@@ -6,6 +6,10 @@ Commands return an `Exit` or raise `CommandFailed`, which `cli.main` prints.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.config.findings import ConfigError
 
 
 class Exit(IntEnum):
@@ -34,3 +38,10 @@ class CommandFailed(Exception):
         self.exit = exit
         self.message = message
         self.advice = advice
+
+
+def refused(error: ConfigError) -> CommandFailed:
+    """The error for a configuration that cannot be used."""
+    findings = "\n  ".join(str(finding) for finding in error.findings)
+    advice = "Fix the errors above; `isthmus config check` checks the file without starting anything."
+    return CommandFailed(Exit.CONFIGURATION, f"the configuration cannot be used:\n  {findings}", advice)

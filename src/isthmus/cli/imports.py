@@ -12,8 +12,8 @@ from typing import TypeAlias
 import click
 import msgspec
 
-from isthmus.cli.config import finding_as_json, home, refused
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import finding_as_json, home
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.config.client_files import ClientFiles, HostContext, read_client_files

@@ -7,10 +7,8 @@ file or pipe stays clean. Without a terminal, `--answer` has the answers (`Given
 from __future__ import annotations
 
 import asyncio
-import difflib
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from isthmus.cli.hub import HubQuestion
 from isthmus.cli.output import harmless, print_error
+from isthmus.cli.rest_client import HubQuestion
 from isthmus.model.calls import Event
 
 CLEAR_LINE = "\r\x1b[K"
@@ -85,6 +83,8 @@ class ProgressLine:
         if not self._is_terminal or self._is_paused:
             return
         # A line that wraps could not be cleared.
+        import shutil  # it loads compressors
+
         room = shutil.get_terminal_size().columns - 1
         text = progress_text(self._report, self._name, self._clock() - self._began, room)
         self._stream.write(CLEAR_LINE + text)
@@ -334,7 +334,7 @@ class TerminalAnswers:
                     return parse_field(field, text)
                 print_error("    It is required: write a value, or press Ctrl-D to cancel.")
             except ValueError as wrong:
-                print_error(f"    {_sentence(str(wrong))}")
+                print_error(f"    {str(wrong)[:1].upper()}{str(wrong)[1:]}.")
 
     async def _open_page(self, params: Mapping[str, Any]) -> ElicitAnswer:
         url = str(params.get("url", ""))
@@ -438,6 +438,8 @@ class GivenAnswers:
         A name may belong to another question, unless it is like a field of this one, or no other name fits.
         """
         for name in self._values.keys() - set(fields):
+            import difflib
+
             if near := difflib.get_close_matches(name, set(fields) - self._values.keys(), n=1):
                 return f"--answer: {name} is not a field of this question; did you mean {near[0]}?"
         if self._values and self._action is None and not self._values.keys() & set(fields):
@@ -502,10 +504,6 @@ def _shown(field: FormField, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(names.get(str(each), str(each)) for each in value)
     return names.get(str(value), str(value))
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def highlighted(url: str) -> str:

@@ -12,8 +12,8 @@ import click
 
 from isthmus.cli.documents import ListedFeature, MissingServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, HubSource, RemoteSource, open_hub
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.hub import HubSource, open_hub, with_hub
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     Row,
     aligned,
@@ -26,6 +26,7 @@ from isthmus.cli.output import (
     print_table,
     show_table,
 )
+from isthmus.cli.rest_client import RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
@@ -151,19 +152,10 @@ async def watch_servers(source: HubSource, *, wait: float) -> Exit:
     async with open_hub(source, wait=wait if isinstance(source, RemoteSource) else FIRST_LOOK_SECONDS) as hub:
         with in_place(sys.stdout, SERVER_HEAD) as show:
             while True:
-                rows, problem = await _refreshed(hub, rows)
+                document, problem = await unless_away(hub.servers())
+                rows = rows if document is None else server_rows(document)
                 show([("", rows), *([(problem, [])] if problem else [])], SERVER_STYLES)
                 await asyncio.sleep(REFRESH_SECONDS)
-
-
-async def _refreshed(hub: HubClient, before: list[Row]) -> tuple[list[Row], str | None]:
-    """The servers now; if the hub cannot be reached, the last ones and why."""
-    try:
-        return server_rows(await hub.servers()), None
-    except CommandFailed as failed:
-        if failed.exit is not Exit.UNREACHABLE:
-            raise
-        return before, failed.message
 
 
 def server_rows(document: bytes) -> list[Row]:

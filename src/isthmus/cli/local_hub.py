@@ -19,9 +19,10 @@ from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.state_folder import make_folder
-from isthmus.cli.config import configuration_of, refused
-from isthmus.cli.hub import QUESTIONS, HubClient, RemoteSource, SentRequest
+from isthmus.cli.config import configuration_of
+from isthmus.cli.exits import refused
 from isthmus.cli.output import print_error
+from isthmus.cli.rest_client import QUESTIONS, HubClient, RemoteSource, SentRequest
 from isthmus.cli.running import quiet_logs
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings

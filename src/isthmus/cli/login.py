@@ -63,39 +63,7 @@ def login(
         return list_logins(config, is_json=is_json)
     if server is None:
         raise click.UsageError("Name the SERVER to log in at, or give --list.")
-    return log_in_at(config, server, caller, scope=scope, is_device=is_device, seconds=seconds)
-
-
-@click.command()
-@click.argument("server")
-@click.option("--caller", metavar="NAME", help="Delete this caller's own login; TENANT/NAME in another tenant.")
-@with_config
-def logout(server: str, caller: str | None, config: Path | None) -> int:
-    """Delete the login at SERVER; a running hub stops using it within a second."""
-    return log_out_of(config, server, caller)
-
-
-@click.group(cls=CommandGroup)
-def credentials() -> None:
-    """Manage the key that encrypts logins."""
-
-
-@credentials.command("rotate")
-@with_config
-def credentials_rotate(config: Path | None) -> int:
-    """Encrypt every login under a new key; the hub may be running."""
-    return rotate_key(config)
-
-
-def log_in_at(
-    file: Path | None, server: str, caller: str | None, *, scope: str, is_device: bool, seconds: float
-) -> Exit:
-    """Log in at a server, for all callers or for one.
-
-    Raises:
-        CommandFailed: the server is not configured, or the login failed.
-    """
-    configuration = configuration_of(file)
+    configuration = configuration_of(config)
     settings = next((each for each in configuration.servers if each.name == server), None)
     if settings is None:
         names = ", ".join(each.name for each in configuration.servers)
@@ -115,6 +83,44 @@ def log_in_at(
     return Exit.SUCCESS
 
 
+@click.command()
+@click.argument("server")
+@click.option("--caller", metavar="NAME", help="Delete this caller's own login; TENANT/NAME in another tenant.")
+@with_config
+def logout(server: str, caller: str | None, config: Path | None) -> int:
+    """Delete the login at SERVER; a running hub stops using it within a second."""
+    slot = Slot.of(server, None if caller is None else subject_of(caller))
+    try:
+        is_deleted = _vault(configuration_of(config)).remove(slot)
+    except OSError as error:
+        raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
+    if not is_deleted:
+        raise CommandFailed(Exit.USAGE, f"there is no login at {server}", _ADVICE)
+    print_error(f"Logged out of {server}. The token itself stays valid until it expires.")
+    return Exit.SUCCESS
+
+
+@click.group(cls=CommandGroup)
+def credentials() -> None:
+    """Manage the key that encrypts logins."""
+
+
+@credentials.command("rotate")
+@with_config
+def credentials_rotate(config: Path | None) -> int:
+    """Encrypt every login under a new key; the hub may be running."""
+    configuration = configuration_of(config)
+    try:
+        count = _vault(configuration).rotate()
+    except VaultDamaged as error:
+        raise CommandFailed(Exit.CONFIGURATION, str(error), _ADVICE) from error
+    except OSError as error:
+        raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror}") from error
+    under = "the configured key" if configuration.credentials.key else "a new key"
+    print_error(f"Encrypted {counted(count, 'login')} under {under}.")
+    return Exit.SUCCESS
+
+
 def _print_prompt(prompt: LoginPrompt) -> None:
     # Not opened in a browser: the server chose the address, so a person has to look at it first.
     if prompt.code:
@@ -122,23 +128,6 @@ def _print_prompt(prompt: LoginPrompt) -> None:
     else:
         print_error("Visit this address in a browser on this machine:")
     print_output(harmless(prompt.address, keep=""))
-
-
-def log_out_of(file: Path | None, server: str, caller: str | None) -> Exit:
-    """Delete a login; a running hub notices within a second.
-
-    Raises:
-        CommandFailed: there is no such login.
-    """
-    slot = Slot.of(server, None if caller is None else subject_of(caller))
-    try:
-        is_deleted = _vault(configuration_of(file)).remove(slot)
-    except OSError as error:
-        raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
-    if not is_deleted:
-        raise CommandFailed(Exit.USAGE, f"there is no login at {server}", _ADVICE)
-    print_error(f"Logged out of {server}. The token itself stays valid until it expires.")
-    return Exit.SUCCESS
 
 
 def list_logins(file: Path | None, *, is_json: bool) -> Exit:
@@ -172,24 +161,6 @@ def _row(slot: Slot, vault: Vault) -> dict[str, str | bool | None]:
         "renewed": bool(kept.token.refresh),
         "scope": kept.token.scope or None,
     }
-
-
-def rotate_key(file: Path | None) -> Exit:
-    """Encrypt every login under a new key.
-
-    Raises:
-        CommandFailed: a login cannot be read or written.
-    """
-    configuration = configuration_of(file)
-    try:
-        count = _vault(configuration).rotate()
-    except VaultDamaged as error:
-        raise CommandFailed(Exit.CONFIGURATION, str(error), _ADVICE) from error
-    except OSError as error:
-        raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror}") from error
-    under = "the configured key" if configuration.credentials.key else "a new key"
-    print_error(f"Encrypted {counted(count, 'login')} under {under}.")
-    return Exit.SUCCESS
 
 
 def _vault(configuration: Configuration) -> Vault:

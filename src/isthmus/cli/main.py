@@ -19,6 +19,7 @@ from types import ModuleType
 import click
 
 from isthmus import __version__
+from isthmus.cli import COMPLETE_VARIABLE
 from isthmus.cli.exits import CommandFailed, Exit, OutputClosed
 from isthmus.cli.output import print_error, print_output
 
@@ -67,9 +68,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Every command, by section of `isthmus --help`: where it is, and its line there, which fits into 80 columns."""
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
-
-COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
-"""Set by a shell that completes a command; the name is click's."""
 
 TRACEBACK_VARIABLE = "ISTHMUS_TRACEBACK"
 """If set, a defect of a command ends in a traceback."""
@@ -187,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if COMPLETE_VARIABLE in os.environ:
         from isthmus.cli.completion import complete
 
-        if complete(os.environ[COMPLETE_VARIABLE]):
+        if complete(os.environ[COMPLETE_VARIABLE], cli, {name: text for name, (_, text) in COMMANDS.items()}):
             return Exit.SUCCESS
     words = sys.argv[1:] if arguments is None else arguments
     try:

@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, RemoteSource, source_of
+from isthmus.cli.hub import source_of
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import (
     Row,
@@ -32,6 +32,7 @@ from isthmus.cli.output import (
     write_output,
 )
 from isthmus.cli.relay import hub_of
+from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.model.names import legal_server_name
 
@@ -206,28 +207,28 @@ async def restart_server(source: RemoteSource, server: str, *, wait: float, is_j
         before = _read_log(await hub.log(server))
         after = before[-1].number if before else 0
         document = await hub.restart(server)
-        while time.monotonic() - began < wait:
+        ended: list[str] = []
+        while not ended and time.monotonic() - began < wait:
             lines = _read_log(await hub.log(server, after))
             ended = [line.text for line in lines if line.source == "hub" and not line.text.startswith("restarting")]
-            if ended:
-                if not ended[0].startswith("ready"):
-                    advice = f"`isthmus logs {server}` shows its last words."
-                    why = await _with_last_output(hub, server, ended[0])
-                    raise CommandFailed(Exit.CALL_FAILED, f"{server} is {first_line(why)}", advice)
-                if is_json:
-                    print_json(document)
-                else:
-                    print_output(f"{server} is {ended[0]} after {time.monotonic() - began:.1f} s")
-                return Exit.SUCCESS
-            await asyncio.sleep(POLL_SECONDS / 2)
-    advice = f"`isthmus servers --watch` shows when it is ready, `isthmus logs {server}` what it says."
-    raise CommandFailed(Exit.CALL_FAILED, f"{server} is not ready after {wait:g} s; the hub goes on trying", advice)
-
-
-async def _with_last_output(hub: HubClient, server: str, why: str) -> str:
-    """Why a server is not connected, with the last line of its standard error."""
-    info = next((each for each in read_servers(await hub.servers()) if each.name == server), None)
-    return why.replace(info.reason, info.trouble) if info is not None and info.reason else why
+            if not ended:
+                await asyncio.sleep(POLL_SECONDS / 2)
+        if not ended:
+            advice = f"`isthmus servers --watch` shows when it is ready, `isthmus logs {server}` what it says."
+            text = f"{server} is not ready after {wait:g} s; the hub goes on trying"
+            raise CommandFailed(Exit.CALL_FAILED, text, advice)
+        why = ended[0]
+        if not why.startswith("ready"):
+            info = next((each for each in read_servers(await hub.servers()) if each.name == server), None)
+            if info is not None and info.reason:
+                why = why.replace(info.reason, info.trouble)  # with the last line of its standard error
+            advice = f"`isthmus logs {server}` shows its last words."
+            raise CommandFailed(Exit.CALL_FAILED, f"{server} is {first_line(why)}", advice)
+    if is_json:
+        print_json(document)
+    else:
+        print_output(f"{server} is {why} after {time.monotonic() - began:.1f} s")
+    return Exit.SUCCESS
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------
@@ -371,20 +372,10 @@ async def show_figures(source: RemoteSource) -> Exit:
                 _draw(screen_lines(figures, _rates(before, figures), hub.url, _screen()), problem)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(quit.wait(), REFRESH_SECONDS)
-                latest, problem = await _latest(hub)
-                if latest is not None:
-                    before, figures = figures, latest
+                document, problem = await unless_away(hub.stats())
+                if document is not None:
+                    before, figures = figures, msgspec.json.decode(document, type=Figures)
     return Exit.SUCCESS
-
-
-async def _latest(hub: HubClient) -> tuple[Figures | None, str | None]:
-    """The figures now, or why the hub cannot be reached."""
-    try:
-        return msgspec.json.decode(await hub.stats(), type=Figures), None
-    except CommandFailed as failed:
-        if failed.exit is not Exit.UNREACHABLE:
-            raise
-        return None, failed.message
 
 
 def _rates(before: Figures | None, now: Figures) -> dict[str | None, float]:

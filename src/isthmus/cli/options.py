@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 
@@ -51,21 +50,6 @@ def with_source(command: F) -> F:
     """Add `--hub` and `--config`: the running hub, or the configuration to start one from."""
     hub = click.option("--hub", metavar="URL", help="A running hub, such as http://127.0.0.1:8765.")
     return with_config(hub(command))
-
-
-def with_hub(command: F) -> F:
-    """Add `--hub`, `--config` and `--private`; the command gets the `source` that they name."""
-
-    @functools.wraps(command)
-    def run(*words: Any, hub: str | None, config: Path | None, is_private: bool, **options: Any) -> Any:
-        from isthmus.cli.hub import source_of
-
-        return command(*words, source=source_of(hub, config, is_private=is_private), **options)
-
-    private = click.option(
-        "--private", "is_private", is_flag=True, help="Start a hub for this command, even if one is running."
-    )
-    return cast(F, with_source(private(run)))
 
 
 class WaitSeconds(click.FloatRange):

@@ -8,7 +8,6 @@ loaded only if there is a terminal.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +54,8 @@ def wants_color() -> bool:
 
 def terminal_width() -> int:
     """The columns of the terminal; 80 if the output is not a terminal."""
+    import shutil  # it loads compressors
+
     return shutil.get_terminal_size((80, 24)).columns
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
+from isthmus.cli.documents import DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, find_hub, source_of
+from isthmus.cli.hub import LocalSource, find_hub, source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import (
     Row,
@@ -28,7 +28,9 @@ from isthmus.cli.output import (
     print_output,
     show_table,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.model.relay import RelayDevice
 
 REFRESH_SECONDS = 1.0
 
@@ -77,7 +79,7 @@ class RelayOverview:
     """The servers and devices of a hub's relay."""
 
     servers: Sequence[DialledServerInfo] = ()
-    devices: Sequence[DeviceInfo] = ()
+    devices: Sequence[RelayDevice] = ()
     has_tools: bool = False
     """Whether tools are listed, or only counted."""
 
@@ -131,20 +133,12 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
     async with aclosing(HubClient(source, is_needed=True)) as hub:
         with in_place(sys.stdout, HEAD) as show:
             while True:
-                overview, problem = await _refresh(hub, overview)
+                servers, problem = await unless_away(hub.relay("servers"))
+                devices, problem = (None, problem) if servers is None else await unless_away(hub.relay("devices"))
+                if servers is not None and devices is not None:
+                    overview = RelayOverview(read_dialled(servers), read_devices(devices), has_tools)
                 show([*groups_of(overview, time.time()), *([(problem, [])] if problem else [])], STYLES)
                 await asyncio.sleep(REFRESH_SECONDS)
-
-
-async def _refresh(hub: HubClient, before: RelayOverview) -> tuple[RelayOverview, str | None]:
-    """The present state; if the hub cannot be reached, the last one and why."""
-    try:
-        servers, devices = await hub.relay("servers"), await hub.relay("devices")
-    except CommandFailed as failed:
-        if failed.exit is not Exit.UNREACHABLE:
-            raise
-        return before, failed.message
-    return RelayOverview(read_dialled(servers), read_devices(devices), before.has_tools), None
 
 
 async def forget_servers(source: RemoteSource, agent: str, server_id: str | None) -> Exit:

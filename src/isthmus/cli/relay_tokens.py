@@ -12,27 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
 from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
 from isthmus.app.state_folder import find_running
-from isthmus.cli.addresses import (
-    configured_origin,
-    device_address,
-    health_address,
-    relay_base,
-    server_address,
-)
 from isthmus.cli.config import configuration_for_keys, configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import parse_duration
 from isthmus.cli.output import aligned, print_error, print_json, print_output
-from isthmus.config.settings import EVERY_ADDRESS, Configuration
+from isthmus.config.settings import EVERY_ADDRESS, Configuration, HubSettings, local_origin
 from isthmus.identity import relay_tokens as identity
 from isthmus.identity.relay_tokens import RelayTokens, is_clean
 from isthmus.model.relay import Claim, Role
+
+RELAY_PATH = "/mcp_endpoint"
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 SERVER_ID_LENGTH_MAX = 64
 STDIN_BYTES = 64 * 1024
@@ -245,16 +242,13 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
             Exit.NOT_ALLOWED, f"this hub does not accept the token: {WHY[claim]}", "Make one: isthmus token relay AGENT"
         )
     state = read if isinstance(read, str) else None
+    reason = None if state is None else WHY[state]
     if is_json:
-        print_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": _why(state)}))
+        print_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": reason}))
     else:
-        rows = {**_claimed(claim), "state": _why(state) or "good", "expires": _shown(claim.expires_at)}
+        rows = {**_claimed(claim), "state": reason or "good", "expires": _shown(claim.expires_at)}
         print_output("\n".join(aligned([(word, str(value)) for word, value in rows.items() if value is not None])))
     return Exit.SUCCESS if state is None else Exit.NOT_ALLOWED
-
-
-def _why(state: str | None) -> str | None:
-    return None if state is None else WHY[state]
 
 
 def _claimed(claim: Claim) -> dict[str, object]:
@@ -304,3 +298,53 @@ def _unusable(state: Path, error: OSError) -> CommandFailed:
     return CommandFailed(
         Exit.CONFIGURATION, text, "Run this as the user that runs the hub, or name another folder under [hub]."
     )
+
+
+# -- the addresses of a hub ------------------------------------------------------------------------------------------
+
+
+def configured_origin(settings: HubSettings) -> str:
+    """The address of the hub that a configuration describes.
+
+    Raises:
+        CommandFailed: the port is only known once the hub runs.
+    """
+    if settings.port == 0:
+        text = "the hub's address is unknown: the configuration has port 0"
+        raise CommandFailed(Exit.USAGE, text, "Name its address on the command line, or its port under [hub].")
+    return local_origin(settings.host, settings.port)
+
+
+def relay_base(url: str) -> str:
+    """The start of the relay's addresses, from any address of the hub.
+
+    Raises:
+        CommandFailed: the address is invalid.
+    """
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, has_host = urlsplit(""), False
+    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc or any(map(str.isspace, url)))
+    if not has_host or not is_plain or parts.scheme not in _SCHEMES:
+        text = "--url must be the hub's address like ws://hub.example:8765, without a query"
+        raise CommandFailed(Exit.USAGE, text, "Write it as the servers and devices reach the hub.")
+    path = parts.path.partition(RELAY_PATH)[0].rstrip("/")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}"
+
+
+def server_address(base: str, token: str, server_id: str | None = None) -> str:
+    """The address that a server dials."""
+    named = "" if server_id is None else f"&server_id={quote(server_id, safe='')}"
+    return f"{base}{RELAY_PATH}/mcp/?token={quote(token, safe='')}{named}"
+
+
+def health_address(base: str, key: str) -> str:
+    """Where a manager asks for the relay's health. It contains the key that makes tokens."""
+    return f"http{base.removeprefix('ws')}{RELAY_PATH}/health?key={quote(key, safe='')}"
+
+
+def device_address(base: str, token: str) -> str:
+    """The address that a device calls."""
+    return f"{base}{RELAY_PATH}/call/?token={quote(token, safe='')}"

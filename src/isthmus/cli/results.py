@@ -7,7 +7,6 @@ import binascii
 import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +225,8 @@ def print_result(text: str, *, has_pager: bool) -> None:
     if not has_pager or not sys.stdout.isatty() or not sys.stdin.isatty() or os.environ.get("PAGER") in ("", "cat"):
         print_output(text)
         return
+    import shutil  # it loads compressors
+
     columns, lines = shutil.get_terminal_size()
     text = harmless(text)
     if sum(max(1, math.ceil(len(line) / columns)) for line in text.splitlines()) < lines:

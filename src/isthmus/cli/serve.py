@@ -13,12 +13,13 @@ from isthmus.app.reload import Source
 from isthmus.app.serve import serve
 from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
-from isthmus.cli.config import configuration_of, home, refused, servers_folder
-from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, source_of
+from isthmus.cli.config import configuration_of, home, servers_folder
+from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.hub import LocalSource, source_of
 from isthmus.cli.local_hub import running_as_server
 from isthmus.cli.options import with_config, with_log_level, with_source
 from isthmus.cli.output import print_error, wants_color
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import run_service
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError

@@ -19,8 +19,8 @@ import msgspec
 
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
 from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
-from isthmus.cli.config import configuration_for_keys, refused
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.config import configuration_for_keys
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
 from isthmus.cli.output import aligned, print_error, print_json, print_output, print_table
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
@@ -65,12 +65,19 @@ def token() -> None:
 @click.option("--expires", metavar="TIME", help="When the key expires, such as 12h or 90d.  [default: never]")
 @with_config
 @with_json
-def token_create(config: Path | None, **options: Any) -> int:
+def token_create(config: Path | None, **given: Any) -> int:
     """Create a caller NAME and print its key, once. A running hub accepts it within a second.
 
     Only a hash of the key is stored, in the state folder. With its first key, an open hub starts to require keys.
     """
-    return create_key(config, KeyOptions(**options))
+    options = KeyOptions(**given)
+    configuration, _ = configuration_for_keys(config)
+    was_open = _is_open(configuration)
+    key, made = new_key(configuration, options)
+    _print_key(key, made, is_json=options.is_json)
+    if was_open:
+        print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
+    return Exit.SUCCESS
 
 
 @token.command("list", short_help="List the callers and the state of each key.")
@@ -78,7 +85,23 @@ def token_create(config: Path | None, **options: Any) -> int:
 @with_json
 def token_list(config: Path | None, *, is_json: bool) -> int:
     """List the callers with keys, here and in the configuration, and the state of each key."""
-    return list_keys(config, is_json=is_json)
+    configuration, trouble = configuration_for_keys(config)
+    known = sorted(_all_keys(configuration), key=lambda each: (each.name, each.source, each.made or ""))
+    if is_json:
+        print_json(msgspec.json.encode({"keys": known}))
+    elif known:
+        head = ("NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY CALL")
+        rows = [
+            (key.name, key.id or "-", key.tenant, key.state, key.expires or "never", _permissions(key)) for key in known
+        ]
+        print_table(head, rows, ("cyan", "dim", "", "", "", ""), is_wrapped=True)
+    else:
+        print_error("There are no keys. Make one: isthmus token create NAME --allow '*'")
+        for line in _earlier_keys(configuration):
+            print_error(line)
+    if trouble:
+        print_error(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
+    return Exit.SUCCESS
 
 
 @token.command("rotate", short_help="Make another key for a caller, and print it, once.")
@@ -89,7 +112,27 @@ def token_list(config: Path | None, *, is_json: bool) -> int:
 @with_json
 def token_rotate(name: str, overlap: str, expires: str | None, config: Path | None, *, is_json: bool) -> int:
     """Make another key for the caller NAME, with the same permissions, and print it, once."""
-    return rotate_key(config, name, overlap, expires, is_json=is_json)
+    configuration, _ = configuration_for_keys(config)
+    _check_not_configured(name, configuration)
+    now = time.time()
+    still = parse_duration("--overlap", overlap, "Write 0s to end the old key at once.", least=0)
+    ends = None if expires is None else now + parse_duration("--expires", expires, NEVER_ENDS)
+    made: list[tuple[str, MintedKey]] = []
+
+    def decide(keys: Keys) -> Keys:
+        before = current(keys, name, now)
+        if before is None:
+            advice = f"Make one: isthmus token create {name} --allow '*'"
+            raise CommandFailed(Exit.USAGE, f"{name} has no valid key", advice)
+        lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
+        made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
+        others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
+        return _with(others, made[0][1], now)
+
+    _change(configuration, decide)
+    _print_key(*made[0], is_json=is_json)
+    print_error(f"The old key stays valid for {overlap}." if still else "The old key is no longer valid.")
+    return Exit.SUCCESS
 
 
 @token.command("relay", short_help="Print the addresses for the servers and devices of an agent.")
@@ -165,21 +208,6 @@ class KeyInfo:
     """`state` for keys that were made here, `file` for those of the configuration."""
 
 
-def create_key(file: Path | None, options: KeyOptions) -> Exit:
-    """Create a caller with a key, and print the key.
-
-    Raises:
-        CommandFailed: an option is invalid, the caller exists, or the key cannot be stored.
-    """
-    configuration, _ = configuration_for_keys(file)
-    was_open = _is_open(configuration)
-    key, made = new_key(configuration, options)
-    _print_key(key, made, is_json=options.is_json)
-    if was_open:
-        print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
-    return Exit.SUCCESS
-
-
 def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, MintedKey]:
     """Create a caller with a key; return the key, which is not stored, and its record.
 
@@ -208,35 +236,6 @@ def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, Min
     return key, made
 
 
-def rotate_key(file: Path | None, name: str, overlap: str, expires: str | None, *, is_json: bool) -> Exit:
-    """Make another key for a caller; the old one stays valid for a while.
-
-    Raises:
-        CommandFailed: the caller has no valid key, or the new one cannot be stored.
-    """
-    configuration, _ = configuration_for_keys(file)
-    _check_not_configured(name, configuration)
-    now = time.time()
-    still = parse_duration("--overlap", overlap, "Write 0s to end the old key at once.", least=0)
-    ends = None if expires is None else now + parse_duration("--expires", expires, NEVER_ENDS)
-    made: list[tuple[str, MintedKey]] = []
-
-    def decide(keys: Keys) -> Keys:
-        before = current(keys, name, now)
-        if before is None:
-            advice = f"Make one: isthmus token create {name} --allow '*'"
-            raise CommandFailed(Exit.USAGE, f"{name} has no valid key", advice)
-        lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
-        made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
-        others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
-        return _with(others, made[0][1], now)
-
-    _change(configuration, decide)
-    _print_key(*made[0], is_json=is_json)
-    print_error(f"The old key stays valid for {overlap}." if still else "The old key is no longer valid.")
-    return Exit.SUCCESS
-
-
 def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
     """Revoke a key, or all keys of a caller; with `to_open`, let everybody in again who could before the first key.
 
@@ -244,8 +243,14 @@ def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
         CommandFailed: there is no such key, the hub cannot be opened, or the change cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
+    if to_open and _has_other_callers(configuration):
+        text = f"--open cannot open {_hub_of(configuration)}: the file has callers or issuers of its own"
+        raise CommandFailed(Exit.USAGE, text, "Remove those from the file first. Nothing was changed.")
     if to_open:
-        _check_can_open(configuration)
+        try:
+            access_mode(configuration.hub, ())
+        except ConfigError as error:
+            raise refused(error) from error
     now = time.time()
     ended: list[str] = []
     others: list[str] = []
@@ -277,31 +282,6 @@ def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
             "or let every program on this machine in again:\n"
             f"  isthmus token revoke {shlex.quote(word)} --open{config}"
         )
-    return Exit.SUCCESS
-
-
-def list_keys(file: Path | None, *, is_json: bool) -> Exit:
-    """Print the callers with keys, and the state of each key.
-
-    Raises:
-        CommandFailed: the key file cannot be read.
-    """
-    configuration, trouble = configuration_for_keys(file)
-    known = sorted(_all_keys(configuration), key=lambda each: (each.name, each.source, each.made or ""))
-    if is_json:
-        print_json(msgspec.json.encode({"keys": known}))
-    elif known:
-        head = ("NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY CALL")
-        rows = [
-            (key.name, key.id or "-", key.tenant, key.state, key.expires or "never", _permissions(key)) for key in known
-        ]
-        print_table(head, rows, ("cyan", "dim", "", "", "", ""), is_wrapped=True)
-    else:
-        print_error("There are no keys. Make one: isthmus token create NAME --allow '*'")
-        for line in _earlier_keys(configuration):
-            print_error(line)
-    if trouble:
-        print_error(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
     return Exit.SUCCESS
 
 
@@ -364,16 +344,6 @@ def _earlier_keys(configuration: Configuration) -> list[str]:
     if KEYS not in left_behind(configuration):
         return []
     return [f"An earlier version kept the keys of all hubs in {earlier_folder()}; `isthmus serve` says how to keep it."]
-
-
-def _check_can_open(configuration: Configuration) -> None:
-    if _has_other_callers(configuration):
-        text = f"--open cannot open {_hub_of(configuration)}: the file has callers or issuers of its own"
-        raise CommandFailed(Exit.USAGE, text, "Remove those from the file first. Nothing was changed.")
-    try:
-        access_mode(configuration.hub, ())
-    except ConfigError as error:
-        raise refused(error) from error
 
 
 # -- the key file ----------------------------------------------------------------------------------------------------

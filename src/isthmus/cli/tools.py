@@ -14,12 +14,12 @@ from typing import Any
 import click
 import msgspec
 
-from isthmus.cli.call import find_listed
+from isthmus.cli.call import REFERENCES_MAX, find_listed, properties_of, read_schema, required_of, resolved
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, HubClient, HubSource, RemoteSource, open_hub
+from isthmus.cli.hub import HUB_VARIABLE, HubSource, open_hub, with_hub
 from isthmus.cli.lists import description_of, print_features, print_missing
-from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     first_line,
     harmless,
@@ -29,15 +29,14 @@ from isthmus.cli.output import (
     print_table,
     terminal_width,
 )
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.wire.mcp.lists import TOOLS
+from isthmus.wire.mcp.messages import read_string
 
 SEARCH = "search"
 FOUND_MAX = 20
 """How many tools a search prints."""
-
-REFERENCES_MAX = 8
-"""How many references of a schema are followed, one inside the other."""
 
 DEPTH_MAX = 3
 BREADTH_MAX = 12
@@ -128,12 +127,12 @@ async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool)
     if is_json:
         print_json(msgspec.json.encode(tool.definition))
         return Exit.SUCCESS
-    schema = _decoded(tool.definition.get("inputSchema"))
+    schema = read_schema(tool.definition.get("inputSchema"))
     arguments = arguments_in(schema)
     print_output(tool.name)
-    for line in _wrapped(str(_decoded_value(tool.definition.get("description")) or "(no description)")):
+    for line in _wrapped(read_string(tool.definition.get("description")) or "(no description)"):
         print_output(f"  {line}" if line else "")
-    if hints := hints_of(_decoded(tool.definition.get("annotations"))):
+    if hints := hints_of(read_schema(tool.definition.get("annotations"))):
         print_output(f"\nHints: {', '.join(hints)}.")
     print_output("\nArguments:" if arguments else "\nIt takes no arguments.")
     if arguments:
@@ -160,10 +159,10 @@ def hints_of(annotations: Mapping[str, Any]) -> list[str]:
 
 def arguments_in(schema: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """The arguments of a tool as rows: name, type, whether it is needed, description. Needed ones come first."""
-    required = _required(schema)
+    required = required_of(schema)
     rows = []
-    for name, given in _properties(schema).items():
-        described = _resolved(given, schema)
+    for name, given in properties_of(schema).items():
+        described = resolved(given, schema)
         notes = [str(described.get("description", "")).strip()]
         if isinstance(choices := described.get("enum"), list) and len(type_text(described, schema)) > TYPE_WIDTH:
             notes.append(f"one of {', '.join(map(_brief, choices))}")
@@ -186,25 +185,25 @@ def type_text(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
         return text if len(text) <= TYPE_WIDTH else "choice"
     for key in ("anyOf", "oneOf"):
         if isinstance(ways := schema.get(key), list):
-            texts = [type_text(_resolved(way, root), root, depth + 1) for way in ways[:BREADTH_MAX]]
+            texts = [type_text(resolved(way, root), root, depth + 1) for way in ways[:BREADTH_MAX]]
             return " or ".join(dict.fromkeys(text for text in texts if text != "null")) or "null"
     kind = schema.get("type", "any")
     if isinstance(kind, list):
         return " or ".join(str(each) for each in kind if each != "null")
     if kind == "array":
-        items = _resolved(schema.get("items"), root)
+        items = resolved(schema.get("items"), root)
         return f"list of {type_text(items, root, depth + 1)}" if items else "list"
     return str(kind)
 
 
 def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None) -> str:
     """A command that calls the tool with all arguments that it needs."""
-    required = _required(schema)
+    required = required_of(schema)
     words = []
-    for argument, given in _properties(schema).items():
+    for argument, given in properties_of(schema).items():
         if argument not in required:
             continue
-        value = example_value(argument, _resolved(given, schema), schema)
+        value = example_value(argument, resolved(given, schema), schema)
         is_plain = isinstance(value, str) and not value.startswith("@") and re.fullmatch(r"[\w.-]+", argument)
         text = f"{argument}={value}" if is_plain else f"{argument}:={json.dumps(value, ensure_ascii=False)}"
         words.append(shlex.quote(text))
@@ -222,20 +221,20 @@ def example_value(name: str, schema: Mapping[str, Any], root: Mapping[str, Any],
             return schema[key]
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(ways := schema.get(key), list) and depth < DEPTH_MAX:
-            found = [_resolved(way, root) for way in ways]
+            found = [resolved(way, root) for way in ways]
             way = next((each for each in found if each.get("type") != "null"), {})
             return example_value(name, way, root, depth + 1)
     kind = schema.get("type")
     kind = next((each for each in kind if each != "null"), "null") if isinstance(kind, list) else kind
     if kind == "object" and depth < DEPTH_MAX:
-        inner = _properties(schema)
+        inner = properties_of(schema)
         return {
-            each: example_value(each, _resolved(inner.get(each), root), root, depth + 1)
-            for each in sorted(_required(schema))[:BREADTH_MAX]
+            each: example_value(each, resolved(inner.get(each), root), root, depth + 1)
+            for each in sorted(required_of(schema))[:BREADTH_MAX]
         }
     if kind == "array" and depth < DEPTH_MAX:
         least = schema.get("minItems", 1 if depth == 0 else 0)
-        item = example_value(name, _resolved(schema.get("items"), root), root, depth + 1)
+        item = example_value(name, resolved(schema.get("items"), root), root, depth + 1)
         return [item] * (least if isinstance(least, int) and 0 <= least <= REFERENCES_MAX else 1)
     if kind in ("integer", "number"):
         least = schema.get("minimum", 1)
@@ -245,43 +244,8 @@ def example_value(name: str, schema: Mapping[str, Any], root: Mapping[str, Any],
     return name.upper() if kind in ("string", None) else None
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
-
-
-def _required(schema: Mapping[str, Any]) -> set[str]:
-    found = schema.get("required")
-    return {each for each in found if isinstance(each, str)} if isinstance(found, list) else set()
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with its local reference followed; anything else becomes an empty one, which allows everything."""
-    for _ in range(REFERENCES_MAX):
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            break
-        found: Any = root
-        for part in reference[2:].split("/"):
-            found = found.get(part) if isinstance(found, dict) else None
-        schema = {**(found if isinstance(found, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
-    return schema if isinstance(schema, dict) else {}
-
-
 def _brief(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _decoded(raw: msgspec.Raw | None) -> dict[str, Any]:
-    value = _decoded_value(raw)
-    return value if isinstance(value, dict) else {}
-
-
-def _decoded_value(raw: msgspec.Raw | None) -> Any:
-    try:
-        return None if raw is None else msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
 
 
 def _wrapped(text: str) -> list[str]:
@@ -338,7 +302,7 @@ def ranked(words: Sequence[str], offers: Sequence[ListedFeature]) -> list[Listed
         texts = (
             (offer.name, 8),
             (description_of(offer), 3),
-            (" ".join(_properties(_decoded(offer.definition.get("inputSchema")))), 2),
+            (" ".join(properties_of(read_schema(offer.definition.get("inputSchema")))), 2),
         )
         fields = [(_tokens(text), text.lower(), weight) for text, weight in texts]
         points = [max(_points(token, *field) for field in fields) for token in wanted]

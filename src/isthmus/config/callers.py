@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import cast
+from typing import Any, get_type_hints
 
 from isthmus.config import codes, values
 from isthmus.config.files import Document
@@ -20,7 +20,7 @@ from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import KeyTooShort, parse_key
-from isthmus.identity.settings import ALGORITHMS, Algorithm, Binding, IssuerSettings
+from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants
 
 CALLERS = "callers"
@@ -45,26 +45,12 @@ CALLER_KEYS: Mapping[str, str] = {
 }
 """The keys of `[callers.NAME]`, with their sentence in the reference."""
 
-_RENAMED_KEYS = {"faces": "frontends"}
-"""Keys of `[callers.NAME]` in earlier versions, with their present names."""
-
 _FRONTEND_KEYS = ("allow", "deny")
 _TENANT_KEYS = ("allow", "deny", "max_calls")
-_ISSUER_KEYS = (
-    "issuer",
-    "audience",
-    "jwks",
-    "token_url",
-    "algorithms",
-    "leeway",
-    "tenant",
-    "tenant_claim",
-    "name_claim",
-    "allow",
-    "deny",
-    "scopes",
-    "dpop",
-)
+_ISSUER_TYPES = {key: hint for key, hint in get_type_hints(IssuerSettings).items() if key not in ("name", "grants")}
+_ISSUER_KEYS = (*_ISSUER_TYPES, "allow", "deny")
+_ISSUER_CODED = ("audience", "algorithms", "tenant", "scopes")
+"""Keys that are read with code of their own; the others by the types of their fields."""
 _DENY_TENANT = TenantSettings(Grants(()))
 
 KnownCaller = tuple[bytes, Caller]
@@ -84,18 +70,6 @@ def patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"{key}.{position} must {str(error).partition(' must ')[2]}") from error
     return read
-
-
-def _checked_table(fields: object, known: Collection[str]) -> dict[str, object]:
-    """Return a table; reject unknown keys, since one may be a mistyped `deny`."""
-    if not isinstance(fields, dict):
-        raise ValueError("must be a table, not another value")
-    for key in fields:
-        if key not in known:
-            if (renamed := _RENAMED_KEYS.get(key)) in known:
-                raise ValueError(f"{key} must be renamed to {renamed}")
-            raise ValueError(f"must have only {', '.join(known)}, not {values.quoted(key)}")
-    return fields
 
 
 def _tenant(fields: Mapping[str, object], tenants: Tenants) -> str:
@@ -139,7 +113,9 @@ def read_callers(
     for name, fields in entries.items():
         place = root.at(name)
         try:
-            read.append(_read_caller(name, _checked_table(fields, CALLER_KEYS), variables, tenants))
+            if isinstance(fields, dict) and "faces" in fields:
+                raise ValueError("faces must be renamed to frontends")
+            read.append(_read_caller(name, values.table("", fields, CALLER_KEYS), variables, tenants))
         except ValueError as error:
             advice = "this caller is left out"
             if isinstance(error, CodedError) and error.code is codes.WEAK_KEY:
@@ -239,14 +215,9 @@ def _frontend_grants(name: str, value: object) -> tuple[FrontendName, Grants]:
     """Return the restrictions of a caller on one frontend; without `allow` there, everything it may do elsewhere."""
     if name not in FRONTENDS:
         raise ValueError(f"frontends must be of {', '.join(FRONTENDS)}, not {values.quoted(name)}")
-    key = f"frontends.{name}"
-    fields = values.table(key, value)
-    for part in fields:
-        if part not in _FRONTEND_KEYS:
-            raise ValueError(f"{key} must have only {', '.join(_FRONTEND_KEYS)}, not {values.quoted(part)}")
-    named = {f"{key}.{part}": given for part, given in fields.items()}
-    allow = patterns(f"{key}.allow", named) if "allow" in fields else ("*",)
-    return name, Grants(allow, patterns(f"{key}.deny", named))
+    fields = values.table(f"frontends.{name}", value, _FRONTEND_KEYS)
+    with values.below(f"frontends.{name}"):
+        return name, Grants(patterns("allow", {"allow": ["*"], **fields}), patterns("deny", fields))
 
 
 # -- [tenants] -----------------------------------------------------------------------------------------------
@@ -261,12 +232,11 @@ def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...
     findings: list[Finding] = []
     for name, entry in document.section(TENANTS).items():
         try:
-            fields = _checked_table(entry, _TENANT_KEYS)
+            fields = values.table("", entry, _TENANT_KEYS)
             bounds = None
             # Without both keys the tenant has no restrictions; an empty list is one.
             if "allow" in fields or "deny" in fields:
-                allow = patterns("allow", fields) if "allow" in fields else ("*",)
-                bounds = Grants(allow, patterns("deny", fields))
+                bounds = Grants(patterns("allow", {"allow": ["*"], **fields}), patterns("deny", fields))
             most = fields.get("max_calls")
             known[name] = TenantSettings(bounds, None if most is None else values.integer("max_calls", most))
         except ValueError as error:
@@ -295,7 +265,7 @@ def read_issuers(
     findings: list[Finding] = []
     for name, entry in entries.items():
         try:
-            settings = _read_issuer(name, _checked_table(entry, _ISSUER_KEYS), public_url, tenants)
+            settings = _read_issuer(name, values.table("", entry, _ISSUER_KEYS), public_url, tenants)
             if (other := issuers.get(settings.issuer)) is not None:
                 raise ValueError(f"issuer must be another than that of {other.name}, not {settings.issuer!r} too")
             for caller in document.section(CALLERS):
@@ -318,45 +288,29 @@ def read_issuers(
 
 
 def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None, tenants: Tenants) -> IssuerSettings:
-    def text(key: str) -> str | None:
-        return None if fields.get(key) is None else values.text(key, fields[key])
-
-    algorithms, audience = fields.get("algorithms"), fields.get("audience")
-    audiences: tuple[str, ...]
-    if isinstance(audience, list):
-        audiences = values.texts("audience", audience)
-    elif audience is not None:
-        audiences = (values.text("audience", audience),)
+    given = {key: value for key, value in fields.items() if value is not None}
+    read: dict[str, Any] = {
+        key: values.typed(key, hint, given[key])
+        for key, hint in _ISSUER_TYPES.items()
+        if key in given and key not in _ISSUER_CODED
+    }
+    if "algorithms" in given:  # the settings check whether these are algorithms
+        read["algorithms"] = values.texts("algorithms", given["algorithms"])
+    audience = given.get("audience")
+    if audience is not None:
+        listed = isinstance(audience, list)
+        read["audience"] = values.texts("audience", audience) if listed else (values.text("audience", audience),)
     elif public_url is None:
         raise ValueError("audience must be given where the hub has no public_url, not left out")
     else:  # the addresses of the hub
         base = public_url.rstrip("/")
-        audiences = (base, f"{base}/", f"{base}/mcp")
-    scopes: dict[str, tuple[str, ...]] = {}
+        read["audience"] = (base, f"{base}/", f"{base}/mcp")
     table = values.table("scopes", fields.get("scopes", {}))
-    for scope in table:
-        try:
-            scopes[scope] = patterns(scope, table)
-        except ValueError as error:
-            raise ValueError(f"scopes.{error}") from error
-    return IssuerSettings(
-        name=name,
-        issuer=text("issuer") or "",
-        audience=audiences,
-        jwks=text("jwks"),
-        token_url=text("token_url"),
-        # The settings check whether these are algorithms.
-        algorithms=ALGORITHMS
-        if algorithms is None
-        else cast("tuple[Algorithm, ...]", values.texts("algorithms", algorithms)),
-        leeway=values.number("leeway", fields.get("leeway", 30.0)),
-        tenant=_tenant({"tenant": fields["tenant"]} if fields.get("tenant") else {}, tenants),
-        tenant_claim=text("tenant_claim"),
-        name_claim=text("name_claim") or "sub",
-        grants=Grants(patterns("allow", fields), patterns("deny", fields)),
-        scopes=scopes,
-        dpop=cast("Binding", text("dpop") or "optional"),
-    )
+    with values.below("scopes"):
+        read["scopes"] = {scope: patterns(scope, table) for scope in table}
+    read["tenant"] = _tenant({"tenant": fields["tenant"]} if fields.get("tenant") else {}, tenants)
+    read["grants"] = Grants(patterns("allow", fields), patterns("deny", fields))
+    return IssuerSettings(**{"issuer": "", **read}, name=name)
 
 
 # -- permissions that name an unknown server -----------------------------------------------------------------

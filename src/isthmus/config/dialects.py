@@ -135,18 +135,18 @@ def drop_nulls(draft: DraftEntry) -> None:
     draft.fields = {key: value for key, value in draft.fields.items() if value is not None}
 
 
-def open_transport(draft: DraftEntry) -> None:
-    """Move the members of a `transport` table up."""
-    _move_up(draft, "transport")
+def move_up(outer: str) -> Step:
+    """Return the step that moves the members of a table up."""
 
+    def move(draft: DraftEntry) -> None:
+        nested = draft.fields.get(outer)
+        if isinstance(nested, dict):
+            del draft.fields[outer]
+            for key, value in nested.items():
+                if key not in draft.fields:
+                    draft.move(str(key), value, outer, str(key))
 
-def _move_up(draft: DraftEntry, outer: str) -> None:
-    nested = draft.fields.get(outer)
-    if isinstance(nested, dict):
-        del draft.fields[outer]
-        for key, value in nested.items():
-            if key not in draft.fields:
-                draft.move(str(key), value, outer, str(key))
+    return move
 
 
 def rename_keys(draft: DraftEntry) -> None:
@@ -218,7 +218,7 @@ def report_helpers(draft: DraftEntry) -> None:
 
 
 COMMON_STEPS = (
-    drop_nulls, open_transport, rename_keys, split_command, parse_header_lines, use_variables, report_helpers
+    drop_nulls, move_up("transport"), rename_keys, split_command, parse_header_lines, use_variables, report_helpers
 )  # fmt: skip
 
 
@@ -250,11 +250,6 @@ def disable_quarantined(draft: DraftEntry) -> None:
     """Disable a server in quarantine."""
     if values.plain(draft.fields.get("quarantined")) is True:
         draft.move("disabled", True, "quarantined")
-
-
-def open_config(draft: DraftEntry) -> None:
-    """Move the members of a `config` table up."""
-    _move_up(draft, "config")
 
 
 def read_token(draft: DraftEntry) -> None:
@@ -294,7 +289,7 @@ GOOSE = Dialect(
     roots=(("extensions",),),
     unit="seconds",
     own_kinds=frozenset({"builtin", "platform", "frontend", "inline_python"}),
-    steps=(open_config,),
+    steps=(move_up("config"),),
 )
 # Seconds now, milliseconds in earlier versions: the size of the number decides.
 ZED = Dialect("zed", "Zed", roots=(("context_servers",),))

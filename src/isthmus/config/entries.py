@@ -109,7 +109,10 @@ def entry_of(
     if around is not None:
         if not dialect.is_own:
             draft.findings += _command_inputs(read, draft.place, around)
-            read = {key: _translated(value, dialect, around) for key, value in read.items()}
+            read = {
+                key: values.map_texts(value, lambda text, *_: with_hub_variables(text, dialect, around))
+                for key, value in read.items()
+            }
         # Paths become absolute, so that the entry means the same in a file of another folder.
         for key, value in read.items():
             kind = SERVER_KEYS[key].path
@@ -133,18 +136,6 @@ def _extra(draft: DraftEntry, known: Set[str], nulls: Iterable[str]) -> dict[str
     extra.update({key: value for key, value in draft.fields.items() if key not in known})
     extra.update({key: None for key in nulls if key not in known and key not in RENAMED_KEYS})
     return {str(key): values.plain(value) for key, value in extra.items()}
-
-
-def _translated(value: object, dialect: Dialect, around: WorkspaceContext) -> object:
-    match value:
-        case str():
-            return with_hub_variables(value, dialect, around)
-        case list():
-            return [_translated(item, dialect, around) for item in value]
-        case dict():
-            return {key: _translated(item, dialect, around) for key, item in value.items()}
-        case _:
-            return value
 
 
 def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> list[Finding]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config import codes, redaction, values
@@ -66,11 +66,9 @@ UNSAID_SECONDS_MAX = 600.0
 SECRET_KEYS = frozenset({"client_secret", "private_key", "identity_token", "idp_client_secret"})
 """Keys of `oauth` that may be `env:NAME`, `file:PATH` or `keyring:NAME`."""
 
-CACHE_KEYS = ("tools", "ttl")
-
 Word = Literal["stdio", "http", "sse", "ws", "rpc", "agent", "python", "auto"]
 
-_TRANSPORT_WORDS: Mapping[str, Word] = {
+TRANSPORT_WORDS: Mapping[str, Word] = {
     "stdio": "stdio",
     "local": "stdio",
     "http": "http",
@@ -96,11 +94,10 @@ _WORDS_BESIDE: Mapping[Way, tuple[Word, ...]] = {
     "agent": ("agent",),
     "python": ("python",),
 }
+_CACHE_KEYS = ("tools", "ttl")
 _TOOL_KEYS = ("description", "input_schema", "inputSchema")
 _RULE_KEYS = frozenset({"include_tools", "exclude_tools", "defaults", "cache", "trusted", "tags"})
 _LIMIT_COUNTS = ("files", "processes", "cpu_seconds")
-_OAUTH_TYPES = get_type_hints(OAuthSettings)
-_CALLER_KEYS = ("headers", "oauth")
 _CREDENTIAL_MODES = ("any", "caller")
 _SIZE = re.compile(r"(\d{1,12}) ?([KMGT]i)?B?")
 _SIZE_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -238,7 +235,10 @@ class _EntryReader:
         if not self._entry.is_table:
             return None
         try:
-            self.fields = {key: self._expanded(key, value) for key, value in self.fields.items()}
+            self.fields = {
+                key: value if SERVER_KEYS[key].is_literal else values.map_texts(value, self._expanded, key)
+                for key, value in self.fields.items()
+            }
             arguments: dict[str, Any] = {"reach": self._reach(), **self._arguments(ServerSettings)}
             is_enabled = values.flag("enabled", self.fields.get("enabled", True))
             arguments["disabled"] = arguments.get("disabled", False) or not is_enabled
@@ -260,21 +260,8 @@ class _EntryReader:
 
     # -- variables
 
-    def _expanded(self, key: str, value: object, *below: str | int) -> object:
-        """Return a value with its variables replaced, in lists and tables too."""
-        match value:
-            case _ if SERVER_KEYS[key].is_literal:
-                return value
-            case str():
-                return self._expanded_text(key, value, below)
-            case list():
-                return [self._expanded(key, item, *below, position) for position, item in enumerate(value)]
-            case dict():
-                return {name: self._expanded(key, item, *below, name) for name, item in value.items()}
-            case _:
-                return value
-
-    def _expanded_text(self, key: str, value: str, below: tuple[str | int, ...]) -> str:
+    def _expanded(self, value: str, key: str, *below: str | int) -> str:
+        """Return a text, at or below a key, with its variables replaced."""
         variables, dialect = self._context.variables, self._entry.dialect
         # In other programs' files `file:` in a variable is a database's address: there it is not a reference.
         is_header = key == "headers" and dialect.has_hub
@@ -394,14 +381,13 @@ class _EntryReader:
             return NO_TOOL_RULES
         cache = values.table("cache", fields.get("cache", {}))
         place = self._entry.at("cache")
-        self.findings += [place.unknown(key, CACHE_KEYS) for key in cache if key not in CACHE_KEYS]
+        self.findings += [place.unknown(key, _CACHE_KEYS) for key in cache if key not in _CACHE_KEYS]
         defaults = values.table("defaults", fields.get("defaults", {}))
         return ToolRules(
             only=values.texts("include_tools", fields["include_tools"]) if "include_tools" in fields else None,
             hidden=values.texts("exclude_tools", fields.get("exclude_tools", [])),
             defaults={tool: _json_table(f"defaults.{tool}", arguments) for tool, arguments in defaults.items()},
-            cached=values.texts("cache.tools", cache.get("tools", [])),
-            cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
+            **cache_rules(cache),
             is_trusted=values.flag("trusted", fields.get("trusted", False)),
             tags=_tags(fields.get("tags", [])),
         )
@@ -454,7 +440,7 @@ class _EntryReader:
         if given == ["command", "url"]:
             # Some files keep both beside each other, and the transport says which one is meant.
             written = [self.fields[key] for key in TRANSPORT_KEYS if self.fields.get(key, "") != ""]
-            words = {_TRANSPORT_WORDS.get(word.strip().lower()) for word in written if isinstance(word, str)}
+            words = {TRANSPORT_WORDS.get(word.strip().lower()) for word in written if isinstance(word, str)}
             if words == {"stdio"}:
                 return "command"
             if words and words <= {"http", "sse", "ws"}:
@@ -471,7 +457,7 @@ class _EntryReader:
             value = self.fields.get(key, "")
             if value == "":
                 continue
-            found = _TRANSPORT_WORDS.get(values.text(key, value).strip().lower())
+            found = TRANSPORT_WORDS.get(values.text(key, value).strip().lower())
             if found is None:
                 known = ", ".join(get_args(Word))
                 raise CodedError(codes.TRANSPORT_WORD, f"{key} must be one of {known}, not {values.quoted(value)}")
@@ -546,17 +532,26 @@ def process_limits(value: object) -> ProcessLimits:
     Raises:
         ValueError: a value is invalid, or a key unknown: a mistyped limit must not mean "no limit".
     """
-    given = values.table("limits", value)
-    known = ("memory", *_LIMIT_COUNTS)
-    for key in given:
-        if key not in known:
-            raise ValueError(f"limits must have only {', '.join(known)}, not {values.quoted(key)}")
+    given = values.table("limits", value, ("memory", *_LIMIT_COUNTS))
     counts = {key: values.integer(f"limits.{key}", given[key]) for key in _LIMIT_COUNTS if key in given}
     memory = size_of("limits.memory", given["memory"]) if "memory" in given else None
     try:
         return ProcessLimits(memory_bytes=memory, **counts)
     except ValueError as error:
         raise ValueError(f"limits.{str(error).replace('memory_bytes', 'memory')}") from error
+
+
+def cache_rules(cache: Mapping[str, object], *, is_strict: bool = False) -> dict[str, Any]:
+    """Return the members of `ToolRules` that a `cache` table sets; with `is_strict`, reject unknown keys.
+
+    Raises:
+        ValueError: a value is invalid.
+    """
+    given = values.table("cache", cache, _CACHE_KEYS if is_strict else None)
+    return {
+        "cached": values.texts("cache.tools", given.get("tools", [])),
+        "cache_seconds": values.number("cache.ttl", given.get("ttl", CACHE_SECONDS)),
+    }
 
 
 def size_of(key: str, value: object) -> int:
@@ -621,15 +616,10 @@ def credentials_of(fields: Mapping[str, object]) -> ServerCredentials:
         if not subject.tenant.strip() or not subject.name.strip():
             raise ValueError(f"callers must be named NAME or TENANT/NAME, not {values.quoted(name)}")
         place = f"callers.{name}"
-        table = values.table(place, entry)
-        for key in table:
-            if key not in _CALLER_KEYS:
-                raise ValueError(f"{place} must have only {' and '.join(_CALLER_KEYS)}, not {values.quoted(key)}")
+        table = values.table(place, entry, ("headers", "oauth"))
         headers = values.table_of_words(f"{place}.headers", table.get("headers", {}))
-        try:
+        with values.below(place):
             check_headers(headers)
-        except ValueError as error:
-            raise ValueError(f"{place}.{error}") from error
         oauth = _oauth(f"{place}.oauth", table["oauth"]) if "oauth" in table else None
         own[subject] = OwnCredentials(headers, oauth)
     return ServerCredentials(
@@ -647,21 +637,11 @@ def is_secret_at(key: str, below: tuple[str | int, ...]) -> bool:
 
 
 def _oauth(place: str, entry: object) -> OAuthSettings:
-    read: dict[str, Any] = {}
-    for key, value in values.table(place, entry).items():
-        path = f"{place}.{key}"
-        if key not in _OAUTH_TYPES:
-            raise ValueError(f"{place} must have only {', '.join(sorted(_OAUTH_TYPES))}, not {values.quoted(key)}")
-        if key == "scope" and isinstance(value, list):
-            read[key] = " ".join(values.texts(path, value))
-        elif key in SECRET_KEYS and not isinstance(value, str):
-            raise ValueError(f"{path} must be a text, not another value")
-        else:
-            read[key] = values.typed(path, _OAUTH_TYPES[key], value)
-    try:
-        settings = OAuthSettings(**read)
-        if settings.private_key:
+    given = values.table(place, entry)
+    if isinstance(scopes := given.get("scope"), list):
+        given = {**given, "scope": " ".join(values.texts(f"{place}.scope", scopes))}
+    settings = values.settings(place, OAuthSettings, given)
+    if settings.private_key:
+        with values.below(place):
             check_private_key(settings.private_key)
-    except ValueError as error:
-        raise ValueError(f"{place}.{error}") from error
     return settings

@@ -150,10 +150,8 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
         return Extensions(), ()
     table = document.section(EXTENSIONS)
     try:
-        for key in table:
-            if key not in (*GROUPS, SETTINGS):
-                # It may be a mistyped `policy`, without which everybody could do more.
-                raise ValueError(f"must have only {', '.join((*GROUPS, SETTINGS))}, not {values.quoted(key)}")
+        # An unknown key may be a mistyped `policy`, without which everybody could do more.
+        values.table("", table, (*GROUPS, SETTINGS))
         named = [(group, name) for group in GROUPS for name in _names(group, table.get(group, []))]
         settings = _settings(table.get(SETTINGS, {}), {name for _, name in named}, variables)
     except ValueError as error:

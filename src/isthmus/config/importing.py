@@ -24,6 +24,7 @@ from isthmus.config.entry_conversion import EntryContext, LoadedServers
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.redaction import any_secret, secrets_of
+from isthmus.config.values import map_texts
 from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
@@ -64,20 +65,12 @@ class ImportCandidate:
     @property
     def has_secrets(self) -> bool:
         """Whether it contains a secret in plain text instead of the name of a variable."""
-        literal = {key: _without_placeholders(value) for key, value in self.entry.fields.items()}
-        return bool(secrets_of(literal) or any_secret(_without_placeholders(dict(self.entry.extra))))
 
+        def literal(value: object) -> object:
+            return map_texts(value, lambda text, *_: "" if "${" in text else text)
 
-def _without_placeholders(value: object) -> object:
-    match value:
-        case str():
-            return "" if "${" in value else value
-        case list():
-            return [_without_placeholders(item) for item in value]
-        case dict():
-            return {key: _without_placeholders(item) for key, item in value.items()}
-        case _:
-            return value
+        fields = {key: literal(value) for key, value in self.entry.fields.items()}
+        return bool(secrets_of(fields) or any_secret(literal(dict(self.entry.extra))))
 
 
 @dataclass(slots=True)

@@ -85,12 +85,16 @@ class HubSettings:
             raise ValueError(f"port must be 0 to 65535, not {self.port}")
         if self.public_url is not None and not _is_public_url(self.public_url):
             raise ValueError(f"public_url must be an http or https address without a query, not {self.public_url!r}")
-        _check_one_of("names", self.names, get_args(NameStyle))
-        _check_one_of("pin", self.pin, PINNINGS)
-        _check_one_of("open_programs", self.open_programs, get_args(OpenPrograms))
-        _check_one_of("audit", self.audit, get_args(AuditMode))
-        _check_one_of("log_level", self.log_level, get_args(LogLevel))
-        _check_one_of("log_format", self.log_format, get_args(LogFormat))
+        for key, known in (
+            ("names", get_args(NameStyle)),
+            ("pin", PINNINGS),
+            ("open_programs", get_args(OpenPrograms)),
+            ("audit", get_args(AuditMode)),
+            ("log_level", get_args(LogLevel)),
+            ("log_format", get_args(LogFormat)),
+        ):
+            if (value := getattr(self, key)) not in known:
+                raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")
         if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
             raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
         _check_each("tools", self.tools, _MODULE, "package.module")
@@ -194,11 +198,6 @@ def _is_loopback(host: str) -> bool:
         return False  # a name may resolve to anything
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
-
-
-def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _check_each(key: str, values: tuple[str, ...], form: re.Pattern[str], what: str) -> None:

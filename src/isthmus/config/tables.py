@@ -520,12 +520,8 @@ def _agent_rules(key: str, entry: object) -> AgentRules:
             check_name("tenant", tenant)
     except ValueError as error:
         raise ValueError(f"must be under the name of an agent, not {values.quoted(key)}: {error}") from error
-    if not isinstance(entry, dict):
-        raise ValueError("must be a table, not another value")
-    for word in entry:
-        if word not in _AGENT_KEYS:
-            raise ValueError(f"must have only {', '.join(_AGENT_KEYS)}, not {values.quoted(word)}")
-    name, grace = entry.get("name"), entry.get("grace")
+    fields = values.table("", entry, _AGENT_KEYS)
+    name, grace = fields.get("name"), fields.get("grace")
     if name is not None:
         try:
             name = parse_server_name(values.text("name", name))
@@ -533,4 +529,4 @@ def _agent_rules(key: str, entry: object) -> AgentRules:
             raise ValueError(f"name must {str(error).partition(' must ')[2]}") from error
     if grace is not None:
         grace = DialInSettings(grace=values.number("grace", grace)).grace
-    return AgentRules(name, patterns("allow", entry), patterns("deny", entry), grace)
+    return AgentRules(name, patterns("allow", fields), patterns("deny", fields), grace)

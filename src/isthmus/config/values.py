@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 _QUOTED_LENGTH = 60
 _HIDDEN = frozenset(
     {"key", "env", "headers", "url", "rpc", "agent", "args", "defaults", "oauth", "callers", "old_keys"}
-    | {"credentials", "settings"}
+    | {"credentials", "settings", ""}
 )
-"""Keys whose values may hold a secret: messages name only their kind."""
+"""Keys whose values may hold a secret, and the whole entry: messages name only their kind."""
 
 
 class VariableText(str):
@@ -54,6 +57,19 @@ def plain(value: object) -> object:
             return [plain(item) for item in value]
         case dict():
             return {key: plain(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def map_texts(value: object, change: Callable[..., object], *path: str | int) -> object:
+    """Return a value with every text in it, at any depth, replaced by `change(text, *path)`."""
+    match value:
+        case str():
+            return change(value, *path)
+        case list():
+            return [map_texts(item, change, *path, position) for position, item in enumerate(value)]
+        case dict():
+            return {key: map_texts(item, change, *path, key) for key, item in value.items()}
         case _:
             return value
 
@@ -102,7 +118,7 @@ def _kind(value: object) -> str:
 
 def _wrong(key: str, wanted: str, value: object) -> ValueError:
     is_hidden = key.partition(".")[0] in _HIDDEN
-    return ValueError(f"{key} must be {wanted}, not {_kind(value) if is_hidden else quoted(value)}")
+    return ValueError(f"{key} must be {wanted}, not {_kind(value) if is_hidden else quoted(value)}".lstrip())
 
 
 # -- one type each -------------------------------------------------------------------------------------------
@@ -141,11 +157,33 @@ def table_of_words(key: str, value: object) -> dict[str, str]:
     return {name: word(f"{key}.{name}", item) for name, item in table(key, value).items() if item is not None}
 
 
-def table(key: str, value: object) -> dict[str, object]:
-    """Return a table."""
+def table(key: str, value: object, known: Collection[str] | None = None) -> dict[str, object]:
+    """Return a table. With `known`, reject other keys: a mistyped limit must not mean that there is none."""
     if not isinstance(value, dict):
         raise _wrong(key, "a table", value)
+    for name in value:
+        if known is not None and name not in known:
+            raise ValueError(f"{key} must have only {', '.join(known)}, not {quoted(name)}".lstrip())
     return value
+
+
+@contextmanager
+def below(key: str) -> Iterator[None]:
+    """Put a key in front of the keys that `ValueError`s of the block name."""
+    try:
+        yield
+    except ValueError as error:
+        error.args = (f"{key}.{error}",)
+        raise
+
+
+def settings(key: str, kind: type[T], value: object) -> T:
+    """Return an instance of a settings class from a table whose keys are its fields."""
+    hints = get_type_hints(kind)
+    given = table(key, value, sorted(hints))
+    read = {name: typed(f"{key}.{name}", hints[name], item) for name, item in given.items()}
+    with below(key):
+        return kind(**read)
 
 
 def flag(key: str, value: object) -> bool:
@@ -189,12 +227,6 @@ _BY_TYPE: Mapping[object, Any] = {
     tuple[str, ...]: texts,
     Mapping[str, str]: table_of_words,
 }
-
-
-def is_plain_type(hint: object) -> bool:
-    """Whether `typed` can convert values to this type."""
-    hint = _without_none(hint)
-    return hint in _BY_TYPE or get_origin(hint) is Literal
 
 
 def typed(key: str, hint: object, value: object) -> Any:

@@ -13,7 +13,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -42,6 +41,7 @@ from isthmus.library.integration_base import (
     check_values,
     llm_name_of,
     not_approved,
+    parse_arguments,
     unreadable_arguments,
 )
 from isthmus.library.llm_format import ModelImage, model_parts, provider_schema, result_record, result_text, to_json
@@ -132,7 +132,7 @@ def _function_tool(kit: _OpenAIAgentsTools, tool: UniversalTool) -> FunctionTool
     shown: WeakSet[RunContextWrapper[Any]] = WeakSet()
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        parameters = _parse_arguments(arguments)
+        parameters = parse_arguments(arguments)
         if parameters is None:
             result = kit.noted(unreadable_arguments(tool.name), arguments, context)
         else:
@@ -171,14 +171,6 @@ def _function_tool(kit: _OpenAIAgentsTools, tool: UniversalTool) -> FunctionTool
         needs_approval=needs_approval if fixed is None else fixed,
         custom_data_extractor=record,
     )
-
-
-def _parse_arguments(arguments: str) -> dict[str, Any] | None:
-    try:
-        parameters = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        return None
-    return parameters if isinstance(parameters, dict) else None
 
 
 # -- unknown tools -----------------------------------------------------------------------------------------------------
@@ -301,9 +293,7 @@ class HubServer(MCPServer):
         await self.connect()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.cleanup()
 
     async def list_tools(
@@ -344,7 +334,7 @@ class HubServer(MCPServer):
         default = super()._get_failure_error_function(agent_failure_error_function)
 
         async def explain(context: RunContextWrapper[Any], error: Exception) -> str:
-            if isinstance(context, ToolContext) and _parse_arguments(context.tool_arguments) is None:
+            if isinstance(context, ToolContext) and parse_arguments(context.tool_arguments) is None:
                 tool = await self._tools.find(context.tool_name, self._user)
                 result = unreadable_arguments(tool.name if tool is not None else context.tool_name)
                 self._tools.service.noted(result, context.tool_arguments, self._user, self._session(context))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Generator, Mapping
-from types import TracebackType
 from typing import Any
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
@@ -63,18 +62,14 @@ class HubConnection:
         await self._service.initialize()
         return ConnectedHub(self._service, self._timeout)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._service.shutdown()
 
     def __enter__(self) -> BlockingHub:
         self._service.blocking.initialize()
         return BlockingHub(self._service.blocking, self._timeout)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._service.blocking.shutdown()
 
 

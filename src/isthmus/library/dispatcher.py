@@ -8,7 +8,6 @@ package; none of these packages is needed here.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, assert_never, get_args
@@ -23,6 +22,7 @@ from isthmus.library.integration_base import (
     check_values,
     llm_name_of,
     not_approved,
+    parse_arguments,
     unreadable_arguments,
 )
 from isthmus.library.llm_format import (
@@ -275,29 +275,17 @@ def _plain(value: Any) -> Any:
 def _call_of(item: Mapping[str, Any]) -> ModelCall | None:
     match item:
         case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
-            return ModelCall("responses", id_, name, _arguments(item.get("arguments")))
+            return ModelCall("responses", id_, name, parse_arguments(item.get("arguments")))
         case {"type": "tool_use", "id": str(id_), "name": str(name)}:
-            return ModelCall("anthropic", id_, name, _arguments(item.get("input")))
+            return ModelCall("anthropic", id_, name, parse_arguments(item.get("input")))
         case {"id": str(id_), "function": {"name": str(name)} as function}:
-            return ModelCall("chat_completions", id_, name, _arguments(function.get("arguments")))
+            return ModelCall("chat_completions", id_, name, parse_arguments(function.get("arguments")))
         case {"function_call": {"name": str(name), "arguments": arguments}}:  # OpenAI before `tool_calls`
-            return ModelCall("chat_completions", None, name, _arguments(arguments))
+            return ModelCall("chat_completions", None, name, parse_arguments(arguments))
         case {"functionCall": {"name": str(name)} as function} | {"function_call": {"name": str(name)} as function}:
-            return ModelCall("gemini", function.get("id"), name, _arguments(function.get("args")))
+            return ModelCall("gemini", function.get("id"), name, parse_arguments(function.get("args")))
         case _:
             return None
-
-
-def _arguments(given: Any) -> Mapping[str, Any] | None:
-    """Arguments, given as an object or as JSON; models may omit them."""
-    if given is None or given == "":
-        return {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return None
-    return given if isinstance(given, dict) else None
 
 
 # -- messages for the model -------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from isthmus.model.locations import without_locations
-
 if TYPE_CHECKING:
     from isthmus.library.contracts import ToolResult
 
@@ -79,10 +77,6 @@ class ToolUnreachableError(ToolNotFoundError):
         super().__init__(name, hint=f"Server {server} is not connected: {why}")
         self.server = server
         self.why = why
-
-    def without_places(self) -> ToolUnreachableError:
-        """The same without addresses and paths, for users and models."""
-        return ToolUnreachableError(self.name, self.server, without_locations(self.why))
 
 
 class AmbiguousToolError(ToolError, LookupError):

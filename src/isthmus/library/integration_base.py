@@ -7,6 +7,7 @@ and cancelling a run cancels its tools.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -307,6 +308,18 @@ def not_approved(tool: UniversalTool, why: str = "") -> ToolResult:
     message = f"{tool.name} was not executed: it was not approved{f' ({why})' if why else ''}."
     error = ErrorPayload(ErrorCode.TOOL_UNAUTHORIZED, message, "no", "not_approved", tool.namespace)
     return ToolResult(tool.name, ToolStatus.UNAUTHORIZED, tool.namespace, error_message=message, error=error)
+
+
+def parse_arguments(given: Any) -> dict[str, Any] | None:
+    """Arguments of a model, given as an object or as JSON; models may omit them. None if they are not an object."""
+    if isinstance(given, str) and given.strip():
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return None
+    elif given is None or isinstance(given, str):
+        return {}
+    return given if isinstance(given, dict) else None
 
 
 def unreadable_arguments(name: str) -> ToolResult:

@@ -25,7 +25,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from importlib import import_module
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
@@ -417,13 +416,6 @@ class LoopThread:
         except RuntimeError as error:
             raise ServiceClosedError(PROGRAM_ENDING) from error
 
-    def call_or_post(self, function: Callable[[], object]) -> None:
-        """Call a function now if the caller is on the loop, otherwise `post` it."""
-        if self.is_current():
-            function()
-        else:
-            self.post(function)
-
     def check_process(self) -> None:
         """Refuse to work in a forked child.
 
@@ -573,9 +565,7 @@ class LoopThreadLock:
             self._pid, self._lock = os.getpid(), asyncio.Lock()
         await self._lock.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._lock.release()
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -54,10 +53,6 @@ class ToolRegistry:
         # Replaced and never changed, so readers need no lock and can iterate safely.
         self._tools: Mapping[str, ToolDef] = {}
         self.register_many(tools)
-
-    def reset_lock(self) -> None:
-        """In a forked child: a lost thread may hold the lock."""
-        self._lock = threading.Lock()
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -207,8 +202,9 @@ def _failure(tool: ToolDef, error: Exception) -> ToolExecutionError:
 
 
 def _after_fork() -> None:
+    """In a forked child: a lost thread may hold a lock."""
     for registry in _registries:
-        registry.reset_lock()
+        registry._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -291,9 +287,7 @@ class MCPManager:
     async def __aenter__(self) -> MCPManager:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
     def _make_tool_def(

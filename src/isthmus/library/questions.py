@@ -48,18 +48,6 @@ class Questions:
         names = {name for name, handler in handlers.items() if handler is not None}
         return frozenset(names | {"elicitation.form"} if "elicitation" in names else names)
 
-    def handler_of(self, question: Question) -> Handler | None:
-        """The handler for a request; None if the program registered no handler."""
-        match question.method:
-            case "elicitation/create":
-                return self.elicitation
-            case "sampling/createMessage":
-                return self.sampling
-            case "roots/list":
-                return self.roots
-            case _:
-                return None
-
 
 class QuestionRunner:
     """Runs the handlers for one execution, on the loop and in the context of the code that executes the tool."""
@@ -72,7 +60,12 @@ class QuestionRunner:
 
     def ask(self, question: Question, on_replied: OnReplied) -> Callable[[], None]:
         """Run the handler. `on_replied` is called once, from any thread, unless the returned function cancels it."""
-        handler = self._questions.handler_of(question)
+        handlers = {
+            "elicitation/create": self._questions.elicitation,
+            "sampling/createMessage": self._questions.sampling,
+            "roots/list": self._questions.roots,
+        }
+        handler = handlers.get(question.method)
         if handler is None:
             on_replied(NOT_ASKED)
             return lambda: None

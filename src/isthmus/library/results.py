@@ -32,6 +32,7 @@ from isthmus.library.errors import (
 )
 from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.faults import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
+from isthmus.model.locations import without_locations
 from isthmus.wire.mcp.calls import wrap_bare_result
 
 INVALID_PARAMS = -32602
@@ -141,7 +142,8 @@ def refused_result(request: ToolRequest, error: ToolError) -> ToolResult:
         status, reason = ToolStatus.UNAUTHORIZED, "denied"
     elif isinstance(error, ToolUnreachableError):
         status, reason, server = ToolStatus.UNAVAILABLE, "not_connected", error.server
-        error = error.without_places()
+        # Users and models do not see addresses and paths.
+        error = ToolUnreachableError(error.name, error.server, without_locations(error.why))
     else:
         status, reason = ToolStatus.NOT_FOUND, "unknown_tool" if isinstance(error, ToolNotFoundError) else "ambiguous"
     details = {key: list(getattr(error, key)) for key in ("suggestions", "candidates") if getattr(error, key, None)}

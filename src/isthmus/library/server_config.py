@@ -21,13 +21,13 @@ import structlog
 from isthmus.config import values
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import STANDARD
-from isthmus.config.entry_conversion import CACHE_KEYS, LoadedServers, server_names
+from isthmus.config.entry_conversion import TRANSPORT_WORDS, LoadedServers, cache_rules, server_names
 from isthmus.config.files import Document, home_folder, read_document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
-from isthmus.core.catalog.rules import CACHE_SECONDS, NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.calls import EVERYTHING, Surface
@@ -52,19 +52,8 @@ TIMEOUT_SECONDS_MAX = Limits().hard_seconds
 """The hub ends every call after this time."""
 
 TRANSPORTS: dict[str, str] = {
-    "stdio": "stdio",
-    "local": "stdio",
-    "sse": "sse",
-    "http": "http",
-    "https": "http",
-    "streamable_http": "http",
-    "streamable-http": "http",
+    **{word: kind for word, kind in TRANSPORT_WORDS.items() if kind in ("stdio", "http", "sse", "ws", "auto")},
     "streamableHttp": "http",
-    "streaming": "http",
-    "remote": "auto",
-    "auto": "auto",
-    "ws": "ws",
-    "websocket": "ws",
 }
 """Common names of transports, and the transport that each means."""
 
@@ -137,14 +126,7 @@ class MCPServerConfig:
             _check_types(self)
             rules = NO_TOOL_RULES
             if self.trusted or self.cache:
-                cache = values.table("cache", self.cache or {})
-                if odd := [key for key in cache if key not in CACHE_KEYS]:
-                    raise ValueError(f"cache must have only {' and '.join(CACHE_KEYS)}, not {values.quoted(odd[0])}")
-                rules = ToolRules(
-                    cached=values.texts("cache.tools", cache.get("tools", [])),
-                    cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
-                    is_trusted=self.trusted,
-                )
+                rules = ToolRules(**cache_rules(self.cache or {}, is_strict=True), is_trusted=self.trusted)
             settings = ServerSettings(
                 parse_server_name(self.name),
                 self._reach(),

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -209,9 +208,7 @@ class ToolService:
             await self.initialize()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
 
     def __copy__(self) -> ToolService:
@@ -379,7 +376,10 @@ class ToolService:
         entry, call = prepared
         sink = ChunkSink(entry.full_name, buffer, partial(_make_result, request, entry, began))
         execution = Execution(engine.running.hub, call, sink, loop_thread, questions)
-        loop_thread.call_or_post(execution.start)
+        if loop_thread.is_current():
+            execution.start()
+        else:
+            loop_thread.post(execution.start)
         return execution
 
     def _make_call(
@@ -551,9 +551,7 @@ class BlockingToolService:
             self.initialize()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def list_tools(self, user_context: UserContext | None = None) -> list[str]:

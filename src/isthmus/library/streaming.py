@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -255,7 +254,24 @@ class _ChunkReader:
             with suppress(ServiceClosedError):
                 self._loop_thread.post(execution.cancel)
 
-    def _pop_ready(self) -> ToolStreamChunk:
+    def _begin(self, execution: Execution | None) -> None:
+        self._execution = execution
+        if self._is_finished:  # closed meanwhile
+            self._cancel()
+
+    def _poll(self, make_promise: Callable[[], P]) -> ToolStreamChunk | P | None:
+        """The next chunk, a promise to wait for before the next `_poll`, or None at the end."""
+        while not self._is_finished and not self._ready:
+            try:
+                found = self._buffer.get(make_promise)
+                if not callable(found):
+                    return found
+                self._ready.extend(found())
+            except BaseException:
+                self._cancel()
+                raise
+        if self._is_finished:
+            return None
         chunk = self._ready.popleft()
         if chunk.is_final:
             self._execution = None
@@ -291,21 +307,15 @@ class ChunkStream(_ChunkReader):
         start, self._start = self._start, None
         if start is not None:
             try:
-                self._execution = await start(self._buffer)
+                self._begin(await start(self._buffer))
             except BaseException:
                 self._is_finished = True
                 raise
-            if self._is_finished:  # closed meanwhile
-                self._cancel()
-        while not self._is_finished:
-            if self._ready:
-                return self._pop_ready()
+        while (found := self._poll(new_promise)) is not None:
+            if isinstance(found, ToolStreamChunk):
+                return found
             try:
-                found = self._buffer.get(new_promise)
-                if callable(found):
-                    self._ready.extend(found())
-                else:
-                    await found.wait()
+                await found.wait()
             except BaseException:
                 self._cancel()
                 raise
@@ -319,9 +329,7 @@ class ChunkStream(_ChunkReader):
     async def __aenter__(self) -> ChunkStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -346,21 +354,15 @@ class BlockingChunks(_ChunkReader):
         start, self._start = self._start, None
         if start is not None:
             try:
-                self._execution = start(self._buffer)
+                self._begin(start(self._buffer))
             except BaseException:
                 self._is_finished = True
                 raise
-            if self._is_finished:  # closed meanwhile
-                self._cancel()
-        while not self._is_finished:
-            if self._ready:
-                return self._pop_ready()
+        while (found := self._poll(ThreadPromise[None])) is not None:
+            if isinstance(found, ToolStreamChunk):
+                return found
             try:
-                found = self._buffer.get(ThreadPromise[None])
-                if callable(found):
-                    self._ready.extend(found())
-                else:
-                    found.wait()
+                found.wait()
             except BaseException:
                 self._cancel()
                 raise
@@ -374,7 +376,5 @@ class BlockingChunks(_ChunkReader):
     def __enter__(self) -> BlockingChunks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -88,14 +88,6 @@ class PartialOutput(LogMessage, frozen=True):
     """Part of a tool's output, before its end. Code that does not know this class sees a log line."""
 
 
-def partial_output(content: Any) -> PartialOutput:
-    """Make an event of part of a tool's output."""
-    members = {"level": "info", "data": content}
-    return PartialOutput(
-        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=encode_hook)) for key, value in members.items()}
-    )
-
-
 def final_chunks(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:
     """The chunks of a finished execution: output and end, or the error."""
     when = at if at is not None else datetime.now(UTC)
@@ -356,7 +348,8 @@ def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:
             members = content if isinstance(content, dict) else {"data": content}
             context.log(members.get("level", "info"), str(members.get("data", members.get("message", ""))))
         case _:
-            context.tell(partial_output(content))
+            encoded = {"level": msgspec.json.encode("info"), "data": msgspec.json.encode(content, enc_hook=encode_hook)}
+            context.tell(PartialOutput("info", {key: msgspec.Raw(value) for key, value in encoded.items()}))
 
 
 def _value_of(result: object) -> Any:

@@ -12,8 +12,9 @@ import pytest
 from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, callers_of, places_of, show_access, show_difference
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.hub import LocalSource
 from isthmus.cli.main import main
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.model.callers import FrontendName
 from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 from tests.hubs import PATIENT, serving, write_config

@@ -27,9 +27,10 @@ from isthmus.cli.call import (
 )
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.hub import LocalSource
 from isthmus.cli.interaction import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.local_hub import servers_for
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.results import readable, readable_contents, readable_messages
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Progress, Result

@@ -28,7 +28,8 @@ from isthmus.cli.doctor import (
 )
 from isthmus.cli.documents import ListedFeature
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.hub import LocalSource
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.config import codes
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName

@@ -13,28 +13,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.cli import hub as module
+from isthmus.cli import rest_client as module
 from isthmus.cli.audit import show_tail
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import FeatureList, MissingServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import (
-    HUB_VARIABLE,
+from isthmus.cli.hub import HUB_VARIABLE, LocalSource, open_hub, source_of
+from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
+from isthmus.cli.rest_client import (
     KEY_VARIABLE,
     CallFailure,
     HubCall,
     HubClient,
     HubQuestion,
     HubResponse,
-    LocalSource,
     RemoteSource,
     ResponseReader,
     command_failed,
-    open_hub,
     read_failure,
-    source_of,
 )
-from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of

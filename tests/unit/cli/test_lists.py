@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.hub import LocalSource
 from isthmus.cli.lists import list_features, list_servers
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content

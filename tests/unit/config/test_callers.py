@@ -95,7 +95,7 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("secret", " must be a table, not another value"),
+        ("secret", " must be a table, not a text"),
         ({"allow": ["*"]}, ".key must be given, not left out"),
         ({"key": None}, ".key must be given, not left out"),
         ({"key": 12345}, ".key must be a text, not a number"),
@@ -342,7 +342,7 @@ def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
         ({"allow": "files"}, ".allow must be a list of texts, not 'files'"),
         ({"deny": ["tag:"]}, "not 'tag:': the tag is missing"),
         ({"max_calls": 0}, ".max_calls must be at least 1, not 0"),
-        ("files", "must be a table, not another value"),
+        ("files", "must be a table, not a text"),
     ],
 )
 def test_of_an_entry_with_a_mistake_nobody_of_the_tenant_may_call_anything(entry: object, said: str) -> None:

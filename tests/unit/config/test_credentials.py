@@ -90,7 +90,7 @@ def test_a_login_is_read_with_its_secrets_from_elsewhere(tmp_path: Path) -> None
         ({"oauth": {"redirect_port": 70000}}, "oauth.redirect_port must be 0 to 65535"),
         ({"oauth": {"client_id": "x", "client_secret": 5}}, "oauth.client_secret must be a text"),
         ({"oauth": {"client_id": "x", "client_secret": "env:GONE"}}, "oauth.client_secret must name a variable"),
-        ({"callers": {"p": {"header": {}}}}, "callers.p must have only headers and oauth"),
+        ({"callers": {"p": {"header": {}}}}, "callers.p must have only headers, oauth"),
         ({"callers": {"p": {"headers": {"a b": "x"}}}}, "callers.p.headers must have names that HTTP allows"),
         ({"callers": {"/p": {}}}, "callers must be named NAME or TENANT/NAME"),
         ({"callers": {"p": {"headers": {"A": "env:GONE"}}}}, "callers.p.headers.A must name a variable"),

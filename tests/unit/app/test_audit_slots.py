@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from isthmus.app import audit
-from isthmus.app.audit import AuditLog, close_audit, open_audit, prune_idle_seats
+from isthmus.app.audit import AuditLog, close_audit, open_audit, prune_idle_slots
 from isthmus.app.hub import RunningHub
 from isthmus.core.audit import CUT, STARTED, STOPPED, UNCLEAN, Verification
 from isthmus.core.calls.hub import Hub
@@ -105,7 +105,7 @@ async def test_old_records_of_a_seat_that_nobody_has_are_taken_away_and_of_one_t
         for log in (first, second):
             log.audit.note("old")
     async with seated(tmp_path):
-        await prune_idle_seats(tmp_path, time.time() + 1)
+        await prune_idle_slots(tmp_path, time.time() + 1)
         assert [each["event"] for each in await noted(tmp_path, 1)][:3] == [STARTED, "old", STOPPED]
     assert [each["event"] for each in await noted(tmp_path, 2)] == [STOPPED]
     keys = read_keys(tmp_path, 2)
