@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.model.relay import RelayDevice
 from isthmus.wire.mcp.lists import ListShape
 from isthmus.wire.mcp.messages import read_string
 
@@ -80,12 +79,24 @@ class DialledServerInfo(msgspec.Struct, frozen=True, rename="camel"):
     client: str | None = None
 
 
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """A device that is connected to the relay."""
+
+    id: str
+    agent: str
+    since: float
+    client: str | None = None
+    title: str | None = None
+    calls: int = 0
+    answered: int = 0
+
+
 class _Dialled(msgspec.Struct):
     servers: list[DialledServerInfo]
 
 
 class _Devices(msgspec.Struct):
-    devices: list[RelayDevice]
+    devices: list[DeviceInfo]
 
 
 class _Servers(msgspec.Struct):
@@ -130,7 +141,7 @@ def read_dialled(document: bytes) -> list[DialledServerInfo]:
     return _decoded(document, _Dialled).servers
 
 
-def read_devices(document: bytes) -> list[RelayDevice]:
+def read_devices(document: bytes) -> list[DeviceInfo]:
     """Read the connected devices.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from isthmus.cli.documents import DialledServerInfo, read_devices, read_dialled
+from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, find_hub, source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
@@ -30,7 +30,6 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.model.relay import RelayDevice
 
 REFRESH_SECONDS = 1.0
 
@@ -79,7 +78,7 @@ class RelayOverview:
     """The servers and devices of a hub's relay."""
 
     servers: Sequence[DialledServerInfo] = ()
-    devices: Sequence[RelayDevice] = ()
+    devices: Sequence[DeviceInfo] = ()
     has_tools: bool = False
     """Whether tools are listed, or only counted."""
 

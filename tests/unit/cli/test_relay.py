@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from isthmus.cli import relay
-from isthmus.cli.documents import DialledServerInfo
+from isthmus.cli.documents import DeviceInfo, DialledServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import source_of
 from isthmus.cli.main import main
 from isthmus.cli.relay import RelayOverview, duration_text, forget_servers, groups_of, show_status, watch_status
 from isthmus.cli.rest_client import RemoteSource
-from isthmus.model.relay import RelayDevice
 
 NOW = time.time()
 OVEN = {
@@ -211,7 +210,7 @@ def test_the_hub_at_the_configured_port_may_be_that_of_another_configuration(
 
 def test_rows_and_spans_of_time() -> None:
     server = DialledServerInfo("a", "s", "a_s", "connecting", 0.0)
-    device = RelayDevice("d", "a", 0.0, answered=3)
+    device = DeviceInfo("d", "a", 0.0, answered=3)
     assert groups_of(RelayOverview([server], [device]), 100.0) == [
         (
             "a: 1 server, 1 device",
