@@ -25,7 +25,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports import AuditGate, PushReceipt
+from isthmus.core.ports import AuditGate, PushReceipt, Recorder
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards
@@ -119,6 +119,7 @@ class Silent:
     """An exchange and a recorder that do nothing, so that what is measured is the core's own cost."""
 
     audit_gate: AuditGate | None = None
+    started: Callable[[InFlight], None] | None = None
 
     def emit(self, event: Event) -> None:
         raise AssertionError(f"nothing happens during this call, yet {event} came")
@@ -129,9 +130,10 @@ class Silent:
     def end(self, outcome: Outcome) -> None:
         assert isinstance(outcome, Result), outcome
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        pass
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
         pass
 
     def late(self, server: ServerName) -> None:
@@ -205,9 +207,9 @@ def queued_call() -> Iterator[Work]:
     loop.close()
 
 
-async def hub_with_instant_server(link: Instant | None = None) -> Hub:
+async def hub_with_instant_server(link: Instant | None = None, recorder: Recorder | None = None) -> Hub:
     """Return a hub with one server, attached and ready; with `link`, it answers over that."""
-    hub = Hub(Limits(), Silent())
+    hub = Hub(Limits(), recorder or Silent())
     server_queue = ServerQueue(SERVER, hub.limits)
     tools = (Tool.of(SERVER, FeatureName("echo"), DEFINITION),)
     hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))

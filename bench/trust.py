@@ -31,9 +31,11 @@ from bench.load import WrongAnswer
 from bench.messages import Ask, asks, call_body, call_headers
 from bench.processes import PORT_LOGGED, PORT_PRINTED, NotStarted, Program
 from bench.sample import least_nanoseconds
-from bench.scenarios import CALLER, RESULT, SERVER, Work, hub_with_instant_server
+from bench.scenarios import CALLER, RESULT, SERVER, Silent, Work, hub_with_instant_server
+from bench.scenarios import Instant as SentLink
 from bench.stage import HUB_MODULE, READY_SECONDS, Scenario, Target, post, wait_until_served
 from isthmus.core.audit import START, Fact, RecordEncoder, follow
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import OnWritten
 from isthmus.identity.access_tokens import AccessTokens
 from isthmus.identity.issuers import Issuer, Issuers
@@ -215,9 +217,11 @@ def audit() -> dict[str, Work]:
     call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'))
     result = Result(RESULT)
     fact: Fact = (time.time(), call, SERVER, result, 0.001, True, "")
-    recorder.ended(call, SERVER, result, 0.001, recorder)
+    inflight = InFlight(call, Silent(), recorder, loop)
+    inflight.link = SentLink()
+    recorder.ended(inflight, SERVER, result, 0.001)
     return {
-        "audit: on the call's path": lambda: recorder.ended(call, SERVER, result, 0.001, recorder),
+        "audit: on the call's path": lambda: recorder.ended(inflight, SERVER, result, 0.001),
         "audit: record and digest": lambda: follow(START, scribe.record(fact)[1]),
     }
 

@@ -132,6 +132,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "alive": Endpoint("GET", "/livez", is_public=True),
     "ready": Endpoint("GET", "/readyz", is_public=True),
     "well": Endpoint("GET", "/healthz", is_public=True),
+    "metrics": Endpoint("GET", "/metrics"),
 }
 
 POSTS = {name: endpoint for name, endpoint in ENDPOINTS.items() if endpoint.takes_body and not endpoint.is_form}
@@ -167,6 +168,7 @@ def known_paths() -> set[str]:
     return {
         "/mcp",
         *health.PATHS,
+        health.METRICS_PATH,
         *sse.PATHS,
         *a2a.RPC_PATHS,
         *CARD_PATHS,

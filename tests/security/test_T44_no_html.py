@@ -16,7 +16,12 @@ from tests.security.source import texts
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
-KINDS = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
+KINDS = (
+    "application/json",
+    "application/problem+json",
+    "text/plain; charset=utf-8",
+    "text/plain; version=0.0.4; charset=utf-8",
+)
 
 PATHS = (
     "/",
@@ -30,6 +35,7 @@ PATHS = (
     "/livez",
     "/readyz",
     "/healthz",
+    "/metrics",
     f"/{SCRIPT}",
     "/v1/tools/<script>",
     "/console/",

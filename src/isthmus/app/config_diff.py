@@ -36,6 +36,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "a2a": ("grpc_port",),
     "relay": ("enabled",),
     "storage": ("url",),
+    "telemetry": ("metrics_tools", "otlp_endpoint", "sample_ratio"),
 }
 """By table: the settings that a running hub cannot change. Callers know the address and the names, and the listener,
 the storage and the validation of arguments are built with the values of the start."""
@@ -89,6 +90,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("tasks", configuration.tasks),
         ("targets", configuration.targets),
         ("storage", configuration.storage),
+        ("telemetry", configuration.telemetry),
         ("relay", relay.frontend),
         ("relay", relay.dialin),
         ("relay", relay.tokens),
@@ -127,6 +129,7 @@ def keep_fixed_settings(running: Configuration, read: Configuration) -> Configur
         read,
         hub=replace(_with_fixed("hub", running.hub, read.hub), limits=limits),
         storage=running.storage,
+        telemetry=_with_fixed("telemetry", running.telemetry, read.telemetry),
         relay=replace(read.relay, frontend=_with_fixed("relay", running.relay.frontend, read.relay.frontend)),
         a2a=_with_fixed("a2a", running.a2a, read.a2a),
         servers=(*(server for server in read.servers if server.name not in names), *kept),

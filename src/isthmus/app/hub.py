@@ -34,7 +34,8 @@ from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.activity import RecentCalls
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.counters import Counters, LoggedCalls
+from isthmus.telemetry.counters import Counters, GroupedCounters, LoggedCalls
+from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.link import ConnectFailed
@@ -118,18 +119,21 @@ class RunningHub:
         pins: Watching | None = None,
         lists: ListStore | None = None,
         audit: Audit | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
         Without a `journal` nothing outlasts the process. `client_caps` are declared to every server for all callers.
         Without `pins` changed definitions go unnoticed. Without `lists` nothing is listed before a server answers.
+        Without `telemetry` calls are counted by server only.
         """
         self.configuration = configuration
         self.callers: Container[Caller] = ()
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
-        self.counters = Counters()
-        self.recent_calls = RecentCalls(self.counters)
+        self.counters = Counters(None if telemetry is None else telemetry.calls)
+        self._traced = self.counters if telemetry is None else telemetry.over(self.counters, self._carrier_of)
+        self.recent_calls = RecentCalls(self._traced)
         self.latest_calls = self.recent_calls.latest
         self.follow_calls = self.recent_calls.follow
         self.audit = audit
@@ -175,6 +179,10 @@ class RunningHub:
         for server in configuration.servers:
             self.supervisor.add(server)
 
+    def _carrier_of(self, server: ServerName) -> str | None:
+        server_status = self.hub.snapshot.server_statuses.get(server)
+        return None if server_status is None else server_status.carrier
+
     def _recorder(self, counting: Recorder) -> Recorder:
         recorder = counting if self.audit is None else self.audit.over(counting)
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
@@ -204,6 +212,11 @@ class RunningHub:
             for each in self.configuration.warnings
         ]
 
+    def required_servers(self) -> frozenset[ServerName]:
+        """The servers without which the hub is not ready."""
+        servers = self.configuration.servers
+        return frozenset(server.name for server in servers if server.required and not server.disabled)
+
     def note(self, event: str, **about: Value) -> None:
         """Write an event into the audit log, if there is one. It must contain no secrets."""
         if self.audit is not None:
@@ -217,7 +230,7 @@ class RunningHub:
 
     def _targets(self, environment: Mapping[str, str]) -> NamedServers:
         """Servers that callers name by address live in a second hub that no frontend lists."""
-        annex = Hub(self.hub.limits, self._recorder(self.counters.together(NAMED)))
+        annex = Hub(self.hub.limits, self._recorder(GroupedCounters(self._traced, NAMED)))
         annex.id = self.hub.id  # a target that is this hub itself is refused
         annex.tenants = self.hub.tenants
         annex.validation = self.hub.validation

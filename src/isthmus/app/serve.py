@@ -25,6 +25,7 @@ from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.app.links import ME
+from isthmus.app.metrics import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
@@ -41,8 +42,8 @@ from isthmus.core.tasks.storage_quota import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
+from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
-from isthmus.frontends.http.health import Health
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.sessions import Sessions
 from isthmus.frontends.mcp.http import McpHttp
@@ -303,7 +304,8 @@ async def _serve(
     journal = await open_journal(configuration)
     audit_log = await open_audit(configuration, journal)
     audit = None if audit_log is None else audit_log.audit
-    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
+    telemetry = open_telemetry(configuration, environment)
+    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit, telemetry=telemetry)
     pushes = Pushes(running, access.identities)
     monitor = LoopMonitor()
     grpc: GrpcService | None = None
@@ -313,14 +315,11 @@ async def _serve(
             audit_log.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, audit_log)
         mcp = McpHttp(running.mcp_methods(), auth)
-        # A proxy may serve the hub under a path.
-        prefix = urlsplit(settings.public_url or "").path.rstrip("/")
-        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, prefix)
+        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _prefix(settings))
         ports = [settings.port]
         address = lambda: settings.public_url or f"http://localhost:{ports[-1]}"  # noqa: E731
         agent = open_a2a(running, access.identities, pushes.pushing, auth, address)
-        retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
-        running.background.spawn("retention", retention.run())
+        retention = _retention(running, journal)
         pushes.start()
         relay = await _relay(running, auth)
         # After remembered dial-in servers are known: queued tasks may wait for them.
@@ -330,11 +329,13 @@ async def _serve(
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
         oauth = tokens.open(auth, running.background, Egress())
-        health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
-        frontends: dict[str, Frontend] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
+        frontends = _probes(running, auth, journal) | dict.fromkeys(SSE_PATHS, sse)
         routes = Routes(running.surface, mcp, rest, frontends, agent, well_known, shown, oauth)
         routes.console = _console(running, access.identities, auth)
         http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown)
+        frontends[METRICS_PATH] = open_metrics(
+            running, auth, telemetry, monitor, {"mcp": mcp.sessions, "sse": sse}, http_listener, shown
+        )
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
@@ -353,6 +354,7 @@ async def _serve(
         await pins.aclose()
         await lists.aclose()
         await close_audit(audit_log, journal)
+        await close_telemetry(telemetry)
         # Last: without a handler a signal would kill the hub and leave its servers and journal behind.
         signals.close()
 
@@ -399,6 +401,27 @@ async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
     if (limit := raise_limit(wanted)) < wanted:
         log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
     return relay
+
+
+def _prefix(settings: HubSettings) -> str:
+    """The path under which a proxy serves the hub."""
+    return "" if settings.public_url is None else urlsplit(settings.public_url).path.rstrip("/")
+
+
+def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
+    """Deletes old tasks from now on."""
+    retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
+    running.background.spawn("retention", retention.run())
+    return retention
+
+
+def _probes(running: RunningHub, auth: Authenticator, journal: ClosableJournal) -> dict[str, Frontend]:
+    """The health probes, by path."""
+
+    def is_storage_failing() -> bool:
+        return isinstance(journal, HealthReportingJournal) and journal.is_failing
+
+    return dict.fromkeys(HEALTH_PATHS, Health(running.hub, auth, is_storage_failing, running.required_servers))
 
 
 def _http_listener(

@@ -261,6 +261,9 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     # Without a key here, the state folder has one.
     yield "credentials.key", HIDDEN if configuration.credentials.key else None
     yield "audit.keep", configuration.audit.keep
+    for name in _names(configuration.telemetry):
+        value = getattr(configuration.telemetry, name)
+        yield f"telemetry.{name}", HIDDEN if name == "metrics_key" and value else value
     for group in GROUPS:
         yield f"{EXTENSIONS}.{group}", [each.name for each in configuration.extensions.of(group)]
     yield from _relay_values(configuration.relay)

@@ -30,6 +30,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditMode, AuditSettings
+from isthmus.telemetry.metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.server_settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
@@ -170,6 +171,7 @@ class Configuration:
     audit: AuditSettings = field(default_factory=AuditSettings)
     extensions: Extensions = field(default_factory=Extensions)
     """The extensions that the file names."""
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     relay: RelayParts = field(default_factory=RelayParts)
 
 

@@ -31,6 +31,7 @@ from isthmus.model.names import parse_server_name
 from isthmus.model.relay import AgentRules
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditSettings
+from isthmus.telemetry.metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
@@ -46,6 +47,7 @@ RELAY = "relay"
 STORAGE = "storage"
 TARGETS = "targets"
 TASKS = "tasks"
+TELEMETRY = "telemetry"
 AGENTS = "agents"
 
 TIMEOUT_VARIABLE = "MCP_CALL_TIMEOUT"
@@ -218,6 +220,21 @@ HUB_TABLES: Mapping[str, HubTable] = {
         (AuditSettings,),
         {"keep": "How long records are stored: seconds, or a text such as `36h`, `90d`, `52w`; a day or more."},
     ),
+    TELEMETRY: HubTable(
+        (TelemetrySettings,),
+        {
+            "metrics": "Who may read `/metrics`: `operators`, `open` (whoever reaches the port), or nobody (`off`)."
+            " See [Metrics](telemetry.md#metrics).",
+            "metrics_key": "Key that may read `/metrics` and nothing else, for a scraper: literal, `env:NAME` or"
+            " `file:PATH`.",
+            "metrics_tools": "Tools with labels of their own, a quarter of them of one server at most; the rest counts"
+            " as `other`. Changing it needs a restart.",
+            "otlp_endpoint": "OpenTelemetry collector for traces and metrics, by OTLP over HTTP; wins over"
+            " `OTEL_EXPORTER_OTLP_ENDPOINT`. See [Traces](telemetry.md#traces). Changing it needs a restart.",
+            "sample_ratio": "Share of calls that are traced, from 0 to 1, where callers have not decided; wins over"
+            " `OTEL_TRACES_SAMPLER`. Changing it needs a restart.",
+        },
+    ),
     RELAY: HubTable(
         (TokenSettings, RelaySettings, DialInSettings),
         {
@@ -321,6 +338,7 @@ def read_tables(
         STORAGE: read_storage(document, variables, schemes),
         AUDIT: read_settings(document, AUDIT, AuditSettings),
         CREDENTIALS: read_credentials(document, variables),
+        TELEMETRY: read_telemetry(document, variables),
         RELAY: read_relay(document, variables),
     }
     return {root: each[0] for root, each in read.items()}, {root: each[1] for root, each in read.items()}
@@ -414,6 +432,29 @@ def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Fin
         return seconds, []
     finding = Place(None, TIMEOUT_VARIABLE).finding("must be a positive number of seconds", code=codes.BAD_VALUE)
     return None, [finding]
+
+
+# -- [telemetry] ---------------------------------------------------------------------------------------------
+
+
+def read_telemetry(document: Document | None, variables: Variables) -> tuple[TelemetrySettings, tuple[Finding, ...]]:
+    """Return the settings with findings.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    # In another client's file the word may mean something else.
+    if document is None or not document.dialect.is_own:
+        return TelemetrySettings(), ()
+    read, findings = read_table(document, TELEMETRY)
+
+    def settings() -> TelemetrySettings:
+        key = None if "metrics_key" not in read else resolve_secret("metrics_key", read["metrics_key"], variables)
+        if key is not None:
+            check_length(key)
+        return TelemetrySettings(**{**read, "metrics_key": key})
+
+    return accepted(document, TELEMETRY, settings), findings
 
 
 # -- [storage] -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runt
 import msgspec
 
 from isthmus.core.audit import AuditRow, Fact, LogState, Point, Seal, SealKind
+from isthmus.core.figures import WriteFigures
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     NO_CAPABILITIES,
@@ -57,6 +58,9 @@ class Link(Protocol):
 
 class CallerLinks(Link, Protocol):
     """Several links to one server; each carries the calls of certain callers."""
+
+    def __len__(self) -> int:
+        """How many there are."""
 
     def ended(self, inflight: InFlight) -> None:
         """A call that was sent on the pool has ended."""
@@ -360,6 +364,13 @@ class HealthReportingJournal(Protocol):
         """Whether the store currently refuses writes."""
 
 
+@runtime_checkable
+class MeasuredJournal(Protocol):
+    """A journal that counts its writes."""
+
+    figures: WriteFigures
+
+
 class ClosableJournal(Journal, Protocol):
     """A journal that its opener closes."""
 
@@ -438,15 +449,19 @@ class AuditGate(Protocol):
 
 
 class Recorder(Protocol):
-    """Counts every call, on the path of the call: implementations neither format nor write."""
+    """Hears of every call, on the path of the call: implementations neither format nor write."""
 
     audit_gate: AuditGate | None
     """None if calls do not wait for the audit log."""
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
-        """A call has ended; `server` is None if no server was found, `link` is None if it was not sent."""
+    started: Callable[[InFlight], None] | None
+    """Called when a call starts, before its tool is looked up. None if nobody listens, which costs nothing."""
+
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """A call has ended; `server` is None if no server was found, `inflight.link` is None if it was not sent."""
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
+        """A call is sent now that had to wait for a slot or a link since it started."""
 
     def late(self, server: ServerName) -> None:
         """A server answered a call that had already ended, or an unknown one."""

@@ -172,6 +172,9 @@ class Call(msgspec.Struct, frozen=True):
     """Its session is an A2A context. Many of these make one call only, so a new one gets no link of its own; it keeps
     the link of its first call."""
 
+    linked_trace: str = ""
+    """The `traceparent` of its HTTP request, where `_meta` names another parent; for telemetry only."""
+
     request_id: msgspec.Raw | None = None
     """The caller's request id, used on the wire where the server belongs to this caller alone."""
 

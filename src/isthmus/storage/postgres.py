@@ -23,6 +23,7 @@ import structlog
 
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.figures import WriteFigures
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
@@ -225,6 +226,7 @@ class PostgresJournal:
         self._current: Sequence[PostgresWrite] = ()
         self._wake = asyncio.Event()
         self._log: PostgresAuditWriter | None = None
+        self.figures = WriteFigures(self._loop.time)
         self._probe = WriteProbe(lambda done: self._enqueue(PostgresWrite(done, operation=_test_write)))
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncpg.create_pool(
@@ -405,6 +407,7 @@ class PostgresJournal:
         if self._is_closed or len(self._waiting) >= WAITING_MAX:
             self._loop.call_soon(work.done, "refused")
             return
+        self.figures.begin()
         self._waiting.append(work)
         self._wake.set()
 
@@ -422,6 +425,7 @@ class PostgresJournal:
                     await asyncio.wait_for(self._is_connected.wait(), patience)
             results = await self._write_batch(self._current)
             works, self._current = self._current, ()
+            self.figures.end(results)
             notify_all(zip((work.done for work in works), results, strict=True))
             if "refused" in results or "unknown" in results:
                 self._probe.probe()

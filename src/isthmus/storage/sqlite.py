@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from isthmus.core.audit import AuditRow, Fact, LogState
+from isthmus.core.figures import WriteFigures
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
@@ -196,6 +197,7 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._log: SqliteAuditWriter | None = None
+        self.figures = WriteFigures(self._loop.time)
         self._probe = WriteProbe(lambda done: self._enqueue(SqliteWrite(done, operation=_test_write)))
         self._queue: SimpleQueue[list[SqliteWrite] | None] = SimpleQueue()
         self._batcher: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
@@ -283,6 +285,7 @@ class SqliteJournal:
         if self._is_closed:
             self._loop.call_soon(work.done, "refused")
             return
+        self.figures.begin()
         self._batcher.add(work)
 
     async def aclose(self) -> None:
@@ -420,6 +423,7 @@ class SqliteJournal:
     def _report(self, works: Sequence[SqliteWrite], results: Sequence[WriteResult]) -> None:
         try:
             reports = [(work.done, result) for work, result in zip(works, results, strict=True)]
+            self._loop.call_soon_threadsafe(self.figures.end, results)
             self._loop.call_soon_threadsafe(notify_all, reports)
             if "refused" in results or "unknown" in results:
                 self._loop.call_soon_threadsafe(self._probe.probe)

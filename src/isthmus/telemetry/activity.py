@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import AuditGate, EndedCall, Recorder
-from isthmus.model.calls import Call, Outcome
+from isthmus.model.calls import Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 
@@ -30,6 +31,8 @@ class RecentCalls:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.started = recorder.started
+        self.waited = recorder.waited
         self.late = recorder.late
         self._count = 0
         self._calls: deque[EndedCall] = deque(maxlen=KEPT_CALLS)
@@ -38,12 +41,11 @@ class RecentCalls:
         """The number of the last call that the feeds have."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Remember and forward the end of a call."""
-        self._recorder.ended(call, server, outcome, seconds, link)
+        self._recorder.ended(inflight, server, outcome, seconds)
         self._count += 1
+        call = inflight.call
         # At `/mcp/{server}` a name has no server in front.
         name = f"{call.surface.server}.{call.name}" if call.surface.style == "own" else call.name
         caller = call.caller

@@ -99,6 +99,8 @@ class Audit:
         self._idle: asyncio.Event = asyncio.Event()
         self.lost = 0
         """Dropped facts that the log does not count yet."""
+        self.written = self.dropped = 0
+        """All records that the journal has taken, and all that were dropped because it refused them for too long."""
         self._rejected: dict[tuple[str, int], int] = {}
         # A thread of its own: facts wait for it, and other work must not keep it busy.
         self._digests = ThreadPoolExecutor(1, "isthmus-audit")
@@ -132,6 +134,11 @@ class Audit:
         if len(self._facts) == RECORD_BATCH:
             self._loop.call_soon(self._encode_some)
 
+    @property
+    def unwritten(self) -> int:
+        """Records that wait to be written."""
+        return len(self._facts) + len(self._records)
+
     def _encode_some(self) -> Fact | None:
         """Encode facts up to a call with long arguments; return that one."""
         done, long = 0, None
@@ -164,6 +171,7 @@ class Audit:
     def _drop_excess(self) -> None:
         if (over := len(self._records) - RECORDS_MAX) > 0:
             self.lost += over
+            self.dropped += over
             del self._records[:over]
 
     def flush(self) -> None:
@@ -198,8 +206,10 @@ class Audit:
             if self._retry is None:
                 log.error("cannot write the audit log; retrying", records=len(self._records))
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._retry_write)
-        elif self._records and self._timer is None:
-            self._write_encoded()
+        else:
+            self.written += len(records)
+            if self._records and self._timer is None:
+                self._write_encoded()
         if not self._pending:
             self._idle.set()
 
@@ -231,18 +241,19 @@ class AuditedRecorder:
 
     def __init__(self, audit: Audit, recorder: Recorder) -> None:
         self._count = recorder.ended
+        self.started = recorder.started
+        self.waited = recorder.waited
         self.late = recorder.late
         self._add = audit.add
         self._now = time.time
         self.audit_gate: AuditGate | None = audit.audit_gate
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call and record it, unless the strict witness does."""
-        self._count(call, server, outcome, seconds)
+        self._count(inflight, server, outcome, seconds)
         if self.audit_gate is None:
-            self._add((self._now(), call, server, outcome, seconds, link is not None, ""))
+            was_sent = inflight.link is not None
+            self._add((self._now(), inflight.call, server, outcome, seconds, was_sent, ""))
 
 
 class StrictWitness:

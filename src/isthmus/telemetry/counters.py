@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import AuditGate, Recorder
-from isthmus.model.calls import Call, Outcome
+from isthmus.model.calls import Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
+from isthmus.telemetry.metrics import CallMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -65,15 +67,16 @@ class Counters:
     """A recorder that counts in memory."""
 
     audit_gate: AuditGate | None = None
+    started: Callable[[InFlight], None] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: CallMetrics | None = None) -> None:
+        """With `metrics`, calls are also counted by tool, frontend and duration."""
         self._watched_until = 0.0
         """While the figures are being read, each duration is kept as well."""
         self.servers: dict[ServerName | None, ServerCounts] = {}
+        self._metrics = metrics
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call."""
         counts = self._of(server)
         counts.calls += 1
@@ -82,6 +85,13 @@ class Counters:
         counts.outcomes[key] = counts.outcomes.get(key, 0) + 1
         if self._watched_until:
             self._sample(counts, seconds)
+        if self._metrics is not None:
+            self._metrics.ended(inflight, server, outcome, seconds)
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
+        """Count a wait in a queue."""
+        if self._metrics is not None and inflight.route is not None:
+            self._metrics.waited(inflight.route.feature.server, seconds)
 
     def _sample(self, counts: ServerCounts, seconds: float) -> None:
         if time.monotonic() > self._watched_until:
@@ -100,10 +110,6 @@ class Counters:
         """Count a late reply."""
         self._of(server).late += 1
 
-    def together(self, name: ServerName) -> GroupedCounters:
-        """A recorder that counts many servers under one name."""
-        return GroupedCounters(self, name)
-
     def _of(self, server: ServerName | None) -> ServerCounts:
         counts = self.servers.get(server)
         if counts is None:
@@ -117,14 +123,15 @@ class LoggedCalls:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.started = recorder.started
+        self.waited = recorder.waited
         self.late = recorder.late
         self.audit_gate = recorder.audit_gate
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Log and forward the end of a call."""
-        self._recorder.ended(call, server, outcome, seconds, link)
+        self._recorder.ended(inflight, server, outcome, seconds)
+        call = inflight.call
         fault = outcome if isinstance(outcome, Fault) else None
         log.debug(
             "call",
@@ -134,6 +141,7 @@ class LoggedCalls:
             outcome=outcome_key(outcome),
             executed=None if fault is None else fault.executed,
             reason=None if fault is None else fault.message,
+            **inflight.ids(),
         )
 
 
@@ -147,15 +155,17 @@ class GroupedCounters:
 
     audit_gate: AuditGate | None = None
 
-    def __init__(self, counters: Counters, name: ServerName) -> None:
+    def __init__(self, counters: Recorder, name: ServerName) -> None:
         self._counters = counters
         self._name = name
+        self.started = counters.started
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call."""
-        self._counters.ended(call, None if server is None else self._name, outcome, seconds)
+        self._counters.ended(inflight, None if server is None else self._name, outcome, seconds)
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
+        """Nothing to count: queues of these servers have no name that lasts."""
 
     def late(self, server: ServerName) -> None:
         """Count a late reply."""

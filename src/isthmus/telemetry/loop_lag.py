@@ -17,6 +17,8 @@ from typing import Any
 
 import structlog
 
+from isthmus.core.figures import WRITE_BOUNDS, Histogram
+
 log = structlog.get_logger(__name__)
 
 BEAT_SECONDS = 0.02
@@ -59,6 +61,7 @@ class LoopMonitor:
         """Late beats of the last minute: time and lag."""
         self._holder: str | None = None
         self.last_seconds = 0.0
+        self.lag = Histogram(WRITE_BOUNDS)
         self.busy_seconds_max = 0.0
         """The most CPU time of the loop's thread between two beats, since the start."""
         self.held = 0
@@ -98,6 +101,7 @@ class LoopMonitor:
         now, cpu = self._loop.time(), time.thread_time()
         late, busy = max(0.0, now - self._due), cpu - self._cpu
         self._cpu, self.last_seconds = cpu, late
+        self.lag.observe(late)
         self.busy_seconds_max = max(self.busy_seconds_max, busy)
         if busy > BUSY_BOUNDS[0]:
             self._busy[bisect_left(BUSY_BOUNDS, busy)] += 1

@@ -22,8 +22,9 @@ from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.http import ConnectionLost
+from isthmus.transport.http import ConnectionLost, header_lines
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
 from isthmus.upstream.link import BaseLink
@@ -164,6 +165,8 @@ class RpcLink(BaseLink):
         call = inflight.call
         lines = self.caller_headers.lines_for(inflight) if call.headers else b""
         if lines is not None:
+            if TRACEPARENT in call.meta:  # plain JSON-RPC has no `_meta`
+                lines += header_lines(trace_headers(call.meta))
             id = self.requests.next_id()
             inflight.carriage = self._post(id, inflight.name, call.arguments, _RpcWaiter(inflight), lines)
 

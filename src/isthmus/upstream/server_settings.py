@@ -417,6 +417,12 @@ class ServerSettings:
     disabled: bool = field(
         default=False, metadata=_key("Switches the server off.", in_clients=True, aliases=("enabled",))
     )
+    required: bool = field(
+        default=False,
+        metadata=_key(
+            "`/readyz` is 503 while the server is not connected. Other servers never make it so.", keeps_links=True
+        ),
+    )
     isolation: Isolation = field(
         default="shared",
         metadata=_key(

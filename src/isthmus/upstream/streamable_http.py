@@ -26,6 +26,7 @@ from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
+from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
 from isthmus.transport.http import ConnectionLost, Ticket, header_lines
 from isthmus.upstream.http_shared import (
@@ -256,6 +257,8 @@ class StreamableLink(BaseLink):
         lines = self.caller_headers.lines_for(inflight) if inflight.call.headers else b""
         if lines is None:
             return
+        if TRACEPARENT in inflight.call.meta:
+            lines += header_lines(trace_headers(inflight.call.meta))
         id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         call, name = inflight.call, inflight.name

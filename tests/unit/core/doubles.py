@@ -176,21 +176,27 @@ class HeldPool(HeldLink):
     def left(self, session: str) -> None:
         self.gone.append(session)
 
+    def __len__(self) -> int:
+        return 1
+
 
 class Notes:
     """A recorder that writes everything down."""
 
     audit_gate: AuditGate | None = None
+    started: Callable[[InFlight], None] | None = None
 
     def __init__(self) -> None:
+        self.waits: list[float] = []
         self.ends: list[tuple[str, ServerName | None, Outcome]] = []
         self.lates: list[ServerName] = []
 
-    def ended(
-        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
-    ) -> None:
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         assert seconds >= 0
-        self.ends.append((call.name, server, outcome))
+        self.ends.append((inflight.call.name, server, outcome))
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
+        self.waits.append(seconds)
 
     def late(self, server: ServerName) -> None:
         self.lates.append(server)

@@ -83,6 +83,7 @@ class Hub:
         self.bytes_in_flight.on_excess = self._on_excess
         self._recorder = recorder
         self.audit_gate = recorder.audit_gate
+        self._on_start = recorder.started
         self.validation: ArgumentValidator | None = None
         """Checks arguments that take long to check. Without it, such calls are refused."""
         self._loop = asyncio.get_running_loop()
@@ -135,6 +136,8 @@ class Hub:
         """
         inflight = InFlight(call, exchange, self._recorder, self._loop, within)
         try:
+            if self._on_start is not None:
+                self._on_start(inflight)
             for stage in STAGES:
                 if (outcome := stage(self, inflight)) is not None:
                     if not call.client_caps or not isinstance(outcome, _UNKNOWN) or not self._retry_later(inflight):
@@ -156,6 +159,8 @@ class Hub:
         inflight = InFlight(call, exchange, self._recorder, self._loop)
         inflight.link = link
         inflight.route = Route(Tool.of(BUILTIN, FeatureName(call.name), {}), call.name)
+        if self._on_start is not None:
+            self._on_start(inflight)
         inflight.limit(self.limits.hard_seconds, self.deadlines)
         return inflight
 
@@ -452,7 +457,8 @@ class _StartAgain:
 
 def _fail_with_bug(inflight: InFlight, defect: Exception) -> None:
     incident = secrets.token_hex(6)
-    log.error("defect while starting a call", incident=incident, tool=inflight.call.name, exc_info=defect)
+    ids = inflight.ids()
+    log.error("defect while starting a call", incident=incident, tool=inflight.call.name, exc_info=defect, **ids)
     inflight.finish(Bug(incident))
 
 

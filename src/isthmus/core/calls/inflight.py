@@ -8,8 +8,10 @@ as much to start and to cancel, and nearly all are cancelled.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
+from itertools import count
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import ref
 
@@ -29,12 +31,16 @@ from isthmus.core.ports import (
 )
 from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Call, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled, Executed, Fault, Lost, NotConnected, ServerError, TimedOut, Unanswered
+from isthmus.model.trace_context import parent_of
 
 if TYPE_CHECKING:
     from isthmus.core.calls.server_queue import ServerQueue
 
 
 log = structlog.get_logger(__name__)
+
+_RUN = secrets.token_hex(3)
+_NUMBERS = count(1)
 
 TICK_SECONDS = 0.05
 """How late a deadline may be noticed; never early."""
@@ -123,6 +129,7 @@ class InFlight:
         "_bucket",
         "_clock",
         "_deadlines",
+        "_id",
         "_loop",
         "_recorder",
         "_started",
@@ -141,6 +148,8 @@ class InFlight:
         "route",
         "server_queue",
         "timeout",
+        "trace",
+        "wait_seconds",
         "within",
     )
 
@@ -171,6 +180,11 @@ class InFlight:
         self.outcome: Outcome | None = None
         self.is_sealed = False
         self.timeout = 0.0
+        self._id = 0
+        self.wait_seconds = 0.0
+        """How long it waited before it was sent."""
+        self.trace: object = None
+        """What the recorder keeps of a call that it traces."""
         self._recorder = recorder
         self._loop = loop
         self._started = loop.time()
@@ -214,6 +228,14 @@ class InFlight:
             if not self.questions:
                 self._expire_in(self.timeout)
 
+    def ids(self) -> dict[str, str]:
+        """What log lines name it by: its number in this process, and the trace that it belongs to."""
+        if not self._id:  # most calls are never logged
+            self._id = next(_NUMBERS)
+        span = parent_of(self.call.meta)
+        ids = {"call": f"{_RUN}-{self._id}"}
+        return ids if span is None else {**ids, "trace_id": span.trace_id}
+
     def heartbeat(self) -> None:
         """Restart the server's timeout after a sign of life, up to `hard_seconds` in all.
 
@@ -229,7 +251,7 @@ class InFlight:
         try:
             self.exchange.emit(event)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to handle an event", tool=self.call.name)
+            log.exception("exchange failed to handle an event", tool=self.call.name, **self.ids())
 
     def pause(self, seconds: float) -> None:
         """The server closed the call's stream and resumes later; the caller's stream may be closed as well."""
@@ -241,7 +263,7 @@ class InFlight:
         try:
             self.exchange.pause(seconds)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to pause", tool=self.call.name)
+            log.exception("exchange failed to pause", tool=self.call.name, **self.ids())
 
     def ask(
         self, question: Question, reply: OnReply, others: Sequence[InFlight] = (), *, lasts: bool = False
@@ -260,7 +282,7 @@ class InFlight:
         try:
             self.exchange.ask(question, asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to handle a question", tool=self.call.name)
+            log.exception("exchange failed to handle a question", tool=self.call.name, **self.ids())
             asked(TOO_LATE)
         return asked if asked.is_open else None
 
@@ -271,7 +293,7 @@ class InFlight:
         try:
             self.exchange.retract(asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to retract a question", tool=self.call.name)
+            log.exception("exchange failed to retract a question", tool=self.call.name, **self.ids())
 
     def retract_later(self, asked: OpenQuestion) -> Callable[[], None] | None:
         """A function that tells the caller the same after the call, which is about to end."""
@@ -280,7 +302,7 @@ class InFlight:
         try:
             return self.exchange.retract_later(asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to prepare a later retraction", tool=self.call.name)
+            log.exception("exchange failed to prepare a later retraction", tool=self.call.name, **self.ids())
             return None
 
     def elicitation_complete(self, id: msgspec.Raw) -> None:
@@ -290,7 +312,7 @@ class InFlight:
         try:
             self.exchange.done(id)
         except Exception:  # as in `finish`
-            log.exception("exchange failed to complete an elicitation", tool=self.call.name)
+            log.exception("exchange failed to complete an elicitation", tool=self.call.name, **self.ids())
 
     def hold(self, asked: OpenQuestion) -> None:
         """Stop the clock for a question that concerns this call, or may, until `release`."""
@@ -353,7 +375,7 @@ class InFlight:
             self.server_queue.call_ended(self, outcome)
         server = None if route is None else route.feature.server
         seconds = self._loop.time() - self._started
-        recorder.ended(self.call, server, outcome, seconds, self.link)
+        recorder.ended(self, server, outcome, seconds)
         if recorder.audit_gate is None:
             self.deliver(outcome)
         else:
@@ -377,7 +399,7 @@ class InFlight:
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not affect the link, which serves others
-            log.exception("exchange failed to handle an outcome", tool=self.call.name)
+            log.exception("exchange failed to handle an outcome", tool=self.call.name, **self.ids())
 
     def is_cleared(self, send: Callable[[InFlight], None]) -> bool:
         """Whether the call may be sent now; otherwise `send` is called once its exchange has stored that."""
@@ -401,6 +423,12 @@ class InFlight:
             if self.carriage is UNWRITTEN:
                 self.server_queue.return_slot(self)
             self.server_queue.call_ended(self, self.outcome)
+
+    def waited(self) -> None:
+        """It is sent now, after it waited in its queue. Its timeout starts: the server could not answer before."""
+        now = self._get_clock().alive_at = self._loop.time()
+        self.wait_seconds = now - self._started
+        self._recorder.waited(self, self.wait_seconds)
 
     def put_back(self) -> bool:
         """Return an unsent call to its exchange, if that waits for the server itself."""

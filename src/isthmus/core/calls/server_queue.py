@@ -44,6 +44,8 @@ from isthmus.model.faults import (
 )
 from isthmus.model.names import FeatureName, ServerName
 
+BreakerState: TypeAlias = Literal["closed", "half_open", "open"]
+
 
 class CircuitBreaker:
     """Opens after failures in a row, or when too large a share of the calls in one window failed.
@@ -78,6 +80,10 @@ class CircuitBreaker:
             return self._limits.breaker_open_seconds
         self._is_probing = True
         return 0.0
+
+    def state(self, now: float) -> BreakerState:
+        """Whether calls may go, may not, or one may as a probe."""
+        return "closed" if not self.open_until else "open" if now < self.open_until else "half_open"
 
     def succeeded(self, now: float) -> None:
         """The server answered."""
@@ -356,6 +362,16 @@ class ServerQueue:
         """Calls waiting for a slot or a link."""
         return len(self._queue)
 
+    @property
+    def breaker_state(self) -> BreakerState:
+        """Whether calls are sent, refused, or only one of them as a probe."""
+        return self._breaker.state(self._loop.time())
+
+    @property
+    def links(self) -> int:
+        """Connections to the server: the shared one, and those of certain callers."""
+        return (self._link is not None) + (0 if self.pool is None else len(self.pool))
+
     # -- the link ------------------------------------------------------------------------------------------------------
 
     @property
@@ -620,7 +636,7 @@ class ServerQueue:
                 inflight = self._queue.take_first(self._is_held_back)
                 if inflight is None:
                     break
-                inflight.heartbeat()  # its timeout starts now: the server could not answer what it did not have
+                inflight.waited()
                 self._send(inflight, self._link)
         finally:
             self._is_sending = False
@@ -644,7 +660,7 @@ class ServerQueue:
             link.send(inflight)
         except Exception:  # a defect of a link must cost this call only, and no slot
             incident = secrets.token_hex(6)
-            log.exception("a link failed to send a call", server=self.server, incident=incident)
+            log.exception("a link failed to send a call", server=self.server, incident=incident, **inflight.ids())
             inflight.finish(Bug(incident))
 
     def _send_cleared(self, inflight: InFlight) -> None:
@@ -661,7 +677,7 @@ class ServerQueue:
             self._link.send(inflight)
         except Exception:  # as in `_send`
             incident = secrets.token_hex(6)
-            log.exception("a link failed to send a call", server=self.server, incident=incident)
+            log.exception("a link failed to send a call", server=self.server, incident=incident, **inflight.ids())
             inflight.finish(Bug(incident))
 
     def overload(self) -> Overloaded | None:

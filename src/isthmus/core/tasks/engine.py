@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -691,6 +692,10 @@ class TaskEngine:
         if live is not None and live.begun is not None:
             await asyncio.wait({live.begun})
         return live if live is not None and live.stored is not None else None
+
+    def counts(self) -> dict[str, int]:
+        """Unfinished tasks in memory, by state."""
+        return {**Counter(live.record.state for live in self._store.running() if not live.record.is_ended)}
 
     def is_in_memory(self, owner: TaskOwner, id: str) -> bool:
         """Whether a task can be found without the journal."""

@@ -29,6 +29,7 @@ from isthmus.frontends.http.listener import ListenError
 from isthmus.frontends.http.request_cycle import join_headers
 from isthmus.model.callers import Caller
 from isthmus.model.tasks import DataPart, FilePart, Part, Update
+from isthmus.model.trace_context import PARENT_HEADER, REQUEST_TRACE, STATE_HEADER
 from isthmus.wire.a2a import protobuf, v1_0
 from isthmus.wire.a2a.negotiate import VERSION_HEADER, dialect_of, unsupported_version, version_of
 from isthmus.wire.a2a.operations import A2aProblem, Operation, SendMessage
@@ -160,6 +161,8 @@ class A2aGrpc:
         """Run the operation of a call. Aborts the call, which raises, if it fails."""
         fields = _fields(context)
         COMING_FROM.set(_address(context.peer()))
+        if PARENT_HEADER in fields:
+            REQUEST_TRACE.set((fields[PARENT_HEADER], fields.get(STATE_HEADER)))
         # DPoP proofs name an HTTP request: this is the one that carries the gRPC call.
         scope = {"method": "POST", "raw_path": f"/{SERVICE}/{method}".encode(), "headers": [], BASES: self.bases}
         await self._caller(fields, context, scope)

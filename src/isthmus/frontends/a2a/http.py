@@ -37,6 +37,7 @@ from isthmus.frontends.http.request_cycle import (
 )
 from isthmus.model.callers import Caller
 from isthmus.model.tasks import Task
+from isthmus.model.trace_context import PARENT_HEADER, REQUEST_TRACE, STATE_HEADER
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest
 from isthmus.wire.a2a.negotiate import (
@@ -124,6 +125,8 @@ class A2aHttp:
         """Serve one request."""
         peer: DrainAwarePeer = scope["extensions"][PEER]
         fields = join_headers(scope["headers"])
+        if PARENT_HEADER in fields:
+            REQUEST_TRACE.set((fields[PARENT_HEADER], fields.get(STATE_HEADER)))
         admitted = self._auth.admit(fields, "a2a", scope)
         path: str = scope["path"]
         if isinstance(admitted, Denied) and admitted.status == TOO_MANY:

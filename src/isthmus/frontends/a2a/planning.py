@@ -36,6 +36,7 @@ from isthmus.model.calls import EVERYTHING, TASK_KINDS, Call, ClientCapabilities
 from isthmus.model.faults import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message, TaskState
+from isthmus.model.trace_context import REQUEST_TRACE, with_http_context
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp.calls import INPUT_MEMBERS, METHODS, CallRequest, passed_extra, passed_meta, read_request
 from isthmus.wire.mcp.lists import SHAPES, array_of, write_entry
@@ -243,7 +244,7 @@ def _unreached_call(why: Fault) -> TargetCall:
 
 def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
     """A call of a task, with progress and log messages for its streams."""
-    return Call(
+    call = Call(
         caller,
         surface,
         name,
@@ -254,6 +255,8 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
         frontend="a2a",
         lasts=True,
     )
+    trace = REQUEST_TRACE.get()
+    return call if trace is None else with_http_context(call, *trace)
 
 
 def _find(instruction: ToolInstruction, views: CallerView, view: View) -> str | StoredOutcome:
@@ -380,7 +383,7 @@ def _method_call(instruction: CommandInstruction, caller: Caller, surface: Surfa
     members = object_members(instruction.params) or {}
     meta = object_members(members.get("_meta", EMPTY)) or {}
     call = _call(caller, surface, instruction.method, instruction.params)
-    return replace(call, meta=passed_meta(meta, _no_task), kind="method")
+    return replace(call, meta={**call.meta, **passed_meta(meta, _no_task)}, kind="method")
 
 
 def _call_as(read: CallRequest, caller: Caller, surface: Surface, *, is_named: bool) -> Call | str:
@@ -390,7 +393,7 @@ def _call_as(read: CallRequest, caller: Caller, surface: Surface, *, is_named: b
         return f"mcp_method {METHODS[read.kind]} needs a server that is named by URL, or the MCP endpoint of the hub"
     ours = INPUT_MEMBERS if is_named else INPUT_MEMBERS | {TASK}
     call = _call(caller, surface, read.name, read.arguments)
-    meta, extra = passed_meta(read.meta, _no_task), passed_extra(read.extra, ours)
+    meta, extra = {**call.meta, **passed_meta(read.meta, _no_task)}, passed_extra(read.extra, ours)
     return replace(call, meta=meta, extra=extra, kind=read.kind)
 
 

@@ -146,6 +146,10 @@ class HttpListener:
         """Whether the listener has stopped accepting."""
         return self._state.idle_until is not None
 
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._state.connections)
+
     def offer(self, at_once: SyncHandler) -> None:
         """Offer every request that has arrived whole to `at_once` before the application."""
         self._state.at_once = at_once

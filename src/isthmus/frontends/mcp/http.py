@@ -49,6 +49,7 @@ from isthmus.frontends.mcp.tasks import needs_session
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, Event, LogLevel, Outcome, Surface
 from isthmus.model.features import Topic
+from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_context
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
@@ -628,6 +629,8 @@ class McpHttpRequest:
         if isinstance(read, JsonRpcReply):
             return read
         call, token = read
+        if PARENT_HEADER in self._headers:
+            call = with_http_context(call, self._headers[PARENT_HEADER], self._headers.get(STATE_HEADER))
         level = call.log_level
         if (token is not None or level is not None) and not accepts(self._headers, EVENTS):
             token = level = None
@@ -643,6 +646,8 @@ class McpHttpRequest:
         if isinstance(read, JsonRpcReply):
             return read
         call, token = read
+        if PARENT_HEADER in self._headers:
+            call = with_http_context(call, self._headers[PARENT_HEADER], self._headers.get(STATE_HEADER))
         if session is not None and (call.client_caps or (call.extra and needs_session(call))):
             call = msgspec.structs.replace(call, session=session.id)
         loop = self._frontend.loop

@@ -69,6 +69,7 @@ from isthmus.model.calls import (
 )
 from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
+from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_context
 from isthmus.wire import sse
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
@@ -531,6 +532,8 @@ class RestRequest:
             return client_caps
         if level is not None:
             self._hub.levels.call(level)
+        if PARENT_HEADER in self._headers:
+            call = with_http_context(call, self._headers[PARENT_HEADER], self._headers.get(STATE_HEADER))
         return msgspec.structs.replace(
             call,
             timeout=timeout,

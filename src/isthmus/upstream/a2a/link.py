@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
@@ -273,23 +273,31 @@ class AgentLink(BaseLink):
         self._remote_tasks.add(remote_task)
         remote_task.begin()
 
-    def start_exchange(self, asked: ClientOperation, owner: RemoteTask | CancelRequest) -> HttpExchange:
+    def start_exchange(
+        self, asked: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
+    ) -> HttpExchange:
         """Send a request to the agent's endpoint."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
         exchange = HttpExchange(self, contact.binding, self.requests.next_id(), asked, owner)
         is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
         accept = "text/event-stream, application/json" if is_stream else JSON
-        head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept)
+        head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept, headers)
         exchange.ticket = self._client(contact.origin).send(head, body, exchange)
         return exchange
 
-    def _head(self, contact: AgentEndpoint, outgoing: ClientRequest, accept: str = JSON) -> tuple[bytes, bytes | None]:
+    def _head(
+        self,
+        contact: AgentEndpoint,
+        outgoing: ClientRequest,
+        accept: str = JSON,
+        more: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, bytes | None]:
         """The head and the body of a request."""
         own = {"accept": accept, VERSION_PARAMETER.lower(): contact.binding.version}
         if outgoing.body is not None:
             own["content-type"] = JSON
-        headers = {**self._headers, **own}
+        headers = {**(more or {}), **self._headers, **own}
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
     def over(self, remote_task: RemoteTask) -> None:

@@ -32,6 +32,7 @@ from isthmus.model.tasks import (
     TextPart,
     Update,
 )
+from isthmus.model.trace_context import trace_headers
 from isthmus.transport.http import ConnectionLost, Ticket
 from isthmus.upstream.a2a.messages import (
     AgentQuestion,
@@ -147,7 +148,9 @@ class RemoteTaskLink(Protocol):
     def is_lost(self) -> bool:
         """Whether the link can no longer send requests."""
 
-    def start_exchange(self, asked: ClientOperation, owner: RemoteTask | CancelRequest) -> HttpExchange:
+    def start_exchange(
+        self, asked: ClientOperation, owner: RemoteTask | CancelRequest, headers: Mapping[str, str] | None = None
+    ) -> HttpExchange:
         """Send a request."""
 
     def task_started(self, inflight: InFlight, task: str) -> None:
@@ -354,7 +357,7 @@ class RemoteTask:
         self._send(SendMessage(message, self._task or None, context, waits=False, is_stream=self._link.can_stream))
 
     def _send(self, asked: ClientOperation) -> None:
-        self._exchange = self._link.start_exchange(asked, self)
+        self._exchange = self._link.start_exchange(asked, self, trace_headers(self._inflight.call.meta))
 
     @property
     def may_have_run(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
+from isthmus.model.trace_context import BAGGAGE
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
 from isthmus.wire.mcp.modern import OWN_KEYS
@@ -300,14 +301,14 @@ def read_resource_result(result: Payload) -> CallResultInfo | None:
 INPUT_MEMBERS = frozenset({RESPONSES, STATE})
 """Answers to a modern server's questions, and the state that it sent with them. It would believe any caller's."""
 
-_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED))
+_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED, BAGGAGE))
 
 
 def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
     """The members of a caller's `_meta` that are passed on to the server. `rename` returns its own id for a task.
 
     The hub's own members are dropped in any spelling: to a server that ignores case, `ProgressToken` would name the
-    progress of another call.
+    progress of another call. `baggage` is dropped too: what a caller writes into it, a server would believe.
     """
     if meta.keys() <= OWN_KEYS:
         return {}

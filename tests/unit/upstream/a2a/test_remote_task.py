@@ -79,6 +79,16 @@ async def test_the_configured_headers_and_the_version_go_with_every_request(ever
     assert f"a2a-version: {every.agent.kind.version}\r\n" in every.agent.heads[0]
 
 
+async def test_the_trace_context_goes_with_the_message_as_headers(every: Scene) -> None:
+    parent = f"00-{'1' * 32}-{'2' * 16}-01"
+    meta = {"traceparent": Raw(f'"{parent}"'.encode()), "tracestate": Raw(b'"vendor=1"')}
+    await every.answered(streaming(WORKING, HELLO, DONE), meta=meta)
+    assert f"traceparent: {parent}\r\n" in every.agent.heads[0]
+    assert "tracestate: vendor=1\r\n" in every.agent.heads[0]
+    await every.answered(streaming(WORKING, HELLO, DONE))
+    assert "traceparent" not in every.agent.heads[-1]
+
+
 async def test_a_skill_with_a_schema_is_told_its_arguments_as_they_are(scene: Scene) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     params = {"skills": {"research": {"inputSchema": schema, "outputSchema": schema}}}

@@ -1,0 +1,289 @@
+"""Metrics: calls by server, tool, frontend and outcome, and the text that Prometheus reads.
+
+`CallMetrics` counts on the path of every call, so it only adds to integers; label texts are made once per series.
+Labels are bounded: callers and sessions are never labels, and tools and servers beyond a limit count as `other`.
+`Exposition` writes text format 0.0.4, or OpenMetrics if the scraper asks for it. `app.metrics` collects everything else
+and serves it. Why there is no library for this: docs/decisions/telemetry.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, TypeAlias
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.figures import Histogram
+from isthmus.model.calls import Kind, Outcome
+from isthmus.model.faults import Fault
+from isthmus.model.names import ServerName
+from isthmus.wire.mcp.calls import METHODS
+
+OTHER = "other"
+"""The label of all servers or tools beyond the limit."""
+
+SERVERS_MAX = 1_000
+"""Servers with labels of their own: dial-in servers may use ever new names."""
+
+SHARE_OF_TOOLS = 4
+"""One server may have this part of all labelled tools: callers of an unlisted server make names up."""
+
+SERIES_MAX = 5_000
+"""Combinations of labels; later ones count as tool and server `other`. A scrape of so many has 16 MB."""
+
+LABEL_LENGTH_MAX = 128
+
+SERIES_AT_ONCE = 200
+"""Series that are written between two turns of the event loop; that takes about a millisecond."""
+
+TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+MetricsAccess: TypeAlias = Literal["operators", "open", "off"]
+ACCESS: tuple[MetricsAccess, ...] = ("operators", "open", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """The `[telemetry]` settings; `config` fills them."""
+
+    metrics: MetricsAccess = "operators"
+    metrics_key: str | None = field(default=None, repr=False)
+    metrics_tools: int = 1_000
+    otlp_endpoint: str | None = None
+    sample_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.metrics not in ACCESS:
+            raise ValueError(f"metrics must be one of {', '.join(ACCESS)}, not {self.metrics!r}")
+        if not 0 <= self.metrics_tools <= 100_000:
+            raise ValueError(f"metrics_tools must be between 0 and 100000, not {self.metrics_tools}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint must be a URL such as http://localhost:4318, not {self.otlp_endpoint!r}")
+        if self.sample_ratio is not None and not 0 <= self.sample_ratio <= 1:
+            raise ValueError(f"sample_ratio must be between 0 and 1, not {self.sample_ratio:g}")
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+CallKey: TypeAlias = tuple[ServerName | None, str, Kind, str, str, str]
+"""Server, the server's own name of the tool, kind, frontend, outcome, and whether it ran."""
+
+
+class CallSeries:
+    """The calls of one combination of labels."""
+
+    __slots__ = ("at_server", "durations", "key", "labels", "received_bytes", "sent_bytes")
+
+    def __init__(self, key: CallKey, *, measures_servers: bool) -> None:
+        server, tool, kind, frontend, outcome, executed = self.key = key
+        self.labels = labels(
+            server=server or "",
+            tool=tool,
+            method=METHODS.get(kind, OTHER),
+            frontend=frontend or "hub",
+            outcome=outcome,
+            executed=executed,
+        )
+        self.durations = Histogram()
+        self.at_server = Histogram() if measures_servers else None
+        """How long the server took, without the wait in its queue."""
+        self.sent_bytes = 0
+        """Bytes of arguments that were sent to the server."""
+        self.received_bytes = 0
+        """Bytes of its results."""
+
+
+class CallMetrics:
+    """Counts calls in a bounded number of series."""
+
+    def __init__(self, tools_max: int = 1_000, *, measures_servers: bool = False) -> None:
+        self._tools_max = tools_max
+        self._measures_servers = measures_servers
+        self.series: dict[CallKey, CallSeries] = {}
+        self.waits: dict[ServerName, Histogram] = {}
+        """How long calls waited that could not be sent at once, by server."""
+        self._tools: set[tuple[ServerName, str]] = set()
+        self._tools_of: Counter[ServerName] = Counter()
+        self._servers: set[ServerName] = set()
+
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """Count a call."""
+        call, was_sent = inflight.call, inflight.link is not None
+        if isinstance(outcome, Fault):
+            word: str = outcome.reason
+            executed: str = outcome.executed
+        elif outcome.asked_by is not None:
+            word, executed = "asked", "unknown"
+        else:
+            word, executed = "tool_error" if outcome.is_error else "ok", "yes" if was_sent else "no"
+        tool = inflight.name if call.kind == "tool" and server is not None else ""
+        key = (server, tool, call.kind, call.frontend, word, executed)
+        series = self.series.get(key)
+        if series is None:
+            series = self._series_of(key)
+        series.durations.observe(seconds)
+        if was_sent:
+            if series.at_server is not None:
+                series.at_server.observe(seconds - inflight.wait_seconds)
+            series.sent_bytes += len(memoryview(call.arguments))
+            if not isinstance(outcome, Fault):
+                series.received_bytes += len(memoryview(outcome.payload))
+
+    def waited(self, server: ServerName, seconds: float) -> None:
+        """Count a wait in a server's queue."""
+        server = self.server_label(server)
+        waits = self.waits.get(server)
+        if waits is None:
+            waits = self.waits[server] = Histogram()
+        waits.observe(seconds)
+
+    def server_label(self, server: ServerName) -> ServerName:
+        """The server's own name, or `other` if there are too many."""
+        if server not in self._servers:
+            if len(self._servers) >= SERVERS_MAX:
+                return ServerName(OTHER)
+            self._servers.add(server)
+        return server
+
+    def _series_of(self, key: CallKey) -> CallSeries:
+        """The series of these labels within the limits; made if it is new."""
+        server, tool, *rest = key
+        if server is not None:
+            server = ServerName(OTHER) if len(self.series) >= SERIES_MAX else self.server_label(server)
+        if tool and server is not None and (server, tool) not in self._tools:
+            if (
+                len(self.series) >= SERIES_MAX
+                or len(self._tools) >= self._tools_max
+                or self._tools_of[server] * SHARE_OF_TOOLS >= self._tools_max
+            ):
+                tool = OTHER
+            else:
+                self._tools.add((server, tool))
+                self._tools_of[server] += 1
+        bounded: CallKey = (server, tool, *rest)  # type: ignore[assignment]  # the rest of a key
+        series = self.series.get(bounded)
+        if series is None:
+            series = self.series[bounded] = CallSeries(bounded, measures_servers=self._measures_servers)
+        return series
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+def labels(**values: str) -> str:
+    """Labels as the text has them, without braces; empty values are left out."""
+    return ",".join(f'{name}="{_label_value(value)}"' for name, value in values.items() if value)
+
+
+def _label_value(value: str) -> str:
+    if len(value) > LABEL_LENGTH_MAX:
+        # With a digest: two long names that begin alike stay two series.
+        digest = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+        value = f"{value[: LABEL_LENGTH_MAX - 13]}~{digest}"
+    return value.encode("utf-8", "backslashreplace").decode().translate(_ESCAPES)
+
+
+@cache
+def _bound_labels(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    """The last label of each bucket, and what follows it. There are two or three such tuples."""
+    return tuple(f'le="{bound}"}} ' for bound in (*map(float, bounds), "+Inf"))
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))
+
+
+class Exposition:
+    """Writes metric families, one after the other."""
+
+    def __init__(self, *, is_open_metrics: bool = False) -> None:
+        self._is_open_metrics = is_open_metrics
+        self._lines: list[str] = []
+        self._chunks: list[bytes] = []
+
+    def counter(self, name: str, help: str, samples: Iterable[tuple[str, float]]) -> None:
+        """A family whose name ends in `_total`."""
+        self._head(name.removesuffix("_total") if self._is_open_metrics else name, "counter", help)
+        self._samples(name, samples)
+
+    def gauge(self, name: str, help: str, samples: Iterable[tuple[str, float]]) -> None:
+        """A family of values that go up and down."""
+        self._head(name, "gauge", help)
+        self._samples(name, samples)
+
+    def histogram(self, name: str, help: str, samples: Iterable[tuple[str, Histogram]]) -> Generator[None, None, None]:
+        """A family of histograms; pauses between some of them, so that the event loop gets a turn."""
+        self._head(name, "histogram", help)
+        for at, (label, histogram) in enumerate(samples):
+            if at % SERIES_AT_ONCE == SERIES_AT_ONCE - 1:
+                self._flush()
+                yield
+            comma, braces = ("," if label else ""), (f"{{{label}}}" if label else "")
+            total, lines, start = 0, self._lines, f"{name}_bucket{{{label}{comma}"
+            for count, bound in zip(histogram.buckets, _bound_labels(histogram.bounds), strict=True):
+                total += count
+                lines.append(f"{start}{bound}{total}")
+            lines.append(f"{name}_sum{braces} {_number(histogram.sum)}")
+            lines.append(f"{name}_count{braces} {total}")
+
+    def _head(self, name: str, kind: str, help: str) -> None:
+        self._lines.append(f"# HELP {name} {help}")
+        self._lines.append(f"# TYPE {name} {kind}")
+
+    def _samples(self, name: str, samples: Iterable[tuple[str, float]]) -> None:
+        for label, value in samples:
+            self._lines.append(f"{name}{{{label}}} {_number(value)}" if label else f"{name} {_number(value)}")
+
+    def _flush(self) -> None:
+        # Bit by bit: to encode megabytes at once would hold the event loop.
+        self._lines.append("")
+        self._chunks.append("\n".join(self._lines).encode())
+        self._lines.clear()
+
+    def text(self) -> bytes:
+        """Everything that was written."""
+        if self._is_open_metrics:
+            self._lines.append("# EOF")
+        self._flush()
+        return b"".join(self._chunks)
+
+
+def write_calls(out: Exposition, metrics: CallMetrics) -> Generator[None, None, None]:
+    """The families of `CallMetrics`; pauses between parts."""
+    series = list(metrics.series.values())
+    out.counter(
+        "isthmus_calls_total",
+        "Calls that have ended, by outcome and by whether the tool ran (executed).",
+        [(each.labels, each.durations.count) for each in series],
+    )
+    yield
+    yield from out.histogram(
+        "isthmus_call_duration_seconds",
+        "Time from the start of a call in the hub to its end, the wait in its queue included.",
+        [(each.labels, each.durations) for each in series],
+    )
+    sent: Counter[str] = Counter()
+    received: Counter[str] = Counter()
+    for each in series:
+        if each.key[0] is not None:
+            name = labels(server=each.key[0])
+            sent[name] += each.sent_bytes
+            received[name] += each.received_bytes
+    out.counter("isthmus_server_sent_bytes_total", "Bytes of arguments sent to a server.", sent.items())
+    out.counter("isthmus_server_received_bytes_total", "Bytes of results received from a server.", received.items())
+    yield from out.histogram(
+        "isthmus_queue_wait_seconds",
+        "How long calls waited for a slot or a link that could not be sent at once.",
+        [(labels(server=server), waits) for server, waits in list(metrics.waits.items())],
+    )
+
+
+def by_label(name: str, values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Samples of a family with one label."""
+    return [(labels(**{name: key}), value) for key, value in values.items()]
