@@ -49,6 +49,7 @@ from isthmus.core.catalog.argument_validation import UnusableSchema, compile_che
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_form, split_qualified
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.process_output import telling_line
 from isthmus.upstream.server_settings import (
     AgentSettings,
     JsonRpcSettings,
@@ -322,8 +323,8 @@ def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[D
         found.append(_finding(DISABLED, report, entry, "it is disabled in the configuration"))
     elif not report.is_well:
         message = report.reason or f"it is {report.state}"
-        if report.said:  # a traceback ends with the error
-            message = f"{message}; its last output: {report.said.splitlines()[-1].strip()}"
+        if line := telling_line(report.said or ""):
+            message = f"{message}; its last output: {line}"
         found.append(_finding(_cause(report, entry), report, entry, message))
     elif report.seconds is not None and report.seconds > SLOW_SECONDS:
         found.append(_finding(SLOW, report, entry, f"it took {report.seconds:.1f} s to start"))
