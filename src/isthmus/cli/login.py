@@ -16,7 +16,7 @@ from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.app.state_folder import mark
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import CommandGroup, with_config, with_json
+from isthmus.cli.options import CommandGroup, WaitSeconds, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
@@ -34,7 +34,7 @@ _ADVICE = "`isthmus login --list` shows the existing logins."
 @click.option("--scope", metavar="WORDS", default="", help="Additional scopes to request.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(1.0, 3600.0),
+    type=WaitSeconds(1.0, 3600.0),
     default=300.0,
     show_default=True,
     metavar="N",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -18,7 +19,7 @@ import msgspec
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import source_of
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.options import WholeNumber, with_json, with_source, with_wait
 from isthmus.cli.output import (
     Row,
     aligned,
@@ -28,6 +29,7 @@ from isthmus.cli.output import (
     print_error,
     print_json,
     print_output,
+    terminal_width,
     wants_color,
     write_output,
 )
@@ -42,6 +44,9 @@ POLL_SECONDS = 0.5
 """How often new lines are fetched."""
 
 REFRESH_SECONDS = 1.0
+
+LOG_INDENT = 17
+"""Where the text of a log line begins; on a terminal its further lines begin there, too."""
 
 COLORS = {"warning": "33", "error": "31", "critical": "31", "alert": "31", "emergency": "31", "hub": "36"}
 """SGR codes of the lines that a person should notice."""
@@ -109,7 +114,7 @@ class Figures(msgspec.Struct, frozen=True):
 @click.command()
 @click.argument("server")
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on with new lines, until Ctrl-C.")
-@click.option("-n", "count", type=click.IntRange(0), default=100, show_default=True, help="How many lines.")
+@click.option("-n", "count", type=WholeNumber(0), default=100, show_default=True, help="How many lines.")
 @with_source
 @with_json
 def logs(server: str, count: int, hub: str | None, config: Path | None, *, follows: bool, is_json: bool) -> int:
@@ -171,8 +176,11 @@ def print_line(line: LogLine) -> None:
     shown = f"{kind:<7}"
     if kind in COLORS and sys.stdout.isatty() and wants_color():
         shown = f"\x1b[{COLORS[kind]}m{shown}\x1b[0m"
+    text = harmless(text, keep=chr(9))
+    if sys.stdout.isatty():
+        text = f"\n{' ' * LOG_INDENT}".join(textwrap.wrap(text, max(terminal_width() - LOG_INDENT, 20))) or text
     # Not by `print_output`, which would escape the color.
-    write_output(f"{_clock(line.at)} {shown} {harmless(text, keep=chr(9))}\n")
+    write_output(f"{_clock(line.at)} {shown} {text}\n")
 
 
 def _clock(at: float) -> str:

@@ -17,7 +17,7 @@ from isthmus.cli.config import configuration_of, home, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import LocalSource, source_of
 from isthmus.cli.local_hub import running_as_server
-from isthmus.cli.options import with_config, with_log_level, with_source
+from isthmus.cli.options import WholeNumber, with_config, with_log_level, with_source
 from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import run_service
@@ -38,7 +38,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 @click.option(
     "--port",
     metavar="N",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     help="The port; 0 picks a free one.  [default: 8765]",
 )
 @click.option("--insecure", "is_insecure", is_flag=True, help="Without callers, accept everybody who can connect.")
