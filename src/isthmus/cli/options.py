@@ -52,6 +52,13 @@ def with_source(command: F) -> F:
     return with_config(hub(command))
 
 
+def with_private(command: F) -> F:
+    """Add `--private`."""
+    return click.option(
+        "--private", "is_private", is_flag=True, help="Start a hub for this command, even if one is running."
+    )(command)
+
+
 class WholeNumber(click.IntRange):
     """A whole number; click calls a word that is none "not a valid integer range"."""
 

@@ -31,6 +31,7 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.model.names import legal_server_name
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import read_string
 
@@ -68,6 +69,7 @@ def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: f
     if len(words) > 1 and not is_search:
         raise click.UsageError("Name one tool, or write `search` before the words.")
     quiet_logs()
+    server = None if server is None else legal_server_name(server)  # a client's file may call it `my server`
     if is_search:
         work = search_tools(source, words[1:], server, wait=wait, is_json=is_json)
     elif words:
