@@ -145,7 +145,7 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
             print_json(await hub.log(server))
             return Exit.SUCCESS
         lines = _read_log(await hub.log(server))
-        after = lines[-1].number if lines else 0
+        after, is_away = lines[-1].number if lines else 0, False
         if not lines and not follows:
             print_error(f"{server} has written nothing since the hub started.")
         lines = lines[len(lines) - min(count, len(lines)) :]
@@ -158,7 +158,16 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
             if not follows:
                 return Exit.SUCCESS
             await asyncio.sleep(POLL_SECONDS)
-            lines = _read_log(await hub.log(server, after))
+            try:
+                lines = _read_log(await hub.log(server, after))
+            except CommandFailed as failed:
+                if failed.exit is not Exit.UNREACHABLE:
+                    raise
+                if not is_away:
+                    print_error("The hub is away; waiting for it.")
+                lines, after, is_away = [], 0, True  # the next hub counts its lines anew
+            else:
+                is_away = False
             after = lines[-1].number if lines else after
 
 
@@ -401,7 +410,7 @@ def _screen() -> Screen:
 
 
 def _draw(lines: Sequence[str], problem: str | None) -> None:
-    lines = lines if problem is None else [*lines[:-1], harmless(problem, keep="")[: _screen().width]]
+    lines = lines if problem is None else [*lines[:-1], f"q quits   {harmless(problem, keep='')}"[: _screen().width]]
     text = "".join(f"{line}\x1b[K\r\n" for line in lines[:-1]) + f"{lines[-1]}\x1b[K"
     sys.stdout.write(f"\x1b[H{text}\x1b[J")
     sys.stdout.flush()
