@@ -63,7 +63,7 @@ def test_what_is_new_the_same_different_or_broken_is_told_apart(tmp_path: Path) 
     ]
     assert merging.can_replace
     assert [str(finding) for finding in merging.findings] == [
-        "mcp.json: mcpServers.broken must have a command or a url, not neither"
+        "mcp.json: mcpServers.broken needs `command` or `url`"
     ]
 
 
