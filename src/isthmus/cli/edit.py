@@ -19,6 +19,7 @@ import click
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.imports import print_notes
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import WholeNumber, with_config, with_wait
 from isthmus.cli.output import counted, print_error, print_output
@@ -107,6 +108,7 @@ def init(
         if candidate.outcome == "differs":
             origin = f"{candidate.entry.dialect.title}, {candidate.entry.place.file}"
             print_error(f"{candidate.name} of {origin} was left out: another server has its name")
+    print_notes(taken)
     if beside.is_file() and not any(candidate.entry.place.file == beside for candidate in plan.candidates):
         print_error(f"{beside} is no longer read now that {file.name} exists: isthmus import {beside.name}")
     if taken:
