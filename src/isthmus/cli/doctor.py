@@ -68,6 +68,10 @@ SLOW_SECONDS = 5.0
 SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
 
+CERTIFICATE_ENV = '"env": {"SSL_CERT_FILE": "${SSL_CERT_FILE}"} (Node.js: NODE_EXTRA_CA_CERTS)'
+"""How a server gets the certificates of a company's proxy: it has only the variables of its entry and ten harmless
+ones."""
+
 DOWNLOADERS = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
 """Programs that may download a server before they start it."""
 
@@ -404,6 +408,9 @@ def _fix_address(code: FindingCode, report: ServerReport, reach: Reach) -> str:
 def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServer, reach: StdioSettings) -> str | None:
     redact, program = entry.settings.redact, Path(reach.command).name
     reason = report.reason or ""
+    if code is DIED and "certificate" in (report.said or "").lower():
+        # By hand it may work: a shell has variables that the hub does not pass on.
+        return f"in {entry.place}, give it this machine's certificates: {CERTIFICATE_ENV}"
     if code is DIED:
         return f"run it by hand and read its output: {redact(shlex.join([reach.command, *reach.args]))}"
     if code is NOT_STARTED and "sha256 is" in reason:
