@@ -9,7 +9,7 @@ import pty
 import re
 import struct
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -66,8 +66,10 @@ class Terminal:
 
 
 @asynccontextmanager
-async def on_terminal(folder: Path, *words: str, env: dict[str, str] | None = None) -> AsyncIterator[Terminal]:
-    """Run a command on a terminal of its own."""
+async def on_terminal(
+    folder: Path, *words: str, env: dict[str, str] | None = None, program: Sequence[str] = ()
+) -> AsyncIterator[Terminal]:
+    """Run a command of the hub, or another program, on a terminal of its own."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
 
@@ -76,7 +78,7 @@ async def on_terminal(folder: Path, *words: str, env: dict[str, str] | None = No
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
     process = await asyncio.create_subprocess_exec(
-        *isthmus(*words),
+        *(program or isthmus(*words)),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -90,7 +92,7 @@ async def on_terminal(folder: Path, *words: str, env: dict[str, str] | None = No
         yield terminal
     finally:
         if process.returncode is None:
-            process.terminate()
+            process.kill() if program else process.terminate()  # a shell ignores SIGTERM
             await process.wait()
         asyncio.get_running_loop().remove_reader(ours)
         os.close(ours)

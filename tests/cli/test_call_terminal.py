@@ -116,7 +116,7 @@ async def test_a_form_is_filled_in_at_the_terminal(hub: HubProcess) -> None:
     await run.until("The most is 8.")
     await run.answer("guests (integer, optional) [2]: ", "")
     await run.answer("1  Small room\n    2  Large room\n  room (choice, optional): ", "2")
-    await run.answer("extras (choices, optional): ", "1, parking")
+    await run.answer("extras (choices, such as 1,2, optional): ", "1, parking")
     await run.answer("letters (yes or no, optional): ", "y")
     await run.answer("Send? [Y/n] ", "")
     assert await run.end() == 0
@@ -140,7 +140,9 @@ async def test_a_question_without_fields_is_yes_no_or_ctrl_d(
 
 async def test_a_page_is_shown_with_its_host_and_only_opened_on_consent(hub: HubProcess) -> None:
     run = await call(hub, "asking.login")
-    await run.until("https://\x1b[1mlogin.example\x1b[0m/go\n  Open it? Only if you trust login.example. [y/N] ")
+    await run.until(
+        "https://\x1b[1mlogin.example\x1b[0m/go\n  Will you open it? Only if you trust login.example. [y/N] "
+    )
     run.type("\n")
     assert await run.end() == 0
     assert run.screen.strip().endswith('{"action": "decline"}')

@@ -19,11 +19,12 @@ from isthmus.cli.main import COMMANDS, cli, main
 from isthmus.cli.token import token
 from isthmus.config.files import derived_state
 from isthmus.storage.server_lists import FOLDER
+from tests.cli.terminals import on_terminal
 from tests.hubs import environment
 
 TOOLS = [
     {"name": "read", "description": "Read a file.", "inputSchema": {"properties": {"path": {"description": "Which"}}}},
-    {"name": "write", "inputSchema": {"type": "object"}},
+    {"name": "write", "description": "Write a file, or replace it.", "inputSchema": {"type": "object"}},
 ]
 
 
@@ -70,6 +71,7 @@ def test_names_are_completed(work: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert got("isthmus prompt ") == ["files.summary"]
     assert got("isthmus remove files s") == ["search"]
     assert got("isthmus connect cur") == ["cursor"]
+    assert got("isthmus serve --config isth") == ["file,isth"]
     assert asked("isthmus call files.r", monkeypatch, capsys, "zsh") == ["plain", "files.read", "Read a file."]
     assert asked("isthmus call files.r", monkeypatch, capsys, "fish") == ["plain,files.read\tRead a file."]
     (work / "isthmus.toml").write_text('[servers."my server"]\ncommand = "false"\n')
@@ -128,8 +130,8 @@ def test_a_name_loads_no_hub(work: Path) -> None:
     assert not {"asyncio", "rich", "structlog", "isthmus.cli.call", "isthmus.app", "isthmus.config.load"} & loaded
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_with_the_installed_script(work: Path) -> None:
+def install(shell: str, work: Path, script: Path) -> dict[str, str]:
+    """Install the script of a shell in a home of its own; returns the environment of that shell."""
     folder = work / "bin"
     folder.mkdir()
     program = folder / "isthmus"
@@ -137,14 +139,67 @@ def test_bash_completes_with_the_installed_script(work: Path) -> None:
     program.chmod(0o755)
     env = environment({"HOME": str(work / "home"), "PATH": f"{folder}:{os.environ['PATH']}"})
     said = subprocess.run(
-        [program, "completion", "bash", "--install"], env=env, cwd=work, capture_output=True, text=True, check=True
+        [program, "completion", shell, "--install"], env=env, cwd=work, capture_output=True, text=True, check=True
     )
-    script = work / "home/.local/share/bash-completion/completions/isthmus"
     assert said.stdout == f"Wrote {script}.\n"
+    return env
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_with_the_installed_script(work: Path) -> None:
+    env = install("fish", work, work / "home/.config/fish/completions/isthmus.fish")
+    env |= {"TERM": "xterm", "XDG_CONFIG_HOME": str(work / "home/.config")}
+
+    def got(line: str) -> list[str]:
+        done = subprocess.run(
+            ["fish", "-c", f"complete -C '{line}'"], env=env, cwd=work, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    assert got("isthmus call files.") == ["files.read\tRead a file.", "files.write\tWrite a file, or replace it."]
+    assert got("isthmus call files.read p") == ["path=\tWhich"]
+    assert [line.partition("\t")[0] for line in got("isthmus serve --config isth")] == ["isthmus.toml"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+async def test_zsh_completes_with_the_installed_script(work: Path) -> None:
+    env = install("zsh", work, work / "home/.zfunc/_isthmus")
+    (work / "home/.zshrc").write_text("fpath+=(~/.zfunc); autoload -Uz compinit; compinit -u; PS1='ready> '\n")
+    async with on_terminal(work, program=["zsh", "-o", "no_global_rcs", "-i"], env=env) as terminal:
+        await terminal.until("ready> ")
+        terminal.type(b"isthmus call files.\t")
+        await terminal.until(r"files\.read +-- Read a file\..*files\.write +-- Write a file, or replace it\.")
+        terminal.type(b"r\t")
+        await terminal.until(r"ead.* ")
+        terminal.type(b"p\t")
+        await terminal.until(r"path=")
+        terminal.type(b"x --config isth\t")
+        await terminal.until(r"isthmus\.toml")
+        terminal.type(b"\x01echo \r")  # a line is shown as a whole only if it is run
+        await terminal.until(r"[\r\n](\x1b\[J)?isthmus call files\.read path=x --config isthmus\.toml")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_with_the_installed_script(work: Path) -> None:
+    script = work / "home/.local/share/bash-completion/completions/isthmus"
+    env = install("bash", work, script)
     line = f"source {script}; COMP_WORDS=(isthmus call files.); COMP_CWORD=2; _isthmus_completion isthmus"
     line += '; echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", line], env=env, cwd=work, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["files.read", "files.write"], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+async def test_a_value_can_be_typed_after_a_completed_argument_in_bash(work: Path) -> None:
+    script = work / "home/.local/share/bash-completion/completions/isthmus"
+    env = install("bash", work, script)
+    async with on_terminal(work, program=["bash", "--norc", "-i"], env=env) as terminal:
+        terminal.type(f"PS1='rea''dy> '; source {script}\n".encode())
+        await terminal.until("ready> ")
+        terminal.type(b"isthmus call files.read p\t")
+        await terminal.until("path=")
+        terminal.type(b"x\x01echo \r")
+        await terminal.until(r"[\r\n]isthmus call files\.read path=x\n")
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,13 @@ async def read_path(reader: asyncio.StreamReader) -> str:
 
 
 async def doctor(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    return await command("doctor", *words, env=env)
+
+
+async def command(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run a command, and return its exit code and what it printed."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("doctor", *words),
+        *isthmus(*words),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -234,8 +239,27 @@ async def test_codes_are_listed_without_looking_at_anything() -> None:
     assert "ISC-101  unresolved-variable" in out
 
 
-async def test_a_running_hub_is_named(tmp_path: Path) -> None:
-    async with serving(tmp_path) as hub:
-        code, out = await doctor("--config", str(tmp_path / "isthmus.json"))
-    assert code == 0, out
-    assert f"A hub of this configuration runs at http://127.0.0.1:{hub.port}; doctor starts each server" in out
+async def test_a_running_hub_is_asked_and_no_server_started_again(tmp_path: Path) -> None:
+    starts, script = tmp_path / "starts", tmp_path / "counted.py"
+    script.write_text(f"with open({str(starts)!r}, 'a') as file:\n    file.write('started ')\n{ODD}")
+    broken = shell("echo 'no licence' >&2; exit 3")
+    async with serving(tmp_path, {"odd": stdio([sys.executable, str(script), "query"]), "broken": broken}) as hub:
+        named = ("--config", str(tmp_path / "isthmus.json"))
+        note = f"Using the hub that runs at http://127.0.0.1:{hub.port}; --private starts another.\n"
+        code, out = await doctor(*named)
+        assert (code, note in out) == (1, True), out
+        assert "exited with code 3; its last output: no licence" in out
+        assert "fix: run it by hand and read its output: /bin/sh -c " in out
+        assert "configuration: " in out
+        code, reached = await command("access", "local", *named)
+        assert (code, note in reached) == (0, True), reached
+        assert "odd.query" in reached
+        assert "file:///x" in reached
+        assert "broken is retrying: exited with code 3" in reached
+        assert starts.read_text() == "started "
+        assert await command("access", "local", "--private", *named) == (0, reached.replace(note, ""))
+        code, changes = await command("access", "--diff", named[1], *named)
+        assert (code, changes.startswith(f"{note}Nothing changes for any caller.\n")) == (0, True), changes
+        assert starts.read_text() == "started " * 2
+        await doctor("--private", *named)
+        assert starts.read_text() == "started " * 3

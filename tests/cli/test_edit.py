@@ -231,6 +231,17 @@ def test_init_imports_what_it_is_told(run: Run, tmp_path: Path) -> None:
     assert (code, out) == (0, f"Wrote {tmp_path}/home/.config/isthmus/isthmus.toml with 0 servers.\n"), err
 
 
+def test_init_says_where_servers_run_and_which_have_secrets(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    entry = {"command": "python3", "args": ["./server.py"], "env": {"API_KEY": "sk-1234567890abcdef1234"}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"memory": entry}}))
+    code, out, err = run("init", "--import", str(folder / "mcp.json"))
+    assert (code, "with 1 server" in out) == (0, True), err
+    assert f"memory runs in {folder} (cwd), the folder of its file." in err
+    assert "memory contains plaintext secrets. Only you may read the file; env:NAME is safer." in err
+
+
 async def test_a_running_hub_follows(run: Run, tmp_path: Path) -> None:
     command = echo_server(tmp_path)
     file = tmp_path / "isthmus.toml"

@@ -16,8 +16,8 @@ from tests.security.authority import Authority, Protected, entry_of, visit
 @pytest.mark.parametrize("is_device", [False, True])
 async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: Path, *, is_device: bool) -> None:
     async with Authority() as authority, Protected(authority) as server:
-        config = write_config(tmp_path, {"s": entry_of(server)})
-        words = ["login", "s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]
+        config = write_config(tmp_path, {"my s": entry_of(server)})
+        words = ["login", "my s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]
         process = await asyncio.create_subprocess_exec(
             *isthmus(*words),
             stdout=asyncio.subprocess.PIPE,
@@ -33,9 +33,11 @@ async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: P
     said = err.decode()
     assert (process.returncode, out) == (0, b"")
     assert ("enter the code WDJB-MJHT" in said) is is_device
-    assert said.splitlines()[-1].startswith("Logged in at s until ")
+    assert said.splitlines()[-1].startswith("Logged in at my-s until ")
     assert "token-1" not in said + address
-    assert b"token-1" in (Vault(tmp_path / "state").get(Slot("s")) or b"")
+    assert b"token-1" in (Vault(tmp_path / "state").get(Slot("my-s")) or b"")
+    assert main(["logout", "my s", "--config", str(config)]) == 0
+    assert Vault(tmp_path / "state").get(Slot("my-s")) is None
     if not is_device:
         assert authority.asked[0]["scope"] == "more"
 

@@ -87,6 +87,22 @@ async def test_a_tool_is_found_shown_and_called_as_shown(tmp_path: Path) -> None
     assert (code, refused.splitlines()) == (2, ["isthmus: there is no server 'nobody'", "Servers: builtin."])
 
 
+async def test_following_a_log_goes_on_after_a_restart_of_the_hub(tmp_path: Path) -> None:
+    words = " ".join(["word"] * 20)
+    wordy = stdio(["/bin/sh", "-c", f'echo "{words}" >&2; exec "$@"', "sh", *light_server.command("well")])
+    config = write_config(tmp_path, {"shelf": wordy})
+    async with on_terminal(tmp_path, "serve", "--config", str(config), "--port", "0") as first:
+        port = (await first.until(r"url=http://127.0.0.1:(\d+)/mcp"))[1]
+        at_hub = {"ISTHMUS_HUB": f"http://127.0.0.1:{port}"}
+        async with on_terminal(tmp_path, "logs", "shelf", "-f", env=at_hub) as following:
+            await following.until(r"stderr  (word ){11}word\n {17}(word ){7}word\n.*ready: \d+ tools")
+            first.process.terminate()
+            assert await first.ended() == 0
+            await following.until(r"The hub is away; waiting for it\.\n")
+            async with on_terminal(tmp_path, "serve", "--config", str(config), "--port", port):
+                await following.until(r"waiting for it\.\n.*ready: \d+ tools")
+
+
 async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp_path: Path) -> None:
     callers = {"boss": {"key": OPERATOR, "allow": ["*"], "operator": True}, "me": {"key": CALLER, "allow": ["*"]}}
     servers = {"shelf": TALKATIVE, "my store": TALKATIVE, "broken": SERVERS["broken"]}

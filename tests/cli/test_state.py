@@ -142,6 +142,16 @@ async def test_the_folders_of_xdg_are_used(user: User) -> None:
     assert not user.state.exists()
 
 
+async def test_a_home_that_is_no_folder_is_named(user: User) -> None:
+    file = user.home / "file"
+    file.write_text("")
+    user.environment["HOME"] = str(file)
+    ended = await user.run(user.home, "token", "create", "ann", "--allow", "*")
+    assert ended.code == 3
+    assert f"cannot be used: {file} is not a folder" in ended.err
+    assert "Set HOME or XDG_STATE_HOME to a folder that you may write" in ended.err
+
+
 async def test_what_an_earlier_version_left_is_not_silently_lost(user: User) -> None:
     shop = user.project("shop")
     made = await user.run(user.home, "token", "create", "ann", "--allow", "*", "--json")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from isthmus.app.state_folder import make_folder
+from isthmus.app.state_folder import NoStateFolder, make_folder
 from isthmus.config.codes import KEY_STORE
 from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Finding, Place
@@ -189,6 +189,8 @@ def finding_of(file: KeyFile, error: OSError | StoreDamaged) -> Finding:
 
 def fix_of(file: KeyFile, error: OSError | StoreDamaged) -> str:
     """How to fix it."""
+    if isinstance(error, NoStateFolder):
+        return error.fix
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return "run as the user that created it, or set [hub] state to another folder"
     return f"restore or repair it; to drop all its keys, delete {file.folder}"

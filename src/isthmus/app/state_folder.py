@@ -122,15 +122,30 @@ def find_running(state: Path) -> RunningHubInfo | None:
         os.close(descriptor)
 
 
+class NoStateFolder(OSError):
+    """A state folder, or one above it, cannot be created: `HOME` may be wrong, or belong to somebody else."""
+
+    fix = "set HOME or XDG_STATE_HOME to a folder that you may write, or [hub] state in the configuration"
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        text = f"{folder} is not a folder" if is_file else f"the folder {folder} cannot be created: {error.strerror}"
+        super().__init__(error.errno, text)
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it, for this user only.
 
     Raises:
-        OSError: it cannot be created.
+        NoStateFolder: it cannot be created.
     """
     if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder != folder.parent:
+            make_folder(folder.parent)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise NoStateFolder(folder, error) from error
 
 
 def is_derived(configuration: Configuration) -> bool:

@@ -11,11 +11,11 @@ import dataclasses
 import os
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import click
 import msgspec
@@ -25,11 +25,11 @@ from isthmus.app.extensions import narrowing_of
 from isthmus.app.hub import LOCAL
 from isthmus.app.identity import Identities
 from isthmus.cli.config import configuration_of
-from isthmus.cli.documents import ListedFeature, read_listing
+from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import LocalSource, open_hub, source_of
+from isthmus.cli.hub import LocalSource, find_hub, open_hub, source_of
 from isthmus.cli.local_hub import start_local_hub
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.options import with_json, with_private, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
@@ -42,11 +42,13 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerStatus, Snapshot, explain_access
+from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerState, ServerStatus, Snapshot, explain_access
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
+from isthmus.storage.server_lists import ServerListFiles
+from isthmus.upstream.listing import ListCache
 from isthmus.upstream.python.builtin import OPERATORS
 from isthmus.upstream.server_settings import ServerSettings, keys_of, starts_the_same
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS
@@ -85,6 +87,7 @@ OPERATOR = "the state and logs of every server (operator)"
     help="Print what this configuration would change for each caller; exit 1 if anything.",
 )
 @with_source
+@with_private
 @with_wait
 @with_json
 def access_command(
@@ -95,12 +98,14 @@ def access_command(
     config: Path | None,
     wait: float,
     *,
+    is_private: bool,
     is_json: bool,
 ) -> int:
     """Print what CALLER can reach and why, and what denies it the rest.
 
-    Permissions are read from the configuration and its state folder. With --hub, tools and prompts are those that the
-    running hub lists for the key in ISTHMUS_KEY.
+    Permissions are read from the configuration and its state folder. The running hub of the configuration has the lists
+    of its servers; otherwise, and with --private, they are started. With --hub, tools and prompts are those that the
+    hub lists for the key in ISTHMUS_KEY.
     """
     if (caller is None) == (new is None):
         raise click.UsageError("Name a caller, or compare with --diff NEW_CONFIG.")
@@ -110,8 +115,8 @@ def access_command(
             raise click.UsageError(
                 "--diff compares two files for all callers and frontends; it excludes --hub and --frontend."
             )
-        return run_command(show_difference(config, new, wait=wait, is_json=is_json))
-    source = source_of(hub, config if hub is None else None)
+        return run_command(show_difference(config, new, wait=wait, is_private=is_private, is_json=is_json))
+    source = source_of(hub, config if hub is None else None, is_private=is_private)
     return run_command(show_access(source, config, AccessQuery(str(caller), frontend, is_json), wait=wait))
 
 
@@ -213,27 +218,65 @@ async def snapshot_of(source: RemoteSource | LocalSource, configuration: Configu
         CommandFailed: the hub cannot be reached or started.
     """
     if isinstance(source, LocalSource):
-        return _snapshot(_without_withheld(await _start(configuration, None, wait), configuration), configuration)
+        statuses = await _statuses(source, configuration, wait=wait)
+        return _snapshot(_without_withheld(statuses, configuration), configuration)
     async with open_hub(source, wait=wait) as hub:
         tools = read_listing(await hub.list(TOOLS), TOOLS).offers
         prompts = read_listing(await hub.list(PROMPTS), PROMPTS).offers
     return _snapshot(_listed(tools, prompts, configuration), configuration)
 
 
-async def snapshots_of(old: Configuration, new: Configuration, *, wait: float) -> tuple[Snapshot, Snapshot]:
+async def snapshots_of(
+    source: LocalSource, old: Configuration, new: Configuration, *, wait: float
+) -> tuple[Snapshot, Snapshot]:
     """What servers offer under each configuration. A server that starts the same way in both is started once."""
     before = {server.name: server for server in old.servers}
     same = {
         server.name for server in new.servers if server.name in before and starts_the_same(before[server.name], server)
     }
     others = {server.name for server in new.servers} - same
-    statuses = await _start(old, None, wait)
+    statuses = await _statuses(source, old, wait=wait)
     started = await _start(new, others, wait) if others else {}
     changed = {name: status for name, status in statuses.items() if name in same or name not in before} | started
     for server in new.servers:
         if server.name in changed:
             changed[server.name] = replace(changed[server.name], rules=server.rules)
     return _snapshot(_without_withheld(statuses, old), old), _snapshot(_without_withheld(changed, new), new)
+
+
+async def _statuses(
+    source: LocalSource, configuration: Configuration, *, wait: float
+) -> dict[ServerName, ServerStatus]:
+    """The state and the lists of each server, before any rule is applied.
+
+    A running hub has stored the lists of its servers. Those that it does not store are started here.
+    """
+    running = None if source.is_private else find_hub(source.file)
+    if running is None:
+        return await _start(configuration, None, wait)
+    async with open_hub(running, wait=wait) as hub:
+        infos = {info.name: info for info in read_servers(await hub.servers())}
+    known: dict[ServerName, ServerStatus] = {}
+    async with aclosing(ServerListFiles(Path(configuration.hub.state))) as files:
+        cache = ListCache(files)
+        for server in configuration.servers:
+            info = infos.get(server.name)
+            if info is None or info.unlisted:
+                continue
+            status = ServerStatus(server.name, cast(ServerState, info.state), info.reason, rules=server.rules)
+            if info.state != "ready":
+                known[server.name] = status
+            elif (stored := await cache.recall(server)) is not None:
+                lists = stored.listing
+                known[server.name] = replace(
+                    status,
+                    tools=lists.tools,
+                    prompts=lists.prompts,
+                    resources=lists.resources,
+                    templates=lists.templates,
+                    abilities=stored.abilities,
+                )
+    return await _start(configuration, {server.name for server in configuration.servers} - known.keys(), wait) | known
 
 
 async def _start(
@@ -448,14 +491,16 @@ class AccessChange:
         return bool(self.appearing or self.vanishing or self.changing or self.targets or self.operator)
 
 
-async def show_difference(old_file: Path | None, new_file: Path, *, wait: float, is_json: bool) -> Exit:
+async def show_difference(
+    old_file: Path | None, new_file: Path, *, wait: float, is_json: bool, is_private: bool = False
+) -> Exit:
     """Print what would change. The exit code is `CALL_FAILED` if anything does, for scripts.
 
     Raises:
         CommandFailed: one of the configurations cannot be used.
     """
     old, new = configuration_of(old_file), configuration_of(new_file)
-    before, after = await snapshots_of(old, new, wait=wait)
+    before, after = await snapshots_of(LocalSource(old_file, is_private), old, new, wait=wait)
     found = [each for each in differences((old, before), (new, after)) if each]
     if is_json:
         print_json(msgspec.json.encode([_change_document(each) for each in found]))

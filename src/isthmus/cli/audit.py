@@ -24,8 +24,8 @@ import msgspec
 
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import CommandGroup, with_config, with_json
-from isthmus.cli.output import harmless, print_json, print_output
+from isthmus.cli.options import CommandGroup, WholeNumber, with_config, with_json
+from isthmus.cli.output import harmless, print_hanging, print_json, print_output
 from isthmus.cli.running import run_command
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import (
@@ -94,7 +94,7 @@ def audit_verify(config: Path | None, *, is_json: bool) -> int:
 
 
 @audit.command("tail")
-@click.option("-n", "count", type=click.IntRange(0, 100_000), default=20, show_default=True, help="How many records.")
+@click.option("-n", "count", type=WholeNumber(0, 100_000), default=20, show_default=True, help="How many records.")
 @click.option("-f", "--follow", "follows", is_flag=True, help="Print each new record, until Ctrl-C.")
 @with_config
 @with_json
@@ -390,7 +390,10 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
 
 def _print(found: Sequence[SlottedRow], *, is_json: bool) -> None:
     for slot, row in found:
-        print_output(_exported(slot, row) if is_json else _line(slot, row))
+        if is_json:
+            print_output(_exported(slot, row))
+        else:
+            print_hanging(_line(slot, row), " " * 9)
 
 
 async def export_log(file: Path | None, since: str | None, until: str | None, form: str) -> Exit:

@@ -40,6 +40,9 @@ FLAGS = frozenset(
 )
 """Options without a value, of the commands whose names are completed here: a name may follow them."""
 
+FILE_OPTIONS = ("--config", "--file", "--save", "--diff")
+"""Options whose value is a path."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -52,7 +55,7 @@ def completion(shell: str, *, is_install: bool) -> int:
     Commands, options, servers, tools and their arguments are completed. Tools are those that the servers of this
     configuration listed last.
     """
-    script = _shell(shell, click.get_current_context().find_root().command).source()
+    script = _script(shell)
     if not is_install:
         print_output(script)
         return Exit.SUCCESS
@@ -66,6 +69,33 @@ def completion(shell: str, *, is_install: bool) -> int:
     print_output(f"Wrote {file}.")
     print_error(advice)
     return Exit.SUCCESS
+
+
+_CHANGES = {
+    "bash": [
+        ("    done\n\n    return 0", "    done\n    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n\n    return 0")
+    ],
+    "zsh": [
+        ("    local -a response\n", "    local -a response\n    local -a suffix\n"),
+        (
+            '"$type" == "plain" ]]; then\n',
+            '"$type" == "plain" ]]; then\n            [[ "$key" == *= ]] && suffix=(-S "")\n',
+        ),
+        ("completions_with_descriptions -U", 'completions_with_descriptions -U "${suffix[@]}"'),
+        ("compadd -U -V unsorted", 'compadd -U -V unsorted "${suffix[@]}"'),
+        # The body of the file is also that of later calls, which complete nothing if they only register it again.
+        ("$zsh_eval_context[-1] == loadautofunc", '"$funcstack[1]" == "_isthmus"'),
+    ],
+    "fish": [('string split "," $completion', 'string split --max 1 "," -- $completion')],
+}
+"""What click's scripts lack: no space after `name=` (fish knows), a second completion in zsh, commas in fish."""
+
+
+def _script(shell: str) -> str:
+    script = _shell(shell, click.get_current_context().find_root().command).source()
+    for before, after in _CHANGES[shell]:
+        script = script.replace(before, after)
+    return script
 
 
 def _place(shell: str) -> tuple[Path, str]:
@@ -123,6 +153,8 @@ def _items(words: Sequence[str], incomplete: str, commands: Mapping[str, str]) -
     named, options, open_option = _split(rest)
     file = Path(options["--config"]) if "--config" in options else None
     try:
+        if open_option in FILE_OPTIONS:  # the shell completes paths; click would load the command for it
+            return [CompletionItem(incomplete, type="file")]
         if open_option is not None:  # its value is next
             names = server_names(file) if open_option == "--server" else None
         elif command in ("call", "tools", "prompt", "logs", "restart") and _is_elsewhere(options):

@@ -28,7 +28,7 @@ from isthmus.cli.config import access_of, configuration_of, home
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import ENDPOINT, is_taken, source_of
 from isthmus.cli.options import with_source
-from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
+from isthmus.cli.output import harmless, print_error, print_output, print_table, wants_color
 from isthmus.cli.relay_tokens import configured_origin
 from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
 from isthmus.cli.running import run_command
@@ -223,10 +223,9 @@ def list_clients(name: str) -> Exit:
         shown = connected or files or [_file_of(client, None, is_project=False)]
         path = shown[0]
         rows.append((client, state, f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)))
+    print_table(("CLIENT", "STATE", "FILE"), rows, ("cyan", "", "dim"), is_wrapped=True)
     if sys.stdout.isatty():
-        show_table(sys.stdout, [("", rows)], ("cyan", "", "dim"))
-    else:
-        print_output("\n".join(aligned(rows)))
+        print_error("\n`isthmus connect CLIENT` writes the hub into a file; it shows the change first.")
     return Exit.SUCCESS
 
 
@@ -340,7 +339,7 @@ class Plan:
             assert self.configuration is not None
             caller = _free_name(self.configuration, target.client)
             print_error(f"The hub requires keys: this makes one for the caller {caller}, which may call everything.")
-        target.confirm(is_sure=is_sure)
+        target.confirm(f"Write {target.file}?", is_sure=is_sure)
         if caller is not None and self.configuration is not None:
             self.key, _ = new_key(self.configuration, KeyOptions(caller, allow=("*",)))
         is_written = HIDDEN in shown and self.key is not None and self.key in target.edited(self.entry(self.key))
@@ -499,7 +498,7 @@ class ClientFile:
         for line in lines:
             click.secho(harmless(line), fg=colors.get(line[:1]), err=True)
 
-    def confirm(self, *, is_sure: bool) -> None:
+    def confirm(self, question: str, *, is_sure: bool) -> None:
         """Ask whether to go on.
 
         Raises:
@@ -509,7 +508,7 @@ class ClientFile:
             return
         if not sys.stdin.isatty():
             raise CommandFailed(Exit.USAGE, "nothing was written", "Confirm with --yes; --print only prints it.")
-        if not click.confirm(f"Write {self.file}?", default=True, err=True):
+        if not click.confirm(question, default=True, err=True):
             raise CommandFailed(Exit.CALL_FAILED, "nothing was written")
 
     def write(self, text: str, *, is_private: bool) -> None:
@@ -547,9 +546,10 @@ class ClientFile:
         if content_of(self.file, text) == content_of(self.file, before):
             text = before
         self.print_diff(text)
-        self.confirm(is_sure=is_sure)
+        is_all = not self.backup.exists() and not content_of(self.file, text)
+        self.confirm(f"{'Remove' if is_all else 'Write'} {self.file}?", is_sure=is_sure)
         try:
-            if not self.backup.exists() and not content_of(self.file, text):
+            if is_all:
                 self.file.unlink()
                 print_output(f"Removed {self.file}, which had nothing else in it.")
             else:

@@ -23,15 +23,15 @@ import msgspec
 from isthmus.cli.config import access_of, configuration_of, finding_as_json, servers_folder
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource, running_hub, source_of
+from isthmus.cli.hub import HubSource, find_hub, with_hub
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.local_hub import start_local_hub
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
+    Row,
     aligned,
     counted,
     first_line,
-    print_error,
     print_hanging,
     print_json,
     print_output,
@@ -49,6 +49,7 @@ from isthmus.core.catalog.argument_validation import UnusableSchema, compile_che
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_form, split_qualified
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.process_output import telling_line
 from isthmus.upstream.server_settings import (
     AgentSettings,
     JsonRpcSettings,
@@ -66,6 +67,10 @@ SLOW_SECONDS = 5.0
 
 SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
+
+CERTIFICATE_ENV = '"env": {"SSL_CERT_FILE": "${SSL_CERT_FILE}"} (Node.js: NODE_EXTRA_CA_CERTS)'
+"""How a server gets the certificates of a company's proxy: it has only the variables of its entry and ten harmless
+ones."""
 
 DOWNLOADERS = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
 """Programs that may download a server before they start it."""
@@ -203,16 +208,20 @@ class ConfiguredServer:
 
 
 @click.command()
-@with_source
+@with_hub
 @with_wait
 @with_json
 @click.option("--codes", "lists_codes", is_flag=True, help="List every kind of finding and its fix.")
-def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool, lists_codes: bool) -> int:
-    """Check the configuration and each server, and say how to fix what is wrong."""
+def doctor(source: HubSource, wait: float, *, is_json: bool, lists_codes: bool) -> int:
+    """Check the configuration and each server, and say how to fix what is wrong.
+
+    The running hub of the configuration tells the state of its servers. Otherwise, and with --private, each server is
+    started once, and its start is timed.
+    """
     if lists_codes:
         return show_codes(is_json=is_json)
     quiet_logs()
-    return run_command(examine(source_of(hub, config), wait=wait, is_json=is_json))
+    return run_command(examine(source, wait=wait, is_json=is_json))
 
 
 def show_codes(*, is_json: bool) -> Exit:
@@ -226,7 +235,7 @@ def show_codes(*, is_json: bool) -> Exit:
     return Exit.SUCCESS
 
 
-async def examine(source: RemoteSource | LocalSource, *, wait: float, is_json: bool) -> Exit:
+async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
     """Print the state of a hub and its servers.
 
     Raises:
@@ -238,13 +247,12 @@ async def examine(source: RemoteSource | LocalSource, *, wait: float, is_json: b
         hub = HubClient(source)
     else:
         configuration = configuration_of(source.file)
-        if (running := running_hub(source.file)[1]) is not None:
-            print_error(
-                f"A hub of this configuration runs at {running.origin}; doctor starts each server a second time, to "
-                f"check and time its start. `isthmus doctor --hub {running.origin}` asks the hub instead."
-            )
-        local = await start_local_hub(configuration, os.environ, within=wait)
-        hub, settled_at = local.client, local.settled_at
+        running = None if source.is_private else find_hub(source.file)
+        if running is not None:
+            hub = HubClient(running)
+        else:
+            local = await start_local_hub(configuration, os.environ, within=wait)
+            hub, settled_at = local.client, local.settled_at
     try:
         await hub.list(TOOLS)  # gives starting servers a moment
         seconds = loop.time() - began
@@ -322,8 +330,8 @@ def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[D
         found.append(_finding(DISABLED, report, entry, "it is disabled in the configuration"))
     elif not report.is_well:
         message = report.reason or f"it is {report.state}"
-        if report.said:  # a traceback ends with the error
-            message = f"{message}; its last output: {report.said.splitlines()[-1].strip()}"
+        if line := telling_line(report.said or ""):
+            message = f"{message}; its last output: {line}"
         found.append(_finding(_cause(report, entry), report, entry, message))
     elif report.seconds is not None and report.seconds > SLOW_SECONDS:
         found.append(_finding(SLOW, report, entry, f"it took {report.seconds:.1f} s to start"))
@@ -400,6 +408,9 @@ def _fix_address(code: FindingCode, report: ServerReport, reach: Reach) -> str:
 def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServer, reach: StdioSettings) -> str | None:
     redact, program = entry.settings.redact, Path(reach.command).name
     reason = report.reason or ""
+    if code is DIED and "certificate" in (report.said or "").lower():
+        # By hand it may work: a shell has variables that the hub does not pass on.
+        return f"in {entry.place}, give it this machine's certificates: {CERTIFICATE_ENV}"
     if code is DIED:
         return f"run it by hand and read its output: {redact(shlex.join([reach.command, *reach.args]))}"
     if code is NOT_STARTED and "sha256 is" in reason:
@@ -541,7 +552,7 @@ def _access(configuration: Configuration) -> tuple[str, str]:
 
 
 def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
-    rows = [
+    rows: list[Row] = [
         (
             "✓" if report.is_well else "✗",
             report.server,
@@ -552,8 +563,10 @@ def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
         )
         for report in reports
     ]
-    head = (" ", "SERVER", "STATE", "TOOLS", "STARTED IN", "PROTOCOL")
-    print_table(head, rows, ("", "bold", "", "", "", ""))
+    head: Row = (" ", "SERVER", "STATE", "TOOLS", "STARTED IN", "PROTOCOL")
+    if all(report.seconds is None for report in reports):  # a running hub does not tell it
+        head, rows = (*head[:4], head[5]), [(*row[:4], row[5]) for row in rows]
+    print_table(head, rows, ("", "bold", *([""] * (len(head) - 2))))
     by_code: dict[tuple[bool, FindingCode], list[Diagnosis]] = {}
     for diagnosis in sorted(found, key=lambda diagnosis: not diagnosis.is_grave):
         by_code.setdefault((diagnosis.is_grave, diagnosis.code), []).append(diagnosis)

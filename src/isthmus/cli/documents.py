@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.model.process_output import telling_line
 from isthmus.wire.mcp.lists import ListShape
 from isthmus.wire.mcp.messages import read_string
 
@@ -60,9 +61,9 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
     @property
     def trouble(self) -> str:
-        """Why it is not ready, with the last line of its standard error; empty if it is."""
-        words = (self.detail or "").strip().splitlines()
-        return "; its last output: ".join([self.reason, *(line.strip() for line in words[-1:])]) if self.reason else ""
+        """Why it is not ready, with the error from its standard error; empty if it is."""
+        line = telling_line(self.detail or "")
+        return f"{self.reason}; its last output: {line}" if self.reason and line else self.reason or ""
 
 
 class DialledServerInfo(msgspec.Struct, frozen=True, rename="camel"):

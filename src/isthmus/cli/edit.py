@@ -19,8 +19,9 @@ import click
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.imports import print_notes
 from isthmus.cli.local_hub import start_local_hub
-from isthmus.cli.options import with_config, with_wait
+from isthmus.cli.options import WholeNumber, with_config, with_wait
 from isthmus.cli.output import counted, print_error, print_output
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.client_files import HostContext, read_client_files
@@ -76,7 +77,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @click.option("--user", "is_user", is_flag=True, help="Write ~/.config/isthmus/isthmus.toml, for every folder.")
 @click.option("--import", "sources", multiple=True, metavar="CLIENT|FILE|all", help="Import these servers.")
 @click.option("--no-import", "is_bare", is_flag=True, help="Import none, and do not ask.")
-@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The hub's port.  [default: 8765]")
+@click.option("--port", type=WholeNumber(1, 65535), metavar="N", help="The hub's port.  [default: 8765]")
 @click.option("--yes", "-y", "is_sure", is_flag=True, help="Import every server that is found, and do not ask.")
 def init(
     into: Path | None, sources: tuple[str, ...], port: int | None, *, is_user: bool, is_bare: bool, is_sure: bool
@@ -107,6 +108,7 @@ def init(
         if candidate.outcome == "differs":
             origin = f"{candidate.entry.dialect.title}, {candidate.entry.place.file}"
             print_error(f"{candidate.name} of {origin} was left out: another server has its name")
+    print_notes(taken)
     if beside.is_file() and not any(candidate.entry.place.file == beside for candidate in plan.candidates):
         print_error(f"{beside} is no longer read now that {file.name} exists: isthmus import {beside.name}")
     if taken:

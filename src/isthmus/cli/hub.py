@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
-import click
-
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.options import with_source
+from isthmus.cli.options import with_private, with_source
 from isthmus.cli.output import print_error
 from isthmus.cli.rest_client import KEY_VARIABLE, HubClient, RemoteSource
 from isthmus.transport.egress import DialFailed, Egress, parse_url
@@ -139,10 +137,7 @@ def with_hub(command: F) -> F:
     def run(*words: Any, hub: str | None, config: Path | None, is_private: bool, **options: Any) -> Any:
         return command(*words, source=source_of(hub, config, is_private=is_private), **options)
 
-    private = click.option(
-        "--private", "is_private", is_flag=True, help="Start a hub for this command, even if one is running."
-    )
-    return cast(F, with_source(private(run)))
+    return cast(F, with_source(with_private(run)))
 
 
 async def is_taken(url: str) -> bool:

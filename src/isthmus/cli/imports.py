@@ -242,6 +242,18 @@ def _print(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bo
         print_error(f"Wrote {count} into {plan.file}.")
     else:
         print_error(f"Nothing new for {plan.file}.")
+    print_notes(added)
+    if plan.can_replace:
+        print_error("To import the ones that differ: --replace.")
+    # A new isthmus.toml replaces an mcp.json beside it as the configuration.
+    beside, backup = plan.file.with_name("mcp.json"), plan.file.with_name(plan.file.name + BACKUP_SUFFIX)
+    is_hidden = is_written and not backup.exists() and beside.exists()
+    if is_hidden and not any(_is_same(document.file, beside) for document in found.documents):
+        print_error(f"{beside} is no longer read now that {plan.file.name} exists: import it too.")
+
+
+def print_notes(added: Sequence[ImportCandidate]) -> None:
+    """Say of imported servers in which folder they run, and which have secrets in the file."""
     for candidate in added:
         if candidate.entry.folder is not None:
             print_error(f"{candidate.name} runs in {candidate.entry.folder} (cwd), the folder of its file.")
@@ -250,13 +262,6 @@ def _print(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bo
         print_error(
             f"{', '.join(with_secrets)} {contain} plaintext secrets. Only you may read the file; env:NAME is safer."
         )
-    if plan.can_replace:
-        print_error("To import the ones that differ: --replace.")
-    # A new isthmus.toml replaces an mcp.json beside it as the configuration.
-    beside, backup = plan.file.with_name("mcp.json"), plan.file.with_name(plan.file.name + BACKUP_SUFFIX)
-    is_hidden = is_written and not backup.exists() and beside.exists()
-    if is_hidden and not any(_is_same(document.file, beside) for document in found.documents):
-        print_error(f"{beside} is no longer read now that {plan.file.name} exists: import it too.")
 
 
 def _row(candidate: ImportCandidate) -> Row:

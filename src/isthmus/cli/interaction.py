@@ -168,7 +168,8 @@ class FormField(msgspec.Struct, frozen=True):
     def hint(self) -> str:
         """What may be written, in brackets."""
         needed = "" if self.is_required else ", optional"
-        return f"({self.schema.get('format') or self.kind}{needed})"
+        kind = "choices, such as 1,2" if self.kind == "choices" else self.schema.get("format") or self.kind
+        return f"({kind}{needed})"
 
 
 def read_form(params: Mapping[str, Any]) -> list[FormField]:
@@ -251,7 +252,8 @@ def _chosen(field: FormField, text: str) -> Any:
     for number, (value, title) in enumerate(field.choices, 1):
         if text in (str(number), str(value), title):
             return value
-    raise ValueError(f"write a number from 1 to {len(field.choices)}, or one of the choices as it is")
+    several = ", several with commas between them" if field.kind == "choices" else ""
+    raise ValueError(f"write a number from 1 to {len(field.choices)}, or one of the choices as it is{several}")
 
 
 def _number(field: FormField, text: str) -> int | float:
@@ -341,9 +343,9 @@ class TerminalAnswers:
         print_error(f"{self._server} asks you to open a page: {params.get('message', '')}")
         sys.stderr.write(f"  {highlighted(url)}\n")
         host = urlsplit(url).hostname or "no host"
-        if not await self._confirm(f"Open it? Only if you trust {harmless(host, keep='')}.", default=False):
+        if not await self._confirm(f"Will you open it? Only if you trust {harmless(host, keep='')}.", default=False):
             return DECLINE
-        print_error("  Open the address above in a browser.")
+        print_error("  Open it in a browser now.")
         return ACCEPT
 
     async def _confirm(self, text: str, *, default: bool | None) -> bool:

@@ -16,13 +16,14 @@ from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.app.state_folder import mark
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import CommandGroup, with_config, with_json
+from isthmus.cli.options import CommandGroup, WaitSeconds, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
 from isthmus.credentials.token_endpoint import StoredLogin
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import subject_of
+from isthmus.model.names import legal_server_name
 
 _ADVICE = "`isthmus login --list` shows the existing logins."
 
@@ -34,7 +35,7 @@ _ADVICE = "`isthmus login --list` shows the existing logins."
 @click.option("--scope", metavar="WORDS", default="", help="Additional scopes to request.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(1.0, 3600.0),
+    type=WaitSeconds(1.0, 3600.0),
     default=300.0,
     show_default=True,
     metavar="N",
@@ -64,12 +65,13 @@ def login(
     if server is None:
         raise click.UsageError("Name the SERVER to log in at, or give --list.")
     configuration = configuration_of(config)
-    settings = next((each for each in configuration.servers if each.name == server), None)
+    # As the hub has it, or as a client's file does, such as `my server`.
+    settings = next((each for each in configuration.servers if each.name in (server, legal_server_name(server))), None)
     if settings is None:
         names = ", ".join(each.name for each in configuration.servers)
         advice = f"Configured servers: {names}." if names else "No servers are configured."
         raise CommandFailed(Exit.USAGE, f"there is no server {server!r} in the configuration", advice)
-    subject = None if caller is None else subject_of(caller)
+    server, subject = settings.name, None if caller is None else subject_of(caller)
     options = LoginOptions(settings, subject, scope, is_device, seconds)
     try:
         mark(configuration)
@@ -89,9 +91,10 @@ def login(
 @with_config
 def logout(server: str, caller: str | None, config: Path | None) -> int:
     """Delete the login at SERVER; a running hub stops using it within a second."""
-    slot = Slot.of(server, None if caller is None else subject_of(caller))
+    subject = None if caller is None else subject_of(caller)
     try:
-        is_deleted = _vault(configuration_of(config)).remove(slot)
+        vault = _vault(configuration_of(config))
+        is_deleted = any(vault.remove(Slot.of(name, subject)) for name in (server, legal_server_name(server)))
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
     if not is_deleted:

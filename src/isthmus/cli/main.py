@@ -238,10 +238,10 @@ def _check_text(words: Sequence[str]) -> None:
 def cli() -> None:
     """One address for all your MCP servers.
 
-    `serve` runs the hub. Commands that call and list use the running hub of their configuration, or start one for
-    themselves; `doctor`, `access` and `stdio` always start the servers themselves, unless --hub names a hub.
-    The configuration is --config, ISTHMUS_CONFIG, ./isthmus.toml, ./mcp.json, ~/.config/isthmus/isthmus.toml or
-    ~/.isthmus/mcp.json. --hub or ISTHMUS_HUB names a hub elsewhere, with the key in ISTHMUS_KEY.
+    `serve` runs the hub. Other commands use the running hub of their configuration, or start one for themselves;
+    `stdio` is always a hub of its own, unless --hub names one. The configuration is --config, ISTHMUS_CONFIG,
+    ./isthmus.toml, ./mcp.json, ~/.config/isthmus/isthmus.toml or ~/.isthmus/mcp.json. --hub or ISTHMUS_HUB names a hub
+    elsewhere, with the key in ISTHMUS_KEY.
 
     Exit codes: 0 success, 1 the call failed, 2 usage, 3 configuration, 4 cannot reach the hub, 5 not allowed.
     """

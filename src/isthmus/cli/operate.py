@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -18,7 +19,7 @@ import msgspec
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import source_of
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.options import WholeNumber, with_json, with_source, with_wait
 from isthmus.cli.output import (
     Row,
     aligned,
@@ -28,6 +29,7 @@ from isthmus.cli.output import (
     print_error,
     print_json,
     print_output,
+    terminal_width,
     wants_color,
     write_output,
 )
@@ -42,6 +44,9 @@ POLL_SECONDS = 0.5
 """How often new lines are fetched."""
 
 REFRESH_SECONDS = 1.0
+
+LOG_INDENT = 17
+"""Where the text of a log line begins; on a terminal its further lines begin there, too."""
 
 COLORS = {"warning": "33", "error": "31", "critical": "31", "alert": "31", "emergency": "31", "hub": "36"}
 """SGR codes of the lines that a person should notice."""
@@ -109,7 +114,7 @@ class Figures(msgspec.Struct, frozen=True):
 @click.command()
 @click.argument("server")
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on with new lines, until Ctrl-C.")
-@click.option("-n", "count", type=click.IntRange(0), default=100, show_default=True, help="How many lines.")
+@click.option("-n", "count", type=WholeNumber(0), default=100, show_default=True, help="How many lines.")
 @with_source
 @with_json
 def logs(server: str, count: int, hub: str | None, config: Path | None, *, follows: bool, is_json: bool) -> int:
@@ -140,7 +145,7 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
             print_json(await hub.log(server))
             return Exit.SUCCESS
         lines = _read_log(await hub.log(server))
-        after = lines[-1].number if lines else 0
+        after, is_away = lines[-1].number if lines else 0, False
         if not lines and not follows:
             print_error(f"{server} has written nothing since the hub started.")
         lines = lines[len(lines) - min(count, len(lines)) :]
@@ -153,7 +158,16 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
             if not follows:
                 return Exit.SUCCESS
             await asyncio.sleep(POLL_SECONDS)
-            lines = _read_log(await hub.log(server, after))
+            try:
+                lines = _read_log(await hub.log(server, after))
+            except CommandFailed as failed:
+                if failed.exit is not Exit.UNREACHABLE:
+                    raise
+                if not is_away:
+                    print_error("The hub is away; waiting for it.")
+                lines, after, is_away = [], 0, True  # the next hub counts its lines anew
+            else:
+                is_away = False
             after = lines[-1].number if lines else after
 
 
@@ -171,8 +185,11 @@ def print_line(line: LogLine) -> None:
     shown = f"{kind:<7}"
     if kind in COLORS and sys.stdout.isatty() and wants_color():
         shown = f"\x1b[{COLORS[kind]}m{shown}\x1b[0m"
+    text = harmless(text, keep=chr(9))
+    if sys.stdout.isatty():
+        text = f"\n{' ' * LOG_INDENT}".join(textwrap.wrap(text, max(terminal_width() - LOG_INDENT, 20))) or text
     # Not by `print_output`, which would escape the color.
-    write_output(f"{_clock(line.at)} {shown} {harmless(text, keep=chr(9))}\n")
+    write_output(f"{_clock(line.at)} {shown} {text}\n")
 
 
 def _clock(at: float) -> str:
@@ -393,7 +410,7 @@ def _screen() -> Screen:
 
 
 def _draw(lines: Sequence[str], problem: str | None) -> None:
-    lines = lines if problem is None else [*lines[:-1], harmless(problem, keep="")[: _screen().width]]
+    lines = lines if problem is None else [*lines[:-1], f"q quits   {harmless(problem, keep='')}"[: _screen().width]]
     text = "".join(f"{line}\x1b[K\r\n" for line in lines[:-1]) + f"{lines[-1]}\x1b[K"
     sys.stdout.write(f"\x1b[H{text}\x1b[J")
     sys.stdout.flush()

@@ -52,13 +52,31 @@ def with_source(command: F) -> F:
     return with_config(hub(command))
 
 
+def with_private(command: F) -> F:
+    """Add `--private`."""
+    return click.option(
+        "--private", "is_private", is_flag=True, help="Start a hub for this command, even if one is running."
+    )(command)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number; click calls a word that is none "not a valid integer range"."""
+
+    name = "whole number"
+
+
 class WaitSeconds(click.FloatRange):
     """A number of seconds; click's own range lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType`."""
-        seconds = super().convert(value, param, ctx)
-        return self.fail(f"{value!r} is not a number of seconds.", param, ctx) if math.isnan(seconds) else seconds
+        try:
+            is_number = not math.isnan(float(value))
+        except ValueError:
+            is_number = False
+        if not is_number:
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def with_wait(command: F) -> F:

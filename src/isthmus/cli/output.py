@@ -25,7 +25,7 @@ Row: TypeAlias = Sequence[str]
 Group: TypeAlias = tuple[str, Sequence[Row]]
 """A heading, and the rows below it."""
 
-LAST_WIDTH_MIN = 24
+LAST_WIDTH_MIN = 20
 COLUMN_WIDTH_MIN = 12
 """Wide columns are folded, but not below this, so that the last column has some room."""
 
@@ -227,10 +227,10 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     """The width of each column. Long names are folded; the last column has the rest of the line."""
     from rich.cells import cell_len
 
-    longest = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)][:-1]
+    *longest, last = (max(map(cell_len, column), default=0) for column in zip(*rows, strict=True))
     widths = [min(width, terminal * 3 // 5) for width in longest]
     room = terminal - sum(widths) - GAP * len(widths)
-    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10) and widths and max(widths) > COLUMN_WIDTH_MIN:
+    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10, last) and widths and max(widths) > COLUMN_WIDTH_MIN:
         widths[widths.index(max(widths))] -= 1
         room += 1
     return [*widths, max(room, 1)]

@@ -27,6 +27,7 @@ from isthmus.cli.output import (
     print_json,
     print_output,
     show_table,
+    terminal_width,
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
 from isthmus.cli.running import quiet_logs, run_command
@@ -35,6 +36,10 @@ REFRESH_SECONDS = 1.0
 
 HEAD = ("ID", "NAME", "STATE", "OFFERS", "SINCE", "CLIENT", "REMARK")
 STYLES = ("bold", "cyan", "", "", "", "", "")
+WIDE = 100
+"""Columns that a table with ids and names takes."""
+
+DEVICE = "device"
 STATUS_ADVICE = "`isthmus relay status` lists the servers and their states."
 NOBODY = "No server or device is connected to the relay, and none is expected back."
 
@@ -111,7 +116,13 @@ async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = 
     if not overview.servers and not overview.devices:
         print_error(NOBODY)
     elif sys.stdout.isatty():
-        show_table(sys.stdout, groups, STYLES, HEAD)
+        names = {server.name == f"{server.agent}_{server.server_id}" for server in overview.servers}
+        if terminal_width() < WIDE and names == {True} and not has_tools:
+            groups = [(heading, [_narrow(row) for row in rows]) for heading, rows in groups]
+            show_table(sys.stdout, groups, _narrow(STYLES), _narrow(HEAD), is_wrapped=True)
+            print_error("\nTools of a server are called AGENT_ID.TOOL.")
+        else:
+            show_table(sys.stdout, groups, STYLES, HEAD)
     else:
         # For grep and awk: one line each, with its agent.
         agents = agents_of(overview)
@@ -191,7 +202,7 @@ def groups_of(overview: RelayOverview, now: float) -> list[tuple[str, list[Row]]
         for device in devices:
             calls = f"{counted(device.calls, 'call')} now" if device.calls else f"{device.answered} answered"
             since, title = duration_text(now - device.since), first_line(device.title or "")
-            rows.append((device.id, "device", "connected", calls, since, device.client or "-", title))
+            rows.append((device.id, DEVICE, "connected", calls, since, device.client or "-", title))
         groups.append((f"{agent}: {counted(len(servers), 'server')}, {counted(len(devices), 'device')}", rows))
     return groups
 
@@ -208,6 +219,11 @@ def _server_rows(server: DialledServerInfo, now: float, *, has_tools: bool) -> I
     )
     for tool in server.tools if has_tools else ():
         yield server.server_id, f"{server.name}.{first_line(tool)}", "tool", "", "", "", ""
+
+
+def _narrow(row: Row) -> Row:
+    """A row without client and name, for a narrow terminal; the name follows from the agent and the id."""
+    return (f"device {row[0]}" if row[1] == DEVICE else row[0], *row[2:5], *row[6:])
 
 
 def duration_text(seconds: float) -> str:

@@ -15,9 +15,9 @@ from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
 from isthmus.cli.config import configuration_of, home, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import LocalSource, source_of
+from isthmus.cli.hub import LocalSource, running_hub, source_of
 from isthmus.cli.local_hub import running_as_server
-from isthmus.cli.options import with_config, with_log_level, with_source
+from isthmus.cli.options import WholeNumber, with_config, with_log_level, with_source
 from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import run_service
@@ -38,7 +38,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 @click.option(
     "--port",
     metavar="N",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     help="The port; 0 picks a free one.  [default: 8765]",
 )
 @click.option("--insecure", "is_insecure", is_flag=True, help="Without callers, accept everybody who can connect.")
@@ -119,6 +119,9 @@ def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None
         files, state = Source(source.file, os.environ, Path.cwd(), home(), log_level=log_level), configuration.hub.state
         configure_logs(configuration.hub)
         log_warnings(configuration)
+        # It does not use that hub by itself: the client may outlive it, and the key for commands ends with it.
+        if (running := running_hub(source.file)[1]) is not None:
+            log.info("another hub of this configuration runs: --hub uses it", url=running.origin)
     output = take_stdout()
     try:
         work = run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output)

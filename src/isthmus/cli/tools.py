@@ -31,6 +31,7 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.model.names import legal_server_name
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import read_string
 
@@ -44,6 +45,9 @@ BREADTH_MAX = 12
 
 TYPE_WIDTH = 24
 """A longer type is not written out: the JSON has it."""
+
+CHOICE = "choice"
+"""The type of a value with more choices than fit; its description lists them."""
 
 
 @click.command(
@@ -65,6 +69,7 @@ def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: f
     if len(words) > 1 and not is_search:
         raise click.UsageError("Name one tool, or write `search` before the words.")
     quiet_logs()
+    server = None if server is None else legal_server_name(server)  # a client's file may call it `my server`
     if is_search:
         work = search_tools(source, words[1:], server, wait=wait, is_json=is_json)
     elif words:
@@ -164,7 +169,7 @@ def arguments_in(schema: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     for name, given in properties_of(schema).items():
         described = resolved(given, schema)
         notes = [str(described.get("description", "")).strip()]
-        if isinstance(choices := described.get("enum"), list) and len(type_text(described, schema)) > TYPE_WIDTH:
+        if isinstance(choices := described.get("enum"), list) and type_text(described, schema) == CHOICE:
             notes.append(f"one of {', '.join(map(_brief, choices))}")
         if described.get("default") is not None:
             notes.append(f"default: {_brief(described['default'])}")
@@ -182,7 +187,7 @@ def type_text(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         text = "|".join(map(_brief, choices))
-        return text if len(text) <= TYPE_WIDTH else "choice"
+        return text if len(text) <= TYPE_WIDTH else CHOICE
     for key in ("anyOf", "oneOf"):
         if isinstance(ways := schema.get(key), list):
             texts = [type_text(resolved(way, root), root, depth + 1) for way in ways[:BREADTH_MAX]]

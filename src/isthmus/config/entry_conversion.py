@@ -436,7 +436,7 @@ class _EntryReader:
         # Some programs write an empty text for a missing value.
         given = [way for way in WAYS if self.fields.get(way, "") != ""]
         if not given:
-            raise CodedError(codes.NO_WAY, "must have a command or a url, not neither")
+            raise CodedError(codes.NO_WAY, "needs `command` or `url`")
         if given == ["command", "url"]:
             # Some files keep both beside each other, and the transport says which one is meant.
             written = [self.fields[key] for key in TRANSPORT_KEYS if self.fields.get(key, "") != ""]

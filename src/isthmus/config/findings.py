@@ -94,15 +94,16 @@ class Place:
     def mistake(self, error: ValueError, *, advice: str = "", code: FindingCode = BAD_VALUE) -> Finding:
         """Return a finding about a value at or below this place that a check rejected.
 
-        Such errors read "<key> must <rule>, not <value>", or begin with "must" if the place itself is wrong. Every
-        settings class and `config.values` keep to that. A `CodedError` has its own code.
+        Such errors read "<key> must <rule>, not <value>", or begin with "must" or "needs" if the place itself is wrong.
+        Every settings class and `config.values` keep to that. A `CodedError` has its own code.
         """
+        code = error.code if isinstance(error, CodedError) else code
+        if str(error).startswith("needs "):
+            return self.finding(str(error), advice=advice, code=code)
         key, _, rest = f" {error}".partition(" must ")
         rule, _, value = rest.partition(", not ")
         path = ".".join(part for part in (self.path, key.strip()) if part)
-        return Finding(
-            self.file, path, value, f"must {rule}", advice, error.code if isinstance(error, CodedError) else code
-        )
+        return Finding(self.file, path, value, f"must {rule}", advice, code)
 
 
 def closest_match(key: str, known: Iterable[str]) -> str | None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TextIO, TypeAlias, TypeVar
 
 import structlog
 
+from isthmus.model.process_output import telling_line
 from isthmus.model.unsafe_characters import INVISIBLE, escaped_misjoined
 
 LINE_LENGTH_MAX = 8192
@@ -326,12 +327,12 @@ def _is_usual(key: str, value: Any) -> bool:
 
 
 def _shorten(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Leave out what says nothing, and of several lines all but the last: a traceback ends with the error."""
+    """Leave out what says nothing, and of several lines all but the one with the error."""
     for key, value in list(event.items()):
         if key in ("event", "exception"):
             continue
         if value is None or value in ("", []) or _is_usual(key, value):
             del event[key]
         elif isinstance(value, str) and "\n" in value.strip():
-            event[key] = f"… {value.strip().splitlines()[-1].strip()}"
+            event[key] = f"… {telling_line(value)}"
     return event

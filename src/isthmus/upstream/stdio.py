@@ -40,8 +40,8 @@ OUTPUT_LINE_BYTES = 4_000
 OUTPUT_LINES = 400
 """The longest unfinished line, and the most lines of one read, that are reported: more would not be kept."""
 
-LAST_WORDS_LENGTH = 600
-"""How much of a lost process's standard error the operator sees: the end of a traceback."""
+LAST_WORDS_LENGTH = 2_000
+"""How much of a lost process's standard error the operator sees: a traceback. The error may be at its top (Node.js)."""
 
 
 class StdioLink(BaseLink):

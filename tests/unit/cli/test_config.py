@@ -98,7 +98,7 @@ port = 9000
 [servers.files]
 command = "npx"
 args = ["--token", "hunter22"]
-env = { API_KEY = "abc", MODE = "fast" }
+env = { API_KEY = "xyz", MODE = "fast" }
 enabled = true
 autoApprove = ["x"]
 
@@ -176,7 +176,7 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     assert values["servers.helper.origins"] == '["https://b.example"]'
     assert values["callers.planner.key"] == '"***"'
     assert values["relay.key"] == "null"
-    for secret in ("hunter22", "hunter23", "abc", "s3cret-value-of-it", "k3y-of-the-planner-0123"):
+    for secret in ("hunter22", "hunter23", "xyz", "s3cret-value-of-it", "k3y-of-the-planner-0123"):
         assert secret not in shown.out + shown.err
     assert "1 finding: `isthmus config check` lists them." in shown.err
 

@@ -222,6 +222,12 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
     assert found.is_grave
 
 
+def test_a_program_without_the_machines_certificates_is_given_them() -> None:
+    said = "error: Failed to fetch\n  cause: invalid peer certificate: UnknownIssuer\nhint: Consider x"
+    (found,) = check_server(ServerReport("a", "retrying", "exited with code 2", said=said), entry(StdioSettings("uvx")))
+    assert found.fix == f"in servers.a of x.toml, give it this machine's certificates: {module.CERTIFICATE_ENV}"
+
+
 @pytest.mark.parametrize(
     ("reason", "reach", "code", "fix"),
     [

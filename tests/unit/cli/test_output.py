@@ -97,3 +97,12 @@ def test_a_table_folds_names_and_cuts_only_descriptions(stdout: Terminal) -> Non
     assert lines[3].split() == ["b\\u001b", "short"]
     assert [line.rstrip() for line in lines[4:]] == ["", "other", "c" + " " * 25 + "d"]
     assert all(len(line) <= 40 for line in lines)
+
+
+def test_names_are_not_folded_for_a_last_column_that_needs_less(
+    stdout: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = ("kitchen_calculator_server", "ready", "dial-in", "MCP 2026-07-28 and more", "3 tools")
+    show_table(stdout, [("", [row])], ("", "", "", "", ""))
+    assert stdout.getvalue().rstrip() == "  ".join(row)

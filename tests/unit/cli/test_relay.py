@@ -144,6 +144,20 @@ async def test_a_person_sees_each_agent_with_its_own(monkeypatch: pytest.MonkeyP
     assert "\x1b[2J" not in terminal.getvalue()
 
 
+async def test_on_a_narrow_terminal_no_name_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_for(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {**OVEN, "serverId": "calculator_server", "name": "kitchen_calculator_server"}
+    async with hub() as here:
+        here.servers = [long]
+        await show_status(here.source, is_json=False)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert lines[0].split() == ["ID", "STATE", "OFFERS", "SINCE", "REMARK"]
+    assert lines[2].split()[:5] == ["calculator_server", "ready", "2", "tools", "3"]
+    assert lines[3].startswith(f"device {ROBOT['id']}")
+
+
 async def test_nobody_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         here.servers, here.devices = [], []

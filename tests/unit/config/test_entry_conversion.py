@@ -226,8 +226,8 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
     [
         (None, "servers.a must be a table, not null"),
         ("npx", "servers.a must be a table, not 'npx'"),
-        ({}, "servers.a must have a command or a url, not neither"),
-        ({"command": "", "url": None}, "servers.a must have a command or a url, not neither"),
+        ({}, "servers.a needs `command` or `url`"),
+        ({"command": "", "url": None}, "servers.a needs `command` or `url`"),
         ({"command": "a", "url": URL}, "servers.a must have a command or a url, not both"),
         ({"command": "a", "url": URL, "type": "auto"}, "servers.a must have a command or a url, not both"),
         (

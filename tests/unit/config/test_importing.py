@@ -62,9 +62,7 @@ def test_what_is_new_the_same_different_or_broken_is_told_apart(tmp_path: Path) 
         ("bad", "differs"),
     ]
     assert merging.can_replace
-    assert [str(finding) for finding in merging.findings] == [
-        "mcp.json: mcpServers.broken must have a command or a url, not neither"
-    ]
+    assert [str(finding) for finding in merging.findings] == ["mcp.json: mcpServers.broken needs `command` or `url`"]
 
 
 def test_only_what_is_in_the_file_is_replaced_and_by_the_first(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ MISTAKES = [
         "isthmus.toml: servers.a.tiemout is not known and has no effect (did you mean timeout?)",
     ),
     Mistake(codes.IDLE_KEY, server("headers = {}"), "isthmus.toml: servers.a.headers has no effect beside command"),
-    Mistake(codes.NO_WAY, "[servers.a]", "isthmus.toml: servers.a must have a command or a url, not neither"),
+    Mistake(codes.NO_WAY, "[servers.a]", "isthmus.toml: servers.a needs `command` or `url`"),
     Mistake(
         codes.SEVERAL_WAYS, server('url = "http://a"'), "isthmus.toml: servers.a must have a command or a url, not both"
     ),

@@ -108,14 +108,14 @@ async def test_what_a_server_that_does_not_read_was_not_given_can_be_withdrawn_f
 async def test_the_process_and_its_last_words_are_known() -> None:
     link = StdioLink(SERVER, ME, Limits())
     assert (link.pid, link.last_output) == (None, None)
-    script = "import sys; sys.stderr.write('x' * 1000 + ' no such file\\n'); sys.exit(3)"
+    script = "import sys; sys.stderr.write('x' * 3000 + ' no such file\\n'); sys.exit(3)"
     await link.start(StdioSettings(sys.executable, ("-c", script)), {})
     assert link.pid is not None
     async with asyncio.timeout(10):
         assert "3" in await link.lost
     assert link.last_output is not None
     assert link.last_output.endswith("x no such file")
-    assert len(link.last_output) == 600
+    assert len(link.last_output) == 2000
     await link.aclose()
 
 
