@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from structlog.dev import ConsoleRenderer, plain_traceback
 
 from isthmus.cli.main import WithoutRich
+from tests import fork_server
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
 
@@ -116,6 +117,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the server that forks hubs ready by the time that they are wanted, and among no test's leftovers."""
+    if not session.config.option.collectonly and any(UNIT not in item.path.parents for item in session.items):
+        fork_server.start()
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """A file that servers write to, unique to one test. Give its path by `--ledger` or as LEDGER in `env`."""
@@ -178,8 +186,8 @@ def deaf_port() -> Iterator[int]:
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
     """Fail a test that leaves processes, zombies too, or descriptors; ask for it before other fixtures."""
+    known = _started()
     before = descriptors()
-    known = children()
     yield
     left = _settle(known)
     for pid in left:
@@ -192,9 +200,15 @@ def no_leftovers() -> Iterator[None]:
 
 def _settle(known: set[int]) -> dict[int, str]:
     deadline = time.monotonic() + LEFTOVER_SECONDS
-    while (left := {pid: state(pid) for pid in children() - known}) and time.monotonic() < deadline:
+    while (left := {pid: state(pid) for pid in _started() - known}) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return left
+
+
+def _started() -> set[int]:
+    """The processes that the tests of this process started, the hubs that were forked for them included."""
+    server = fork_server.start()
+    return children() | children(server)
 
 
 def _closed(before: set[int]) -> set[int]:
