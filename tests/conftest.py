@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -78,14 +79,22 @@ def process_as_before() -> Iterator[None]:
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WithoutRich)]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have xdist deal the tests out in the order in which they are collected."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
 
     Each worker would otherwise start every server of the matrix for itself, and every hub that a module's tests share.
+    Unit tests come last: they are short, so all workers end at the same time.
     """
     if not config.getoption("loadgroup", default=False):
         return
+    groups: Counter[str] = Counter()
     for item in items:
         group = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
         # Quick ones are dealt out by the module too: xdist looks through all that it dealt before it deals again, which
@@ -94,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = f"{item.path.parent.name}.{item.path.stem}"
         if group and not item.nodeid.endswith(f"@{group}"):
             item._id = item.id.parse(f"{item.nodeid}@{group}")
+        groups[item.nodeid.rpartition("@")[2]] += 1
+    items.sort(key=lambda item: (UNIT in item.path.parents, -groups[item.nodeid.rpartition("@")[2]]))
 
 
 def _is_sharing(item: pytest.Item) -> bool:
