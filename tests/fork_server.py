@@ -186,10 +186,12 @@ def _load() -> None:
         return real(nbytes)
 
     secrets.token_bytes = token_bytes
-    for name in PRELOADED:
-        importlib.import_module(name)
-    is_loading = False
-    secrets.token_bytes = real
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    finally:
+        is_loading = False
+        secrets.token_bytes = real
 
 
 def _serve(control: socket.socket) -> _Request | None:
