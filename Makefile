@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 SECONDS_EACH ?= 60
 EXAMPLES ?= 50
 SOAK_SECONDS ?= 120
@@ -106,7 +106,7 @@ telemetry: $(VENV)/.test ## measure what counting and tracing cost a call; fail 
 	$(VENV)/bin/python -m bench.telemetry $(ARGS)
 
 fuzz: $(FUZZ)/.ready ## give every frontend and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
-	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs $(WORKERS) $(ARGS)
+	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs 3 $(ARGS)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.openapi --examples $(EXAMPLES)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.commands --cases $$((40 * $(EXAMPLES)))
 

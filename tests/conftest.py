@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from structlog.dev import ConsoleRenderer, plain_traceback
 
 from isthmus.cli.main import WithoutRich
+from tests import fork_server
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
 
@@ -77,14 +79,22 @@ def process_as_before() -> Iterator[None]:
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WithoutRich)]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have xdist deal the tests out in the order in which they are collected."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
 
     Each worker would otherwise start every server of the matrix for itself, and every hub that a module's tests share.
+    Unit tests come last: they are short, so all workers end at the same time.
     """
     if not config.getoption("loadgroup", default=False):
         return
+    groups: Counter[str] = Counter()
     for item in items:
         group = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
         # Quick ones are dealt out by the module too: xdist looks through all that it dealt before it deals again, which
@@ -93,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = f"{item.path.parent.name}.{item.path.stem}"
         if group and not item.nodeid.endswith(f"@{group}"):
             item._id = item.id.parse(f"{item.nodeid}@{group}")
+        groups[item.nodeid.rpartition("@")[2]] += 1
+    items.sort(key=lambda item: (UNIT in item.path.parents, -groups[item.nodeid.rpartition("@")[2]]))
 
 
 def _is_sharing(item: pytest.Item) -> bool:
@@ -114,6 +126,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the server that forks hubs ready by the time that they are wanted, and among no test's leftovers."""
+    if not session.config.option.collectonly and any(UNIT not in item.path.parents for item in session.items):
+        fork_server.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +197,8 @@ def deaf_port() -> Iterator[int]:
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
     """Fail a test that leaves processes, zombies too, or descriptors; ask for it before other fixtures."""
+    known = _started()
     before = descriptors()
-    known = children()
     yield
     left = _settle(known)
     for pid in left:
@@ -192,9 +211,15 @@ def no_leftovers() -> Iterator[None]:
 
 def _settle(known: set[int]) -> dict[int, str]:
     deadline = time.monotonic() + LEFTOVER_SECONDS
-    while (left := {pid: state(pid) for pid in children() - known}) and time.monotonic() < deadline:
+    while (left := {pid: state(pid) for pid in _started() - known}) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return left
+
+
+def _started() -> set[int]:
+    """The processes that the tests of this process started, the hubs that were forked for them included."""
+    server = fork_server.start()
+    return children() | children(server)
 
 
 def _closed(before: set[int]) -> set[int]:

@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.agents.field import Field, open_field
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with open_field(tmp_path_factory.mktemp("agents")) as opened:
         yield opened

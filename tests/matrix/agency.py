@@ -17,7 +17,7 @@ from tests.matrix.field import KINDS, Field, Kind
 from tests.matrix.guests import Connect, fastmcp_over_http, sdk2_over_http, sdk2_over_stdio
 from tests.matrix.tours import CLIENT_NAMES, MODES, SDK_CLIENT_NAMES, ClientName, Tour, guided_tour, itinerary
 from tests.peers.client_sdk2 import Mode
-from tests.peers.sdk1_steps import Answer, Step, run_sdk1
+from tests.peers.sdk1_steps import Answer, Sdk1Client, Step, run_sdk1
 
 Place = Literal["own", "all", "stdio"]
 
@@ -72,8 +72,9 @@ CELLS = (
 class Agency:
     """Sends clients on their tours when a test first asks for one, and remembers what they saw."""
 
-    def __init__(self, field: Field, folder: Path) -> None:
+    def __init__(self, field: Field, folder: Path, sdk1: Sdk1Client) -> None:
         self.field = field
+        self._sdk1 = sdk1
         self._config = write_config(folder, _shared(field), limits=PATIENT)
         self._tours: dict[Cell, Tour] = {}
         self._failed: dict[tuple[Place, ClientName], BaseException] = {}
@@ -129,7 +130,7 @@ class Agency:
         if cell.place == "stdio":
             answers = await run_sdk1(list(steps.values()), server=frontend, env=environment())
         else:
-            answers = await run_sdk1(list(steps.values()), url=url)
+            answers = await self._sdk1.run(list(steps.values()), url=url)
         return dict(zip(steps, answers, strict=True))
 
 

@@ -1,7 +1,7 @@
 """A client on the official SDK, mcp 1.x, that answers what servers ask: a script in an environment of its own.
 
-On stdin: an address, persons (what each can and says) and steps (a tool and its arguments). One JSON object comes out:
-what every person was told and asked, by step. Run by `persons.run`.
+On stdin: persons (what each can and says) and visits (an address, and steps: a tool and its arguments). For each visit
+one JSON object comes out: what every person was told and asked, by step. Run by `persons.run`.
 """
 
 from __future__ import annotations
@@ -69,19 +69,26 @@ class Person:
         return {"text": result.content[0].text, "asked": sorted(self.asked)}
 
 
-async def main() -> None:
-    """Run as every person in turn."""
-    todo = json.loads(sys.stdin.read())
-    told: dict[str, dict[str, Any]] = {}
+async def visit(url: str, persons: dict[str, Any], steps: dict[str, Any], told: dict[str, Any]) -> None:
+    """Visit one address as every person in turn."""
     async with httpx.AsyncClient(trust_env=False, timeout=CALL_SECONDS) as http:
-        for name, words in todo["persons"].items():
+        for name, words in persons.items():
             person = Person(words)
             async with (
-                streamable_http_client(todo["url"], http_client=http) as (read, write, _),
+                streamable_http_client(url, http_client=http) as (read, write, _),
                 person.session(read, write) as session,
             ):
                 await session.initialize()
-                told[name] = {step: await person.call(session, *call) for step, call in todo["steps"].items()}
+                told[name] = {step: await person.call(session, *call) for step, call in steps.items()}
+
+
+async def main() -> None:
+    """Visit all addresses at the same time."""
+    todo = json.loads(sys.stdin.read())
+    told: list[dict[str, Any]] = [{} for _ in todo["visits"]]
+    async with anyio.create_task_group() as group:
+        for (url, steps), here in zip(todo["visits"], told, strict=True):
+            group.start_soon(visit, url, todo["persons"], steps, here)
     print(json.dumps(told))
 
 

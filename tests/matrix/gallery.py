@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -22,7 +22,7 @@ from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import client_over_http, client_over_sse, client_over_stdio
 from tests.peers.forms import FORMS, Form
 from tests.peers.launch import command, http_peer
-from tests.peers.sdk1_steps import Answer, Step, run_sdk1
+from tests.peers.sdk1_steps import Answer, Sdk1Client, Step, run_sdk1
 from tests.peers.survey import AT_HOME, Place, Survey, changing, logging, looking
 from tests.peers.surveyor import Ear, survey
 
@@ -97,8 +97,9 @@ CELLS = _cells()
 class Gallery:
     """Sends the clients and remembers what they found."""
 
-    def __init__(self, hub: HubProcess, entries: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, hub: HubProcess, entries: Mapping[str, Any], folder: Path, sdk1: Sdk1Client) -> None:
         self.hub = hub
+        self._sdk1 = sdk1
         self._config = write_config(folder, {form.name: entries[form.name] for form in SHARED_FORMS}, limits=PATIENT)
         self._found: dict[Cell, Survey | BaseException] = {}
         self._at: defaultdict[Form, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -129,7 +130,7 @@ class Gallery:
         if cell.way == "stdio":
             answers = await run_sdk1(words, server=self._command(), env=environment())
         else:
-            answers = await run_sdk1(words, url=self._url(cell), sse=cell.way == "sse")
+            answers = await self._sdk1.run(words, url=self._url(cell), sse=cell.way == "sse")
         return dict(zip(steps, answers, strict=True))
 
     def _connected(self, cell: Cell, ear: Ear) -> AbstractAsyncContextManager[Client]:
@@ -164,7 +165,7 @@ async def open_gallery(folder: Path, *, shared: Path) -> AsyncIterator[Gallery]:
         entries = dict(zip([form.name for form in FORMS], await _entries(stack), strict=True))
         hub = await stack.enter_async_context(serving(folder, entries))
         await until_complete(hub.url)
-        yield Gallery(hub, entries, shared)
+        yield Gallery(hub, entries, shared, await stack.enter_async_context(aclosing(Sdk1Client())))
 
 
 async def _entries(stack: AsyncExitStack) -> list[dict[str, Any]]:

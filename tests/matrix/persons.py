@@ -131,10 +131,14 @@ def _client(target: Any, mouth: Mouth, client_name: ClientName) -> Client:
 Steps: TypeAlias = Mapping[str, tuple[str, dict[str, Any]]]
 
 
-async def run(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, Told]]:
-    """What every person was told, by step."""
+async def run(client_name: ClientName, visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, Told]]]:
+    """What every person was told by step, at each of these addresses; all are visited at the same time."""
     if client_name == "sdk1":
-        return await _run_sdk1(url, steps)
+        return await _run_sdk1(visits)
+    return await asyncio.gather(*(_run_sdk2(client_name, url, steps) for url, steps in visits))
+
+
+async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, Told]]:
     told: dict[str, dict[str, Told]] = {}
     for name, person in PERSONS.items():
         mouth = Mouth(person)
@@ -144,19 +148,18 @@ async def run(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict
     return told
 
 
-async def _run_sdk1(url: str, steps: Steps) -> dict[str, dict[str, Told]]:
+async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, Told]]]:
     persons = {name: {"can": person.can, "action": person.action, "forms": FORMS} for name, person in PERSONS.items()}
-    todo = json.dumps({"url": url, "persons": persons, "steps": steps})
     process = await asyncio.create_subprocess_exec(
         mcp1_python(), str(SCRIPT), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
-            said, _ = await process.communicate(todo.encode())
+            said, _ = await process.communicate(json.dumps({"persons": persons, "visits": visits}).encode())
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the mcp 1.x client broke off; its reason is on stderr"
-    told: dict[str, dict[str, Told]] = json.loads(said)
+    told: list[dict[str, dict[str, Told]]] = json.loads(said)
     return told

@@ -6,7 +6,6 @@ same. What a person can be asked it says itself, and the server knows it through
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -78,15 +77,14 @@ class House:
         """What every person was told and asked in this cell; with it, the same client calls the other servers."""
         if cell not in self._told:
             trip = [Cell(cell.client_name, server, cell.way) for server in SERVERS]
-            runs = await asyncio.gather(*(self._run(there) for there in trip))
+            runs = await run(cell.client_name, [self._visit(there) for there in trip])
             self._told.update(zip(trip, runs, strict=True))
         return self._told[cell]
 
-    async def _run(self, cell: Cell) -> dict[str, dict[str, Told]]:
+    def _visit(self, cell: Cell) -> tuple[str, dict[str, tuple[str, dict[str, Any]]]]:
         prefix = "" if cell.way == "own" else f"{cell.server}."
         url = self._hub.url_of(cell.server) if cell.way == "own" else self._hub.url
-        steps: dict[str, tuple[str, dict[str, Any]]] = {step: (prefix + tool, {}) for step, tool in ASKS.items()}
-        return await run(cell.client_name, url, steps)
+        return url, {step: (prefix + tool, {}) for step, tool in ASKS.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

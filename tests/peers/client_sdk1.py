@@ -8,6 +8,7 @@ and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announce
 takes until the tool is listed, and gives the listing; `what` names another list than that of the tools).
 Further ones, for `survey`: `resources`, `templates`, `prompts`, `read`, `prompt`, `complete`, `listen` and `updated` (a
 resource's changes), `heard`, and a call's `level`. Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
+With `--many` it serves many sessions at a time: each is a line `[number, options, steps]`, and so is each outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -230,28 +232,53 @@ def _without_proxies(headers: Any = None, timeout: Any = None, auth: Any = None)
     return httpx.AsyncClient(headers=headers, timeout=timeout, auth=auth, trust_env=False)
 
 
-def parse_options() -> argparse.Namespace:
+def parse_options(words: list[str] | None = None) -> argparse.Namespace:
     """Read the command line: `--url` with `--header name:value`s and perhaps `--sse`, or `--command` and its words.
 
     An address of WebSocket takes no headers: the SDK has no way to give any.
     """
     parser = argparse.ArgumentParser()
+    parser.add_argument("--many", action="store_true", help="many sessions, each a line on stdin and one on stdout")
     parser.add_argument("--url")
     parser.add_argument("--sse", action="store_true", help="the old HTTP+SSE transport")
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--command", nargs=argparse.REMAINDER, default=[])
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-async def main() -> None:
-    """Connect, do the steps in order, print each answer as it comes."""
-    todo = json.loads(sys.stdin.read())
-    async with streams(parse_options()) as pair:
+async def run(options: argparse.Namespace, todo: list[dict[str, Any]], show: Callable[[dict[str, Any]], None]) -> None:
+    """Connect, do the steps in order, show each answer as it comes."""
+    async with streams(options) as pair:
         steps = Steps(pair)
         async with steps.session as session:
             hello = await session.initialize()
             for step in todo:
-                print(json.dumps(await steps.run(step, hello)), flush=True)
+                show(await steps.run(step, hello))
+
+
+def _print(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+async def _run_one_of_many(number: int, words: list[str], todo: list[dict[str, Any]]) -> None:
+    answers: list[dict[str, Any]] = []
+    try:
+        await run(parse_options(words), todo, answers.append)
+    except Exception:  # noqa: BLE001 (whoever asked for this session is told, and the others go on)
+        _print({"number": number, "answers": answers, "error": traceback.format_exc()})
+    else:
+        _print({"number": number, "answers": answers})
+
+
+async def main() -> None:
+    """Do the steps of one session, or of as many at a time as are asked for."""
+    options = parse_options()
+    if not options.many:
+        await run(options, json.loads(sys.stdin.read()), _print)
+        return
+    async with anyio.create_task_group() as group:
+        async for line in anyio.wrap_file(sys.stdin):
+            group.start_soon(_run_one_of_many, *json.loads(line))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def agent(new_agent: Callable[[], str]) -> str:
     return new_agent()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     relay = {"key": KEY, "wait": WAIT_SECONDS, "agents": {"guest": {"allow": ["builtin.echo"]}}}
     limits = {"lag_seconds": LAG_SECONDS}
