@@ -45,16 +45,17 @@ async def in_passes(passes: Generator[None, None, _T], size: int) -> _T:
 
 def in_turns(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
     """Do passes, each in a turn of its own, and pass on their result."""
+    in_turn(partial(_step, passes, then))
 
-    def step() -> None:
-        try:
-            next(passes)
-        except StopIteration as done:
-            then(done.value)
-        else:
-            in_turn(step)
 
-    in_turn(step)
+def _step(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
+    # Not a closure: one that names itself is a cycle, which holds a message of megabytes until the collector runs.
+    try:
+        next(passes)
+    except StopIteration as done:
+        then(done.value)
+    else:
+        in_turn(partial(_step, passes, then))
 
 
 def in_turn(step: Callable[[], None]) -> None:
