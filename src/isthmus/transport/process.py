@@ -23,9 +23,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+if sys.platform == "linux":
+    import fcntl
+
 from isthmus.transport.flow_control import ReadQuota
 from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
 from isthmus.transport.process_tree import end_family, marking, reap, settle_mark
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""More than this in a buffer makes the event loop report when the child has caught up; the default of both loops."""
 
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""
@@ -248,7 +254,13 @@ class ProcessChannel:
         """The last 64 KiB that it wrote to stderr."""
         return self._stderr[-STDERR_BYTES:].decode("utf-8", "replace")
 
-    def write(self, data: bytes) -> int:
+    def widen_input(self, size: int) -> None:
+        """Have the pipe to the child hold so many bytes, where the system allows it: each wait for it is a turn."""
+        if sys.platform == "linux" and self._child.stdin is not None:
+            with suppress(OSError):
+                fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, size)
+
+    def write(self, data: bytes | memoryview) -> int:
         """Send `data`; return the offset of its end in all that was ever written, for `has_left`."""
         self._written += len(data)
         if self._stdin is not None and not self._stdin.is_closing():
@@ -267,6 +279,11 @@ class ProcessChannel:
     def buffered_bytes(self) -> int:
         """How much the child has not taken yet."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the child that `on_drained` will be called."""
+        return self.buffered_bytes() > HIGH_WATER_BYTES
 
     def kill(self) -> None:
         """End the child and all that it has started now; `on_lost` follows."""

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import LONG_BYTES, aside, in_passes, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after, read_message
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
@@ -356,7 +356,8 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if not is_long:
             request = jsonrpc.decode(body)
         else:
-            request = await in_passes(jsonrpc.decode_passes(body), len(body))
+            whole = partial(jsonrpc.decode, body)
+            request = await read_message(whole, jsonrpc.decode_passes, jsonrpc.unreadable, self._caller)
             await pause_after(len(body))
         if isinstance(request, Malformed):
             if _has_invalid_method(request, body):

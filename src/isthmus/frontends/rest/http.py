@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
-from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
+from isthmus.core.pauses import LONG_BYTES, pause_after, read_message
 from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
@@ -70,7 +70,7 @@ from isthmus.model.calls import (
 from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.wire import sse
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render, unreadable
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.mcp.messages import is_object, read_string
@@ -461,7 +461,8 @@ class RestRequest:
         finished: asyncio.Future[None] = self._frontend.loop.create_future()
         read = None
         if self.operation.body is not None and len(body) > LONG_BYTES:
-            read = await in_passes(object_passes(body, max_depth=self._hub.limits.depth), len(body))
+            whole = partial(decode_object, body, max_depth=self._hub.limits.depth)
+            read = await read_message(whole, object_passes, unreadable, self.caller)
             await pause_after(len(body))
             if left.is_set():
                 return
