@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 import isthmus
-from isthmus.app.reading_worker import HEAD, FrameHead, Text, frame, is_ready, load, string_passes
+from isthmus.app.reading_worker import HEAD, Frame, FrameHead, Text, frame, is_ready, load, string_passes
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.pauses import Job, in_turns
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
@@ -57,7 +57,7 @@ class _Reading:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.parts = frame(job.work)
+        self.frame = frame(job.work)
         self.attempts = 0
 
 
@@ -94,6 +94,9 @@ class LongReader:
         try:
             reading = _Reading(job)
         except Exception:
+            import traceback
+
+            traceback.print_exc(file=open("/tmp/pickle.err", "a"))
             log.debug("a job cannot be sent to the reader", exc_info=True)
             return False
         self._queues.setdefault(job.whose, deque()).append(reading)
@@ -116,7 +119,7 @@ class LongReader:
         self._current = reading
         reading.attempts += 1
         self._timer = self._loop.call_later(READ_SECONDS, self._took_too_long)
-        self._process.ask(reading.parts)
+        self._process.ask(reading.frame)
         self._changed.set()
 
     def _take_current(self) -> _Reading | None:
@@ -134,7 +137,8 @@ class LongReader:
             if is_done:
                 reading.job.then(value)
             else:
-                log.error("the reader failed", reason=value)
+                if isinstance(value, str):
+                    log.error("the reader failed", reason=value)
                 reading.job.failed(value)
 
     def _took_too_long(self) -> None:
@@ -212,7 +216,7 @@ class _Process:
         self._on_lost = on_lost
         self._unsent: deque[memoryview] = deque()
         self._is_pumping = False
-        self._asked: list[Text] = []
+        self._asked: list[Text | str] = []
         self._read = bytearray()
         self._wanted = HEAD.size
         self._head: FrameHead | None = None
@@ -255,10 +259,10 @@ class _Process:
 
     # -- sending, a slice in each turn of the loop ---------------------------------------------------------------------
 
-    def ask(self, parts: list[Text]) -> None:
+    def ask(self, request: Frame) -> None:
         """Send a request."""
-        self._asked = parts[1:]
-        for part in parts:
+        self._asked = request.given
+        for part in request.parts:
             self._unsent.extend(memoryview(part)[at : at + SLICE_BYTES] for at in range(0, len(part), SLICE_BYTES))
         if not self._is_pumping:
             self._is_pumping = True
@@ -310,13 +314,15 @@ class _Process:
             self._on_lost(why)
 
 
-def _answer_passes(read: bytearray, head: FrameHead, asked: list[Text]) -> Generator[None, None, tuple[bool, Any]]:
+def _answer_passes(
+    read: bytearray, head: FrameHead, asked: list[Text | str]
+) -> Generator[None, None, tuple[bool, Any]]:
     """Read a response; its long texts in slices."""
     at = HEAD.size + 9 * len(head.lengths)
     view = memoryview(read)
     pickled = bytes(view[at : at + head.pickled])
     at += head.pickled
-    texts: list[object] = []
+    texts: list[Text | str] = []
     for length, is_string in zip(head.lengths, head.are_strings, strict=True):
         text = view[at : at + length]
         texts.append((yield from string_passes(text)) if is_string else bytes(text))

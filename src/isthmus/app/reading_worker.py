@@ -15,7 +15,8 @@ import pickle
 import struct
 import sys
 from collections.abc import Generator, Sequence
-from typing import Any, BinaryIO, Final, TypeAlias
+from types import ModuleType
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 from msgspec import Raw
 
@@ -62,13 +63,15 @@ def _place(value: Raw | Text) -> tuple[int, int]:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes long texts beside the pickle, and parts of `known` texts as positions."""
+    """Writes long texts beside the pickle, and `known` texts and their parts as positions."""
 
-    def __init__(self, file: BinaryIO, known: Sequence[Text] = ()) -> None:
+    def __init__(self, file: BinaryIO, known: Sequence[Text | str] = ()) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._known = [(index, *_place(text)) for index, text in enumerate(known)]
+        self._known = [(index, *_place(text)) for index, text in enumerate(known) if not isinstance(text, str)]
+        self._known_strings = {id(text): index for index, text in enumerate(known) if isinstance(text, str)}
         self.texts: list[Text] = []
-        self.are_strings: list[bool] = []
+        self.given: list[Text | str] = []
+        """The same, strings as they are."""
 
     def persistent_id(self, value: object) -> tuple[Any, ...] | None:
         if isinstance(value, Raw):
@@ -80,21 +83,25 @@ class _Pickler(pickle.Pickler):
             if length > LONG_TEXT_BYTES:
                 return ("raw", self._beside(memoryview(value)), members)
         elif isinstance(value, str) and len(value) > LONG_TEXT_BYTES:
-            return ("str", self._beside(value.encode("utf-8", "surrogatepass"), is_string=True))
+            if (known := self._known_strings.get(id(value))) is not None:
+                return ("given", known)
+            return ("text", self._beside(value.encode("utf-8", "surrogatepass"), value))
         elif isinstance(value, bytes) and len(value) > LONG_TEXT_BYTES:
-            return ("bytes", self._beside(value))
+            return ("text", self._beside(value))
+        elif isinstance(value, ModuleType):
+            return ("module", value.__name__)
         return None
 
-    def _beside(self, text: Text, *, is_string: bool = False) -> int:
+    def _beside(self, text: Text, given: str | None = None) -> int:
         self.texts.append(text)
-        self.are_strings.append(is_string)
+        self.given.append(text if given is None else given)
         return len(self.texts) - 1
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - between a hub and its own child
     """Reads what `_Pickler` wrote. Only the hub's own classes and functions are loaded."""
 
-    def __init__(self, file: BinaryIO, texts: Sequence[Any], known: Sequence[Text] = ()) -> None:
+    def __init__(self, file: BinaryIO, texts: Sequence[Text | str], known: Sequence[Any] = ()) -> None:
         super().__init__(file)
         self._texts = texts
         self._known = known
@@ -111,8 +118,10 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - between a hub and its own ch
         elif pid[0] == "raw":
             _, index, members = pid
             raw = Raw(self._texts[index])
+        elif pid[0] == "module":
+            return self.find_class(pid[1], "__name__") and sys.modules[pid[1]]
         else:
-            return self._texts[pid[1]]
+            return (self._known if pid[0] == "given" else self._texts)[pid[1]]
         return raw if members is None else with_members(raw, members)
 
 
@@ -123,14 +132,25 @@ _LOADED = frozenset(
 )
 
 
-def frame(value: object, known: Sequence[Text] = ()) -> list[Text]:
-    """What to write for a value: a head with its pickle, and the long texts in it."""
+class Frame(NamedTuple):
+    """What to write for a value."""
+
+    parts: list[Text]
+    """A head with its pickle, and the long texts in it."""
+    given: list[Text | str]
+    """The long texts, strings as they are."""
+
+
+def frame(value: object, known: Sequence[Text | str] = ()) -> Frame:
+    """Write a value; `known` are the long texts of the request, if it is a response."""
     file = io.BytesIO()
     pickler = _Pickler(file, known)
     pickler.dump(value)
     pickled, texts = file.getvalue(), pickler.texts
     lengths = struct.pack(f"!{len(texts)}Q", *map(len, texts))
-    return [b"".join((HEAD.pack(len(pickled), len(texts)), lengths, bytes(pickler.are_strings), pickled)), *texts]
+    are_strings = bytes(isinstance(text, str) for text in pickler.given)
+    head = b"".join((HEAD.pack(len(pickled), len(texts)), lengths, are_strings, pickled))
+    return Frame([head, *texts], pickler.given)
 
 
 class FrameHead:
@@ -157,8 +177,8 @@ def string_passes(text: Text) -> Generator[None, None, str]:
     return "".join(parts)
 
 
-def load(pickled: bytes, texts: Sequence[Any], known: Sequence[Text] = ()) -> Any:
-    """The value of a frame; `known` are the texts of its request, if it is a response."""
+def load(pickled: bytes, texts: Sequence[Text | str], known: Sequence[Text | str] = ()) -> Any:
+    """The value of a frame; `known` are the long texts of the request, if it is a response."""
     return _Unpickler(io.BytesIO(pickled), texts, known).load()
 
 
@@ -175,16 +195,20 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
     while len(head := requests.read(HEAD.size)) == HEAD.size:
         lengths = FrameHead(head, requests.read(FrameHead.rest_bytes(head)))
         pickled = requests.read(lengths.pickled)
-        known = [requests.read(length) for length in lengths.lengths]
-        texts = [jsonrpc.finish(string_passes(text)) if is_string else text
-                 for text, is_string in zip(known, lengths.are_strings, strict=True)]  # fmt: skip
+        read = [requests.read(length) for length in lengths.lengths]
+        known = [
+            jsonrpc.finish(string_passes(text)) if is_string else text
+            for text, is_string in zip(read, lengths.are_strings, strict=True)
+        ]
+        del read
         try:
-            response: tuple[bool, object] = (True, load(pickled, texts)())
-        except Exception as error:  # noqa: BLE001 - the hub reports it
-            response = (False, f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
-        responses.writelines(frame(response, known))
+            response: tuple[bool, object] = (True, load(pickled, known)())
+        except Exception as error:  # noqa: BLE001 - the hub raises or reports it
+            is_own = type(error).__module__.startswith("isthmus.")
+            response = (False, error if is_own else f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
+        responses.writelines(frame(response, known).parts)
         responses.flush()
-        del pickled, known, texts, response
+        del known, response
 
 
 ERROR_LENGTH_MAX = 300

@@ -78,8 +78,8 @@ class Job(NamedTuple):
     whose: Hashable
     """Jobs of several owners take turns."""
     then: Callable[[Any], None]
-    failed: Callable[[str], None]
-    """The work cannot be done, or took too long; with the reason."""
+    failed: Callable[[str | Exception], None]
+    """The work raised an error of ours, or cannot be done, or took too long."""
     here: Callable[[], None]
     """There is no process: the hub must do the work."""
 
@@ -122,7 +122,7 @@ def read_then(
             whole,
             whose,
             then,
-            lambda why: then(unreadable(why)),
+            lambda why: then(unreadable(str(why))),
             lambda: in_turns(passes(*whole.args, **whole.keywords), then),
         )
     )
@@ -145,6 +145,7 @@ async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T
 
     Raises:
         ReaderFailed: it cannot be read.
+        Exception: the work raised it.
     """
     done: asyncio.Future[_T | None] = asyncio.get_running_loop().create_future()
     is_here = False
@@ -154,9 +155,9 @@ async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T
         is_here = True
         _settle(done, None)
 
-    def failed(why: str) -> None:
+    def failed(why: str | Exception) -> None:
         if not done.done():
-            done.set_exception(ReaderFailed(why))
+            done.set_exception(ReaderFailed(why) if isinstance(why, str) else why)
 
     read_long(Job(work, whose, partial(_settle, done), failed, do_here))
     found = await done

@@ -189,18 +189,23 @@ def decode_passes(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
     is_deeper = yield from _is_deeper_long(body, max_depth)
     if is_deeper:
         return _too_deep(max_depth, envelope.id)
-    if envelope.params is not UNSET and len(memoryview(envelope.params.get("arguments", b""))) > PASS_BYTES:
-        yield
-        _remember_members(envelope.params, "arguments")
+    yield
+    if envelope.params is not UNSET and "arguments" in envelope.params:
+        envelope.params["arguments"] = _ready_to_forward(envelope.params["arguments"])
+    elif envelope.result is not _ABSENT:
+        envelope.result = _ready_to_forward(envelope.result)
     return _message(envelope)
 
 
-def _remember_members(holder: dict[str, Raw], name: str) -> None:
-    """Have a long object know its members, if that is sure and they are not too many."""
-    raw = holder[name]
+def _ready_to_forward(raw: Raw) -> Raw:
+    """A long value without line breaks; an object knows its members, if they are unique and not too many."""
+    if len(memoryview(raw)) <= PASS_BYTES:
+        return raw
+    text = bytes(raw)
+    if b"\n" in text or b"\r" in text:
+        raw = Raw(msgspec.json.format(text, indent=-1))
     members = {str(key): value for key, value in (_first_members(raw) or {}).items()}
-    if members and _fill(members, len(memoryview(raw))):
-        holder[name] = with_members(raw, members)
+    return with_members(raw, members) if members and _fill(members, len(memoryview(raw))) else raw
 
 
 class _Key(str):
@@ -449,10 +454,10 @@ def notification(method: str, params: Payload | None = None) -> bytes:
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(method), bytes(params))
 
 
-def result(id: Payload, result: Payload) -> bytes:
-    """Render the answer to the request whose id text was `id`."""
+def result(id: Payload, *result: Payload | memoryview) -> bytes:
+    """Render the answer to the request whose id text was `id`; the result may come in parts."""
     # Joined, here and above: `%` grows its buffer step by step, which costs 600 µs a megabyte instead of 25.
-    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', result, b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', *result, b"}"))
 
 
 def error(id: Payload | None, code: int, message: str, data: Payload | None = None) -> bytes:
@@ -476,10 +481,12 @@ def compact(payload: Payload) -> bytes:
     """
     text = bytes(payload)
     if b"\n" in text or b"\r" in text:
-        # Strings cannot contain line breaks, so blanks can replace them. Formatting takes ten times as long.
-        is_long = len(text) > LONG_BYTES
-        return text.replace(b"\n", b" ").replace(b"\r", b" ") if is_long else msgspec.json.format(text, indent=-1)
+        # Strings cannot contain line breaks, so blanks can replace them. Formatting takes five times as long.
+        return text.translate(_BLANKS) if len(text) > LONG_BYTES else msgspec.json.format(text, indent=-1)
     return text
+
+
+_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 # Duplicates. JSON parsers disagree on which of two equal keys counts, so a body with both could be authorised
