@@ -94,9 +94,6 @@ class LongReader:
         try:
             reading = _Reading(job)
         except Exception:
-            import traceback
-
-            traceback.print_exc(file=open("/tmp/pickle.err", "a"))
             log.debug("a job cannot be sent to the reader", exc_info=True)
             return False
         self._queues.setdefault(job.whose, deque()).append(reading)

@@ -264,7 +264,15 @@ def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """Read a response of a plain JSON-RPC server: many write `"error": null` beside a result, or the reverse."""
-    message = decode(body, max_depth=max_depth, max_values=None)
+    return finish(reply_passes(body, max_depth=max_depth))
+
+
+def reply_passes(body: bytes, *, max_depth: int = MAX_DEPTH) -> Passes[Message]:
+    """The passes of `decode_reply`."""
+    if len(body) > LONG_BYTES:
+        message = yield from decode_passes(body, max_depth=max_depth, max_values=None)
+    else:
+        message = decode(body, max_depth=max_depth, max_values=None)
     if isinstance(message, Response | ErrorReply):
         return message
     members = {} if is_crowded(body) else object_members(body) or {}

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import LONG_BYTES, aside, read_message
+from isthmus.core.pauses import DECODED_BYTES, aside, read_message
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
@@ -360,7 +360,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
         """Serve it. The query may name a version; the header counts more."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
-        is_long = len(body) > LONG_BYTES
+        is_long = len(body) > DECODED_BYTES
         if not is_long:
             request = jsonrpc.decode(body)
         else:
@@ -382,7 +382,7 @@ class _A2aRpcRequest(_A2aHttpRequest):
             recognised = recognised.settle(await self._recorded(recognised.task))
         dialect = DIALECTS[recognised]
         reading = partial(dialect.read, request.method, request.params)
-        operation = await aside(len(body), reading, whose=self._caller) if is_long else reading()
+        operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller) if is_long else reading()
         done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
         if isinstance(done, A2aProblem):
             return self._refuse(dialect, request.id, done)
@@ -429,7 +429,7 @@ class _A2aRestRequest(_A2aHttpRequest):
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
         """Serve it."""
         reading = partial(rest.read, verb, path, query, body, _text(self._fields.get(VERSION_FIELD)))
-        binding, operation = await aside(len(body), reading, whose=self._caller)
+        binding, operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller)
         if body and not is_json(self._fields):
             operation = NOT_JSON
         done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)

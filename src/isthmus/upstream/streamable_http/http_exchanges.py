@@ -137,8 +137,10 @@ class Post:
 
     __slots__ = (
         "_advice",
+        "_after_reading",
         "_chunks",
         "_decoder",
+        "_is_reading",
         "_link",
         "_login",
         "_rest",
@@ -182,6 +184,9 @@ class Post:
         self._advice = ""
         """What the operator can do about the status."""
         self._chunks: list[bytes] = []
+        self._is_reading = False
+        self._after_reading: Callable[[], None] | None = None
+        """What happened while a long answer was read."""
         self._size = 0
         self._useless = 0
         self._decoder: SseDecoder | None = None
@@ -252,7 +257,9 @@ class Post:
         """The response is complete."""
         if self.is_over:
             return
-        if self._decoder is not None:
+        if self._is_reading:
+            self._after_reading = self.on_end
+        elif self._decoder is not None:
             self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to the request to resume its stream", self._rest)
@@ -276,6 +283,9 @@ class Post:
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
         if self.is_over:
+            return
+        if self._is_reading:
+            self._after_reading = partial(self.on_lost, lost_)
             return
         self._link.on_doubt()
         if self._decoder is not None:
@@ -369,10 +379,28 @@ class Post:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _read_event(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
-            case (Response() | ErrorReply()) as message if (
-                message.id is None or _is_own(message.id, self.id) or self._is_renamed(message.id)
-            ):
+        whole = partial(jsonrpc.decode, data, max_depth=self._link.limits.depth, max_values=None)
+        if len(data) > LATER_BYTES and not self._is_reading and self._is_answered_by(jsonrpc.answer_start(data)):
+            self._is_reading = True
+            read_then(whole, jsonrpc.decode_passes, self._answer_was_read, jsonrpc.unreadable, self._link.server)
+        else:
+            self._take_event(whole())
+
+    def _is_answered_by(self, id: msgspec.Raw | None) -> bool:
+        return id is not None and (_is_own(id, self.id) or self._is_renamed(id))
+
+    def _answer_was_read(self, message: jsonrpc.Message) -> None:
+        """A long answer was read; the stream may have ended meanwhile."""
+        self._is_reading = False
+        happened, self._after_reading = self._after_reading, None
+        if not self.is_over:
+            self._take_event(message)
+        if not self.is_over and happened is not None:
+            happened()
+
+    def _take_event(self, message: jsonrpc.Message) -> None:
+        match message:
+            case Response() | ErrorReply() if message.id is None or self._is_answered_by(message.id):
                 self._answer(message)
                 if self.ticket is not None:
                     # The server may end its stream, so that the connection can be reused; but not for ever.
