@@ -30,12 +30,17 @@ step and not for one in each of its turns. An empty turn takes 10 µs."""
 async def pause_after(size: int) -> None:
     """Let others have a turn of the event loop after a step over so many bytes."""
     if size > LONG_BYTES:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        in_turn(partial(_go_on, turn))
-        await turn
+        await pause()
 
 
-async def in_passes(passes: Generator[None, None, _T], size: int) -> _T:
+async def pause() -> None:
+    """Let others have their turns of the event loop."""
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    in_turn(partial(_settle, turn, None))
+    await turn
+
+
+async def in_passes(passes: Generator[None, None, _T], size: int = LONG_BYTES + 1) -> _T:
     """Do the passes over something of so many bytes, with pauses between them if it is long; return their result."""
     while True:
         try:
@@ -64,11 +69,6 @@ def _step(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None
 def in_turn(step: Callable[[], None]) -> None:
     """Do a step over something long, in a turn of the event loop in which no other such step is done."""
     _line.add(step)
-
-
-def _go_on(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
 
 
 # -- the reader --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.core.catalog.pins import Pins
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.core.pauses import pause
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
@@ -243,7 +244,7 @@ def _document(base: str, reference: str) -> str:
 
 FINDINGS_MAX: Final = 20_000
 NOTES_MAX: Final = 20
-SLICE_SECONDS: Final = 0.005
+SLICE_SECONDS: Final = 0.0005
 """How long the loop is blocked at a time."""
 
 LeftOut = Mapping[FeatureName, str]
@@ -314,7 +315,7 @@ class Review:
             if self.pins is not None and isinstance(feature, Tool):
                 self.pins.prepare(feature)
             if loop.time() > until:
-                await asyncio.sleep(0)
+                await pause()
                 until = loop.time() + SLICE_SECONDS
 
     def withholds(self, server: ServerName) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Route
+from isthmus.core.pauses import aside, in_passes
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
@@ -42,7 +44,7 @@ from isthmus.wire.a2a.cards import (
 )
 from isthmus.wire.a2a.negotiate import VERSION_HEADER, VERSION_PARAMETER, dialect_of, version_of
 from isthmus.wire.a2a.operations import A2aProblem, DialectName, ProblemKind
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import Passes, Payload
 from isthmus.wire.mcp.messages import read_string, write_hubs
 
 SETTLE_SECONDS = 1.0
@@ -159,8 +161,8 @@ class AgentCards:
         version = version_of(fields.get(VERSION_HEADER.encode(), b"").decode("latin-1"), query.get(VERSION_PARAMETER))
         form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
         auth = query.get(AUTH_PARAMETER)
-        body = self.written(form, caller, auth)
-        tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
+        card = await in_passes(self._card_passes(caller))
+        body, tag = await aside(_card_bytes(card), self._writer(form, card, auth), whose=caller)
         since = self._unchanged_since((f"{form} {auth}", caller), tag)
         # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
@@ -188,21 +190,20 @@ class AgentCards:
             self._since.popitem(last=False)
         return since
 
-    def written(self, form: DialectName | None, caller: Caller | None, auth: str | None = None) -> bytes:
-        """The card of a generation; without one, the card that the settings name."""
-        card = self._card(caller)
+    def _writer(self, form: DialectName | None, card: AgentCard, auth: str | None) -> Callable[[], tuple[bytes, bytes]]:
+        """Writes the card in a generation's form, with its tag; without one, in the form that the settings name."""
         match form:
-            case "1.0":
-                return write_strict(_of_1_0(card))
             case "0.3":
-                return write_0_3(card)
+                return partial(_tagged, write_0_3, card)
             case "0.1":
-                return write_0_1(card)
+                return partial(_tagged, write_0_1, card)
             case "agentvault":
                 own = replace(card, schemes=self._agentvault_schemes())
-                return write_agentvault(own, "isthmus/mcp-tool-proxy", auth)
-            case None:
-                return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
+                return partial(_tagged, write_agentvault, own, "isthmus/mcp-tool-proxy", auth)
+            case None if self.settings.card != "strict":
+                return partial(_tagged, write_merged, card)
+            case _:
+                return partial(_tagged, write_strict, _of_1_0(card))
 
     async def extended(self, caller: Caller, dialect: DialectName) -> Payload | A2aProblem:
         """The card for authenticated callers; a problem if the hub has no keys."""
@@ -210,12 +211,20 @@ class AgentCards:
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
             return A2aProblem(kind, "There is no extended card: this agent does not authenticate callers")
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
-        card = self._card(caller)
+        card = await in_passes(self._card_passes(caller))
         if dialect == "0.3":
-            return write_0_3(card)
-        return write_strict(_of_1_0(card) if self.settings.card == "strict" else card)
+            writing = partial(write_0_3, card)
+        else:
+            writing = partial(write_strict, _of_1_0(card) if self.settings.card == "strict" else card)
+        return await aside(_card_bytes(card), writing, whose=caller)
 
-    def _card(self, caller: Caller | None) -> AgentCard:
+    def _card_passes(self, caller: Caller | None) -> Passes[AgentCard]:
+        skills: list[AgentSkill] = []
+        view = None if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING)
+        for route in () if view is None else view.routes.values():
+            skills.append(_skill(route))
+            if len(skills) % SKILLS_AT_ONCE == 0:
+                yield
         base = self._address().rstrip("/")
         schemes = self._schemes(base)
         return AgentCard(
@@ -223,7 +232,7 @@ class AgentCards:
             description=self.settings.description,
             version=self._version,
             interfaces=self._interfaces(base),
-            skills=(*ALWAYS, *self._skills(caller)),
+            skills=(*ALWAYS, *skills),
             modes=MODES,
             schemes=schemes,
             has_extended=bool(schemes),
@@ -266,11 +275,23 @@ class AgentCards:
         hubs = write_hubs({**behind, self._hub.id: 0})
         return AgentExtension(HUBS, "The hubs behind this agent, by random ids", params=Raw(msgspec.json.encode(hubs)))
 
-    def _skills(self, caller: Caller | None) -> list[AgentSkill]:
-        if caller is None:
-            return []
-        view = self._hub.snapshot.view(caller.grants, EVERYTHING)
-        return [_skill(route) for route in view.routes.values()]
+
+SKILLS_AT_ONCE = 100
+"""Skills of a card that are read in one turn of the event loop: 0.3 ms."""
+
+
+def _card_bytes(card: AgentCard) -> int:
+    """The approximate size of a card."""
+    return sum(
+        len(skill.description) + len(memoryview(skill.input_schema)) + len(memoryview(skill.output_schema))
+        for skill in card.skills
+    )
+
+
+def _tagged(write: Callable[..., bytes], *given: object) -> tuple[bytes, bytes]:
+    """A card, and its ETag."""
+    body = write(*given)
+    return body, b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
 
 
 def _of_1_0(card: AgentCard) -> AgentCard:
