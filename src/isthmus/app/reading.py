@@ -48,9 +48,6 @@ ATTEMPTS_MAX = 2
 SLICE_BYTES = 256 * 1024
 """What is written in one turn of the event loop."""
 
-PIPE_BYTES = 1024 * 1024
-"""What the pipe holds, where that can be chosen."""
-
 
 class _Reading:
     """A job, as it is sent to the process."""
@@ -243,9 +240,9 @@ class _Process:
             on_bytes=process._received,
             on_lost=process._ended,
             on_drained=process._pump_on,
+            over_sockets=True,
         )
         try:
-            process.channel.widen_input(PIPE_BYTES)
             process.ask(frame(is_ready))
             await asyncio.wait_for(process._is_ready, START_SECONDS)
         except BaseException:

@@ -15,6 +15,7 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-
-if sys.platform == "linux":
-    import fcntl
 
 from isthmus.transport.flow_control import ReadQuota
 from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
@@ -168,10 +166,12 @@ class ProcessChannel:
         on_drained: Callable[[], None] = lambda: None,
         limits: ProcessLimits = UNLIMITED,
         program: str | None = None,
+        over_sockets: bool = False,
     ) -> ProcessChannel:
         """Start `command` with the environment `env` (see `child_environment`), under `limits`.
 
-        With a `program`, that file is executed under the name that the command begins with.
+        With a `program`, that file is executed under the name that the command begins with. `over_sockets`, its stdin
+        and stdout are sockets: who writes into a pipe waits while a child of low priority reads from it.
 
         No callback comes before this returns. `on_drained` is called when a child that had fallen behind has caught up.
 
@@ -179,7 +179,7 @@ class ProcessChannel:
             SpawnFailed: there is no such command or directory, it cannot be executed, or the limits cannot be set.
         """
         with marking() as mark:
-            child = _start(command, env, cwd, program)
+            child = _start(command, env, cwd, program, over_sockets=over_sockets)
         settle_mark(child.pid, mark)
         try:
             bound(child.pid, limits)
@@ -253,12 +253,6 @@ class ProcessChannel:
     def stderr_tail(self) -> str:
         """The last 64 KiB that it wrote to stderr."""
         return self._stderr[-STDERR_BYTES:].decode("utf-8", "replace")
-
-    def widen_input(self, size: int) -> None:
-        """Have the pipe to the child hold so many bytes, where the system allows it: each wait for it is a turn."""
-        if sys.platform == "linux" and self._child.stdin is not None:
-            with suppress(OSError):
-                fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, size)
 
     def write(self, data: bytes | memoryview) -> int:
         """Send `data`; return the offset of its end in all that was ever written, for `has_left`."""
@@ -434,23 +428,28 @@ class ProcessChannel:
 
 
 def _start(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None, *, over_sockets: bool = False
 ) -> subprocess.Popen[bytes]:
     _check_startable(command, env, cwd)
     pipe = subprocess.PIPE
+    pairs = [socket.socketpair(), socket.socketpair()] if over_sockets else []
     try:
-        return subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
+        child = subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
             command,
             executable=program,
             bufsize=0,
-            stdin=pipe,
-            stdout=pipe,
+            stdin=pairs[0][1] if pairs else pipe,
+            stdout=pairs[1][1] if pairs else pipe,
             stderr=pipe,
             env=env,
             cwd=cwd,
             close_fds=True,
             start_new_session=True,
         )
+        if pairs:
+            child.stdin = os.fdopen(pairs[0][0].detach(), "wb", 0)
+            child.stdout = os.fdopen(pairs[1][0].detach(), "rb", 0)
+        return child
     except FileNotFoundError as error:
         raise SpawnFailed(command[0], "there is no such file") from error
     except PermissionError as error:
@@ -459,6 +458,10 @@ def _start(
         is_format = isinstance(error, OSError) and error.errno == errno.ENOEXEC
         reason = "it is neither a program nor a script that begins with #!" if is_format else str(error)
         raise SpawnFailed(command[0], reason) from error
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()  # a detached one is closed by its file
 
 
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.pauses import aside, in_passes
+from isthmus.core.pauses import LONG_BYTES, aside, in_passes
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
@@ -162,7 +163,7 @@ class AgentCards:
         form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
         auth = query.get(AUTH_PARAMETER)
         card = await in_passes(self._card_passes(caller))
-        body, tag = await aside(_card_bytes(card), self._writer(form, card, auth), whose=caller)
+        body, tag = await self._written(card, self._writer(form, auth), caller)
         since = self._unchanged_since((f"{form} {auth}", caller), tag)
         # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
@@ -190,20 +191,28 @@ class AgentCards:
             self._since.popitem(last=False)
         return since
 
-    def _writer(self, form: DialectName | None, card: AgentCard, auth: str | None) -> Callable[[], tuple[bytes, bytes]]:
-        """Writes the card in a generation's form, with its tag; without one, in the form that the settings name."""
+    async def _written(
+        self, card: AgentCard, write: Callable[[AgentCard], bytes], caller: Caller | None
+    ) -> tuple[bytes, bytes]:
+        """A card, and its ETag."""
+        if (size := _card_bytes(card)) <= LONG_BYTES:
+            return _tagged(write, card)
+        packed = await in_passes(_packed_passes(card))
+        return await aside(size, partial(_tagged_packed, write, replace(card, skills=()), packed), whose=caller)
+
+    def _writer(self, form: DialectName | None, auth: str | None) -> Callable[[AgentCard], bytes]:
+        """Writes the card in a generation's form; without one, in the form that the settings name."""
         match form:
             case "0.3":
-                return partial(_tagged, write_0_3, card)
+                return write_0_3
             case "0.1":
-                return partial(_tagged, write_0_1, card)
+                return write_0_1
             case "agentvault":
-                own = replace(card, schemes=self._agentvault_schemes())
-                return partial(_tagged, write_agentvault, own, "isthmus/mcp-tool-proxy", auth)
+                return partial(_write_agentvault, self._agentvault_schemes(), auth)
             case None if self.settings.card != "strict":
-                return partial(_tagged, write_merged, card)
+                return write_merged
             case _:
-                return partial(_tagged, write_strict, _of_1_0(card))
+                return _write_1_0
 
     async def extended(self, caller: Caller, dialect: DialectName) -> Payload | A2aProblem:
         """The card for authenticated callers; a problem if the hub has no keys."""
@@ -212,11 +221,8 @@ class AgentCards:
             return A2aProblem(kind, "There is no extended card: this agent does not authenticate callers")
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         card = await in_passes(self._card_passes(caller))
-        if dialect == "0.3":
-            writing = partial(write_0_3, card)
-        else:
-            writing = partial(write_strict, _of_1_0(card) if self.settings.card == "strict" else card)
-        return await aside(_card_bytes(card), writing, whose=caller)
+        own = _write_1_0 if self.settings.card == "strict" else write_strict
+        return (await self._written(card, write_0_3 if dialect == "0.3" else own, caller))[0]
 
     def _card_passes(self, caller: Caller | None) -> Passes[AgentCard]:
         skills: list[AgentSkill] = []
@@ -288,9 +294,42 @@ def _card_bytes(card: AgentCard) -> int:
     )
 
 
-def _tagged(write: Callable[..., bytes], *given: object) -> tuple[bytes, bytes]:
+def _write_1_0(card: AgentCard) -> bytes:
+    return write_strict(_of_1_0(card))
+
+
+def _write_agentvault(schemes: dict[str, Scheme], auth: str | None, card: AgentCard) -> bytes:
+    return write_agentvault(replace(card, schemes=schemes), "isthmus/mcp-tool-proxy", auth)
+
+
+_PackedSkills: TypeAlias = list[tuple[str, str, str, tuple[str, ...], tuple[str, ...], bytes, bytes]]
+
+
+def _packed_passes(card: AgentCard) -> Passes[list[bytes]]:
+    """Skills in few texts, which take less time to send to the reader than a thousand objects."""
+    packed: list[bytes] = []
+    for at in range(0, len(card.skills), SKILLS_AT_ONCE):
+        rows: _PackedSkills = [
+            (it.id, it.name, it.description, it.tags, it.examples, bytes(it.input_schema), bytes(it.output_schema))
+            for it in card.skills[at : at + SKILLS_AT_ONCE]
+        ]
+        packed.append(msgspec.msgpack.encode(rows))
+        yield
+    return packed
+
+
+def _tagged_packed(write: Callable[[AgentCard], bytes], card: AgentCard, packed: list[bytes]) -> tuple[bytes, bytes]:
+    skills = [
+        AgentSkill(*row[:5], input_schema=Raw(row[5]), output_schema=Raw(row[6]))
+        for each in packed
+        for row in msgspec.msgpack.decode(each, type=_PackedSkills)
+    ]
+    return _tagged(write, replace(card, skills=tuple(skills)))
+
+
+def _tagged(write: Callable[[AgentCard], bytes], card: AgentCard) -> tuple[bytes, bytes]:
     """A card, and its ETag."""
-    body = write(*given)
+    body = write(card)
     return body, b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
 
 
