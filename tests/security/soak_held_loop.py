@@ -124,7 +124,7 @@ def yield_the_machine(field: Field, *callers: asyncio.subprocess.Process) -> Non
     """
     try:
         for thread in Path(f"/proc/{field.hub.pid}/task").iterdir():
-            os.sched_setscheduler(int(thread.name), os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
         for caller in callers:
             os.sched_setscheduler(caller.pid, os.SCHED_RR, os.sched_param(2))
     except PermissionError:

@@ -137,9 +137,10 @@ class LongReader:
 
     def _took_too_long(self) -> None:
         reading = self._take_current()
-        if self._process is not None:
+        process, self._process = self._process, None
+        if process is not None:
             log.warning("a message took too long to read", seconds=READ_SECONDS)
-            self._process.channel.kill()
+            process.channel.kill()
         if reading is not None:
             reading.job.failed(f"it took over {READ_SECONDS:g} seconds to read")
 
@@ -176,7 +177,8 @@ class LongReader:
                     self._send_next()
                 self._changed.clear()
                 try:
-                    await asyncio.wait_for(self._changed.wait(), IDLE_SECONDS)
+                    async with asyncio.timeout(IDLE_SECONDS):  # `wait_for` of 3.11 may swallow a cancellation
+                        await self._changed.wait()
                 except TimeoutError:
                     if self._current is None:
                         return

@@ -214,6 +214,8 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
 ERROR_LENGTH_MAX = 300
 
 if __name__ == "__main__":
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # the hub may have a real-time priority
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     keep_memory()

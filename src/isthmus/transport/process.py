@@ -155,7 +155,7 @@ class ProcessChannel:
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
-    async def spawn(
+    async def spawn(  # noqa: PLR0913 - all but the first are named
         cls,
         command: Sequence[str],
         *,
@@ -438,8 +438,8 @@ def _start(
             command,
             executable=program,
             bufsize=0,
-            stdin=pairs[0][1] if pairs else pipe,
-            stdout=pairs[1][1] if pairs else pipe,
+            stdin=pairs[0][1].fileno() if pairs else pipe,
+            stdout=pairs[1][1].fileno() if pairs else pipe,
             stderr=pipe,
             env=env,
             cwd=cwd,
