@@ -110,10 +110,15 @@ async def test_a_hub_leaves_no_reader(tmp_path: Path) -> None:
 
 async def test_a_killed_hub_leaves_no_reader(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with -9"):
-        async with serving(tmp_path) as hub:
-            reader = await reader_of(hub)
-            hub.process.kill()
-            await hub.process.wait()
-    async with asyncio.timeout(30):
-        while is_alive(reader):
-            await asyncio.sleep(0.01)
+        await killed_with_a_reader(tmp_path)
+
+
+async def killed_with_a_reader(folder: Path) -> None:
+    async with serving(folder) as hub:
+        reader = await reader_of(hub)
+        hub.process.kill()
+        await until(lambda: _has_ended(reader))
+
+
+async def _has_ended(pid: int) -> bool:
+    return not is_alive(pid)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import msgspec
@@ -58,12 +58,23 @@ class Jobs:
                 await self._changed.wait()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something of another process."""
+    for _ in range(int(SECONDS * 100)):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
 async def until_ready(reader: LongReader) -> int:
     """Have it start, and return its process."""
-    async with asyncio.timeout(SECONDS):
-        while reader.pid is None:
-            reader.offer(Job(partial(jsonrpc.decode, b"{}"), "nobody", print, print, lambda: None))
-            await asyncio.sleep(0.01)
+
+    def is_ready() -> bool:
+        return reader.pid is not None or reader.offer(Job(is_ready, "nobody", print, print, lambda: None))
+
+    await until(is_ready)
+    assert reader.pid is not None
     return reader.pid
 
 
@@ -155,12 +166,11 @@ async def test_a_message_with_which_two_processes_die_is_refused(jobs: Jobs) -> 
     jobs.offer("two", whose="ben")
     killed = {jobs_pid}
     os.kill(jobs_pid, signal.SIGKILL)
-    async with asyncio.timeout(SECONDS):
-        while len(killed) < 2:
-            await asyncio.sleep(0)
-            if (pid := jobs.reader.pid) is not None and pid not in killed:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
+    while len(killed) < 2:
+        await asyncio.sleep(0)
+        if (pid := jobs.reader.pid) is not None and pid not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
     await jobs.wait_for(2)
     assert jobs.ended[0] == ("one failed", "the process that read it ended")
     assert jobs.names[1] == "two read"
@@ -208,9 +218,7 @@ async def test_without_a_process_the_hub_reads(background: BackgroundTasks, monk
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     jobs = Jobs(LongReader(background, dict(os.environ)))
     assert not jobs.offer("one")
-    async with asyncio.timeout(SECONDS):
-        while len(background):
-            await asyncio.sleep(0.01)
+    await until(lambda: not len(background))
     assert not jobs.offer("two")
     assert len(background) == 0, "it does not try again at once"
 
@@ -225,9 +233,7 @@ async def test_an_idle_process_ends_and_the_next_message_starts_another(
     monkeypatch.setattr(reading, "IDLE_SECONDS", 0.2)
     jobs = Jobs(LongReader(background, dict(os.environ)))
     first = await until_ready(jobs.reader)
-    async with asyncio.timeout(SECONDS):
-        while is_alive(first):
-            await asyncio.sleep(0.01)
+    await until(lambda: not is_alive(first))
     assert not jobs.offer("one")
     assert await until_ready(jobs.reader) != first
 
