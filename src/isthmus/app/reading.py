@@ -123,13 +123,16 @@ class LongReader:
             self._timer = None
         return reading
 
-    def _answered(self, answer: tuple[bool, Any]) -> None:
+    def _answered(self, answer: tuple[bool | None, Any]) -> None:
         reading = self._take_current()
         self._send_next()
         if reading is not None:
             is_done, value = answer
             if is_done:
                 reading.job.then(value)
+            elif is_done is None:
+                log.debug("the reader cannot do a job", reason=value)
+                reading.job.here()
             else:
                 if isinstance(value, str):
                     log.error("the reader failed", reason=value)
@@ -206,7 +209,7 @@ class _Process:
 
     channel: ProcessChannel
 
-    def __init__(self, on_answer: Callable[[tuple[bool, Any]], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_answer: Callable[[tuple[bool | None, Any]], None], on_lost: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_answer = on_answer
         self._on_lost = on_lost
@@ -223,7 +226,7 @@ class _Process:
     async def start(
         cls,
         environment: Mapping[str, str],
-        on_answer: Callable[[tuple[bool, Any]], None],
+        on_answer: Callable[[tuple[bool | None, Any]], None],
         on_lost: Callable[[str], None],
     ) -> _Process:
         """Start a process and wait until it has loaded its modules.
@@ -294,7 +297,7 @@ class _Process:
                 self._read, self._head, self._wanted = bytearray(), None, HEAD.size
                 in_turns(passes, self._deliver)
 
-    def _deliver(self, answer: tuple[bool, Any]) -> None:
+    def _deliver(self, answer: tuple[bool | None, Any]) -> None:
         if not self._is_ready.done():
             self._is_ready.set_result(None)
         elif not self.is_lost:
@@ -312,7 +315,7 @@ class _Process:
 
 def _answer_passes(
     read: bytearray, head: FrameHead, asked: list[Text | str]
-) -> Generator[None, None, tuple[bool, Any]]:
+) -> Generator[None, None, tuple[bool | None, Any]]:
     """Read a response; its long texts in slices."""
     at = HEAD.size + 9 * len(head.lengths)
     view = memoryview(read)
@@ -324,5 +327,8 @@ def _answer_passes(
         texts.append((yield from string_passes(text)) if is_string else bytes(text))
         at += length
         yield
-    answer: tuple[bool, Any] = load(pickled, texts, asked)
+    try:
+        answer: tuple[bool | None, Any] = load(pickled, texts, asked)
+    except Exception as error:  # noqa: BLE001 - a class of somebody else's, say; the hub can do the job itself
+        return None, str(error)
     return answer

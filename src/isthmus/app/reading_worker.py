@@ -22,6 +22,7 @@ from msgspec import Raw
 
 from isthmus.app.process_setup import keep_memory
 from isthmus.model.long_objects import known_members, with_members
+from isthmus.model.tasks import ABSENT
 from isthmus.wire import jsonrpc
 
 NICENESS = 5
@@ -75,6 +76,8 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: object) -> tuple[Any, ...] | None:
         if isinstance(value, Raw):
+            if not value:
+                return ("absent",)  # an object of its own, which encoders leave out
             members = known_members(value)
             address, length = _place(value)
             for index, start, size in self._known:
@@ -99,19 +102,22 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - between a hub and its own child
-    """Reads what `_Pickler` wrote. Only the hub's own classes and functions are loaded."""
+    """Reads what `_Pickler` wrote. The process does whatever the hub asks; the hub loads only classes of its own."""
 
-    def __init__(self, file: BinaryIO, texts: Sequence[Text | str], known: Sequence[Any] = ()) -> None:
+    def __init__(self, file: BinaryIO, texts: Sequence[Text | str], known: Sequence[Any] | None) -> None:
         super().__init__(file)
         self._texts = texts
-        self._known = known
+        self._known = () if known is None else known
+        self._is_response = known is not None
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "isthmus" or (module, name) in _LOADED:
+        if not self._is_response or module.partition(".")[0] == "isthmus" or (module, name) in _LOADED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not for the reader")
+        raise pickle.UnpicklingError(f"{module}.{name} is not for the hub")
 
     def persistent_load(self, pid: tuple[Any, ...]) -> object:
+        if pid[0] == "absent":
+            return ABSENT
         if pid[0] == "part":
             _, index, at, length, members = pid
             raw = Raw(memoryview(self._known[index])[at : at + length])
@@ -177,7 +183,7 @@ def string_passes(text: Text) -> Generator[None, None, str]:
     return "".join(parts)
 
 
-def load(pickled: bytes, texts: Sequence[Text | str], known: Sequence[Text | str] = ()) -> Any:
+def load(pickled: bytes, texts: Sequence[Text | str], known: Sequence[Text | str] | None = None) -> Any:
     """The value of a frame; `known` are the long texts of the request, if it is a response."""
     return _Unpickler(io.BytesIO(pickled), texts, known).load()
 
@@ -201,14 +207,22 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
             for text, is_string in zip(read, lengths.are_strings, strict=True)
         ]
         del read
+        responses.writelines(_response(pickled, known).parts)
+        responses.flush()
+        del known
+
+
+def _response(pickled: bytes, known: Sequence[Text | str]) -> Frame:
+    """Whether the work was done, and its result or error; None if this process cannot do it."""
+    try:
+        work = load(pickled, known)
         try:
-            response: tuple[bool, object] = (True, load(pickled, known)())
+            return frame((True, work()), known)
         except Exception as error:  # noqa: BLE001 - the hub raises or reports it
             is_own = type(error).__module__.startswith("isthmus.")
-            response = (False, error if is_own else f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
-        responses.writelines(frame(response, known).parts)
-        responses.flush()
-        del known, response
+            return frame((False, error if is_own else f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]))
+    except Exception as error:  # noqa: BLE001 - something that pickle does not know
+        return frame((None, f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]))
 
 
 ERROR_LENGTH_MAX = 300

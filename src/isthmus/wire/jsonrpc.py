@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, Iterator, KeysView, Mapping
+from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -462,10 +462,15 @@ def notification(method: str, params: Payload | None = None) -> bytes:
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(method), bytes(params))
 
 
-def result(id: Payload, *result: Payload | memoryview) -> bytes:
-    """Render the answer to the request whose id text was `id`; the result may come in parts."""
+def result(id: Payload, result: Payload) -> bytes:
+    """Render the answer to the request whose id text was `id`."""
     # Joined, here and above: `%` grows its buffer step by step, which costs 600 µs a megabyte instead of 25.
-    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', *result, b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', result, b"}"))
+
+
+def result_of_parts(id: Payload, parts: Iterable[Payload | memoryview]) -> bytes:
+    """The same with a result in parts, which are copied once."""
+    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', *parts, b"}"))
 
 
 def error(id: Payload | None, code: int, message: str, data: Payload | None = None) -> bytes:

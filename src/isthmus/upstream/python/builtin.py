@@ -112,7 +112,7 @@ class LocalLink:
         caller = inflight.call.caller
         owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
         # Others are ignored, and may have megabytes.
-        arguments = only_members(inflight.call.arguments, *tool.input_schema["properties"])
+        arguments = only_members(inflight.call.arguments, *tool.input_schema.get("properties", ()))
         answer = tool.run(owner, msgspec.json.decode(arguments))
         if isinstance(answer, dict):
             inflight.finish(_result(answer))
