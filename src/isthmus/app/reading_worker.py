@@ -25,9 +25,6 @@ from isthmus.model.long_objects import known_members, with_members
 from isthmus.model.tasks import ABSENT
 from isthmus.wire import jsonrpc
 
-NICENESS = 5
-"""Ordinary calls come first."""
-
 LONG_TEXT_BYTES = 16 * 1024
 """Longer texts stand behind the pickle, so that they can be sent and read in slices."""
 
@@ -217,10 +214,11 @@ def _response(pickled: bytes, known: Sequence[Text | str]) -> Frame:
     try:
         work = load(pickled, known)
         try:
-            return frame((True, work()), known)
+            done = work()
         except Exception as error:  # noqa: BLE001 - the hub raises or reports it
             is_own = type(error).__module__.startswith("isthmus.")
             return frame((False, error if is_own else f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]))
+        return frame((True, done), known)
     except Exception as error:  # noqa: BLE001 - something that pickle does not know
         return frame((None, f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]))
 
@@ -230,7 +228,5 @@ ERROR_LENGTH_MAX = 300
 if __name__ == "__main__":
     if hasattr(os, "sched_setscheduler"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # the hub may have a real-time priority
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
     keep_memory()
     serve(sys.stdin.buffer, sys.stdout.buffer)
