@@ -331,7 +331,7 @@ class A2aRequest:
             self._service.delivered(delivered)
 
 
-def _write_sent(dialect: A2aDialect, record: TaskRecord, history_length: int | None) -> Payload:
+def _write_sent(dialect: Dialect, record: TaskRecord, history_length: int | None) -> Payload:
     return dialect.write_sent(shown(record), history_length)
 
 

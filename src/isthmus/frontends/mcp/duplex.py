@@ -162,7 +162,7 @@ class DuplexSession:
     def _read_next(self) -> None:
         body, _ = self._unread[0]
         whole = partial(jsonrpc.decode, body, max_depth=self._hub.limits.depth)
-        read_then(whole, jsonrpc.decode_passes, partial(self._was_read, body), jsonrpc.unreadable, self._session)
+        read_then(whole, jsonrpc.decode_passes, partial(self._was_read, body), jsonrpc.unreadable, self._client.session)
 
     def _was_read(self, body: bytes, message: jsonrpc.Message) -> None:
         """A long message was read: handle it and the short ones behind it."""
