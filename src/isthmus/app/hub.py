@@ -13,12 +13,14 @@ import structlog
 from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
+from isthmus.app.reading import LongReader
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.pauses import use_reader
 from isthmus.core.ports import ConfigurationFinding, DefinitionReview, Journal, Recorder
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.credentials.logins import Logins
@@ -140,6 +142,8 @@ class RunningHub:
         self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         self.hub.custom_policy = narrowing_of(configuration)
         self.hub.validation = ValidationWorker(self.background, environment)
+        self.reader = LongReader(self.background, environment)
+        use_reader(self.reader)
         self.know_tenants()
         self.pins = pins
         if pins is not None:
@@ -311,4 +315,5 @@ class RunningHub:
             await self.supervisor.aclose()
         finally:
             self.functions.close()
+            use_reader(None, instead_of=self.reader)
             await self.background.aclose()

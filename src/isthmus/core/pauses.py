@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Hashable
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 _T = TypeVar("_T")
 
 LONG_BYTES = 256 * 1024
 """Passes over less take well under a millisecond."""
+
+DECODED_BYTES = 64 * 1024
+"""The same for messages that are decoded and encoded as a whole, such as those of A2A: up to 150 ns a byte."""
 
 FREE_TURNS = 4
 """Turns of the loop without a long step after each one with: an ordinary call, which takes so many, waits for one long
@@ -27,12 +30,17 @@ step and not for one in each of its turns. An empty turn takes 10 µs."""
 async def pause_after(size: int) -> None:
     """Let others have a turn of the event loop after a step over so many bytes."""
     if size > LONG_BYTES:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        in_turn(partial(_go_on, turn))
-        await turn
+        await pause()
 
 
-async def in_passes(passes: Generator[None, None, _T], size: int) -> _T:
+async def pause() -> None:
+    """Let others have their turns of the event loop."""
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    in_turn(partial(_settle, turn, None))
+    await turn
+
+
+async def in_passes(passes: Generator[None, None, _T], size: int = LONG_BYTES + 1) -> _T:
     """Do the passes over something of so many bytes, with pauses between them if it is long; return their result."""
     while True:
         try:
@@ -45,16 +53,17 @@ async def in_passes(passes: Generator[None, None, _T], size: int) -> _T:
 
 def in_turns(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
     """Do passes, each in a turn of its own, and pass on their result."""
+    in_turn(partial(_step, passes, then))
 
-    def step() -> None:
-        try:
-            next(passes)
-        except StopIteration as done:
-            then(done.value)
-        else:
-            in_turn(step)
 
-    in_turn(step)
+def _step(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
+    # Not a closure: one that names itself is a cycle, which holds a message of megabytes until the collector runs.
+    try:
+        next(passes)
+    except StopIteration as done:
+        then(done.value)
+    else:
+        in_turn(partial(_step, passes, then))
 
 
 def in_turn(step: Callable[[], None]) -> None:
@@ -62,9 +71,105 @@ def in_turn(step: Callable[[], None]) -> None:
     _line.add(step)
 
 
-def _go_on(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+# -- the reader --------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """Work over a long message, which only reads what it is given. Exactly one of the last three is called."""
+
+    work: Callable[[], Any]
+    whose: Hashable
+    """Jobs of several owners take turns."""
+    then: Callable[[Any], None]
+    failed: Callable[[str | Exception], None]
+    """The work raised an error of ours, or cannot be done, or took too long."""
+    here: Callable[[], None]
+    """There is no process: the hub must do the work."""
+
+
+class Reader(Protocol):
+    """Does jobs in a process of its own: `app.reading`."""
+
+    def offer(self, job: Job) -> bool:
+        """Take a job; False if the hub must do it."""
+
+
+def use_reader(reader: Reader | None, instead_of: Reader | None = None) -> None:
+    """Have long messages of this event loop read by a reader, or by nobody else if it is None."""
+    if instead_of is None or _line.reader is instead_of:
+        _line.reader = reader
+        _line.reader_loop = asyncio.get_running_loop()
+
+
+class ReaderFailed(Exception):
+    """A long message could not be read; the message says why."""
+
+
+def read_long(job: Job) -> None:
+    """Have a job done by the reader, or here."""
+    reader = _line.reader
+    if reader is None or _line.reader_loop is not asyncio.get_running_loop() or not reader.offer(job):
+        job.here()
+
+
+def read_then(
+    whole: partial[_T],
+    passes: Callable[..., Generator[None, None, _T]],
+    then: Callable[[_T], None],
+    unreadable: Callable[[str], _T],
+    whose: Hashable,
+) -> None:
+    """Have a long message read by the reader, or here in `passes` that take the same arguments, and pass it on."""
+    read_long(
+        Job(
+            whole,
+            whose,
+            then,
+            lambda why: then(unreadable(str(why))),
+            lambda: in_turns(passes(*whole.args, **whole.keywords), then),
+        )
+    )
+
+
+async def read_message(
+    whole: partial[_T],
+    passes: Callable[..., Generator[None, None, _T]],
+    unreadable: Callable[[str], _T],
+    whose: Hashable,
+) -> _T:
+    """The same for one that waits for it."""
+    done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+    read_then(whole, passes, partial(_settle, done), unreadable, whose)
+    return await done
+
+
+async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T]], whose: Hashable) -> _T:
+    """The result of work over something long.
+
+    Raises:
+        ReaderFailed: it cannot be read.
+        Exception: the work raised it.
+    """
+    done: asyncio.Future[_T | None] = asyncio.get_running_loop().create_future()
+    is_here = False
+
+    def do_here() -> None:
+        nonlocal is_here
+        is_here = True
+        _settle(done, None)
+
+    def failed(why: str | Exception) -> None:
+        if not done.done():
+            done.set_exception(ReaderFailed(why) if isinstance(why, str) else why)
+
+    read_long(Job(work, whose, partial(_settle, done), failed, do_here))
+    found = await done
+    return await here() if is_here else cast("_T", found)
+
+
+def _settle(done: asyncio.Future[_T], value: _T) -> None:
+    if not done.done():
+        done.set_result(value)
 
 
 class _Line(threading.local):
@@ -74,6 +179,8 @@ class _Line(threading.local):
         self._steps: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_called = False
+        self.reader: Reader | None = None
+        self.reader_loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, step: Callable[[], None]) -> None:
         """Add a step behind all others."""
@@ -107,9 +214,15 @@ PROTOBUF_BYTES = 16 * 1024
 """Protobuf's forms of JSON are read and written in Python, at 50 ns a byte: from here on it takes a millisecond."""
 
 
-async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES) -> _T:
-    """Do work over so many bytes here, or on a thread if there are more than `over`; the interpreter alternates.
+async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES, whose: Hashable = None) -> _T:
+    """Do work over so many bytes here if it is short, or else by the reader or on a thread.
 
-    The work must be pure: it reads values that do not change.
+    The work must be pure: it reads values that do not change. Only a `partial` of a function of a module can be sent
+    to the reader.
+
+    Raises:
+        ReaderFailed: the reader could not do it.
     """
-    return work() if size <= over else await asyncio.to_thread(work)
+    if size <= over:
+        return work()
+    return await read_elsewhere(work, partial(asyncio.to_thread, work), whose)

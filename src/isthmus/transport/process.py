@@ -15,6 +15,7 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,9 @@ from typing import Final
 from isthmus.transport.flow_control import ReadQuota
 from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
 from isthmus.transport.process_tree import end_family, marking, reap, settle_mark
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""More than this in a buffer makes the event loop report when the child has caught up; the default of both loops."""
 
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""
@@ -151,7 +155,7 @@ class ProcessChannel:
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
-    async def spawn(
+    async def spawn(  # noqa: PLR0913 - all but the first are named
         cls,
         command: Sequence[str],
         *,
@@ -162,10 +166,12 @@ class ProcessChannel:
         on_drained: Callable[[], None] = lambda: None,
         limits: ProcessLimits = UNLIMITED,
         program: str | None = None,
+        over_sockets: bool = False,
     ) -> ProcessChannel:
         """Start `command` with the environment `env` (see `child_environment`), under `limits`.
 
-        With a `program`, that file is executed under the name that the command begins with.
+        With a `program`, that file is executed under the name that the command begins with. `over_sockets`, its stdin
+        and stdout are sockets: who writes into a pipe waits while a child of low priority reads from it.
 
         No callback comes before this returns. `on_drained` is called when a child that had fallen behind has caught up.
 
@@ -173,7 +179,7 @@ class ProcessChannel:
             SpawnFailed: there is no such command or directory, it cannot be executed, or the limits cannot be set.
         """
         with marking() as mark:
-            child = _start(command, env, cwd, program)
+            child = _start(command, env, cwd, program, over_sockets=over_sockets)
         settle_mark(child.pid, mark)
         try:
             bound(child.pid, limits)
@@ -248,7 +254,7 @@ class ProcessChannel:
         """The last 64 KiB that it wrote to stderr."""
         return self._stderr[-STDERR_BYTES:].decode("utf-8", "replace")
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         """Send `data`; return the offset of its end in all that was ever written, for `has_left`."""
         self._written += len(data)
         if self._stdin is not None and not self._stdin.is_closing():
@@ -267,6 +273,11 @@ class ProcessChannel:
     def buffered_bytes(self) -> int:
         """How much the child has not taken yet."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the child that `on_drained` will be called."""
+        return self.buffered_bytes() > HIGH_WATER_BYTES
 
     def kill(self) -> None:
         """End the child and all that it has started now; `on_lost` follows."""
@@ -417,23 +428,28 @@ class ProcessChannel:
 
 
 def _start(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None, *, over_sockets: bool = False
 ) -> subprocess.Popen[bytes]:
     _check_startable(command, env, cwd)
     pipe = subprocess.PIPE
+    pairs = [socket.socketpair(), socket.socketpair()] if over_sockets else []
     try:
-        return subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
+        child = subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
             command,
             executable=program,
             bufsize=0,
-            stdin=pipe,
-            stdout=pipe,
+            stdin=pairs[0][1].fileno() if pairs else pipe,
+            stdout=pairs[1][1].fileno() if pairs else pipe,
             stderr=pipe,
             env=env,
             cwd=cwd,
             close_fds=True,
             start_new_session=True,
         )
+        if pairs:
+            child.stdin = os.fdopen(pairs[0][0].detach(), "wb", 0)
+            child.stdout = os.fdopen(pairs[1][0].detach(), "rb", 0)
+        return child
     except FileNotFoundError as error:
         raise SpawnFailed(command[0], "there is no such file") from error
     except PermissionError as error:
@@ -442,6 +458,10 @@ def _start(
         is_format = isinstance(error, OSError) and error.errno == errno.ENOEXEC
         reason = "it is neither a program nor a script that begins with #!" if is_format else str(error)
         raise SpawnFailed(command[0], reason) from error
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()  # a detached one is closed by its file
 
 
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:

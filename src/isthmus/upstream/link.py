@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import in_turns
+from isthmus.core.pauses import read_then
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import (
@@ -479,8 +479,9 @@ class BaseLink:
     def read(self, text: bytes) -> None:
         """Handle one message of the server on a stream that all requests share. Responses are matched by id."""
         if len(text) > LATER_BYTES and (request := self._take(jsonrpc.answer_start(text))) is not None:
-            passes = jsonrpc.decode_passes(text, max_depth=self.limits.depth, max_values=None)
-            in_turns(passes, partial(self._take_long_answer, request))
+            whole = partial(jsonrpc.decode, text, max_depth=self.limits.depth, max_values=None)
+            then = partial(self._take_long_answer, request)
+            read_then(whole, jsonrpc.decode_passes, then, jsonrpc.unreadable, self.server)
             return
         message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:

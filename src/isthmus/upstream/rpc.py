@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import in_turn
+from isthmus.core.pauses import in_turn, read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.calls import ClientCapabilities
@@ -251,7 +251,19 @@ class _Post(HttpRequest):
         if self.is_over:
             return
         body = b"".join(self._chunks)
-        message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
+        self._chunks = []
+        whole = partial(jsonrpc.decode_reply, body, max_depth=self._link.limits.depth)
+        if len(body) > LATER_BYTES:
+            take = partial(self._take_late, body)
+            read_then(whole, jsonrpc.reply_passes, take, jsonrpc.unreadable, self._link.server)
+        else:
+            self._take(body, whole() if body else None)
+
+    def _take_late(self, body: bytes, message: jsonrpc.Message) -> None:
+        if not self.is_over:
+            self._take(body, message)
+
+    def _take(self, body: bytes, message: jsonrpc.Message | None) -> None:
         if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:

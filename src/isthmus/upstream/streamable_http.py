@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import in_turn, in_turns
+from isthmus.core.pauses import in_turn, read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
@@ -549,8 +550,10 @@ class Post(HttpRequest):
 
     __slots__ = (
         "_advice",
+        "_after_reading",
         "_chunks",
         "_decoder",
+        "_is_reading",
         "_link",
         "_login",
         "_rest",
@@ -583,6 +586,9 @@ class Post(HttpRequest):
         self._advice = ""
         """What the operator can do about the status."""
         self._chunks: list[bytes] = []
+        self._is_reading = False
+        self._after_reading: Callable[[], None] | None = None
+        """What happened while a long answer was read."""
         self._size = 0
         self._useless = 0
         self._decoder: SseDecoder | None = None
@@ -652,7 +658,9 @@ class Post(HttpRequest):
         """The response is complete."""
         if self.is_over:
             return
-        if self._decoder is not None:
+        if self._is_reading:
+            self._after_reading = self.on_end
+        elif self._decoder is not None:
             self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to the request to resume its stream", self._rest)
@@ -667,8 +675,8 @@ class Post(HttpRequest):
         if not self.is_over:
             body = b"".join(self._chunks)
             self._chunks = []
-            passes = jsonrpc.decode_passes(body, max_depth=self._link.limits.depth, max_values=None)
-            in_turns(passes, self._take_late)
+            whole = partial(jsonrpc.decode, body, max_depth=self._link.limits.depth, max_values=None)
+            read_then(whole, jsonrpc.decode_passes, self._take_late, jsonrpc.unreadable, self._link.server)
 
     def _take_late(self, message: jsonrpc.Message) -> None:
         if not self.is_over:
@@ -677,6 +685,9 @@ class Post(HttpRequest):
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
         if self.is_over:
+            return
+        if self._is_reading:
+            self._after_reading = partial(self.on_lost, lost_)
             return
         self._link.on_doubt()
         if self._decoder is not None:
@@ -767,8 +778,26 @@ class Post(HttpRequest):
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _read_event(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
-            case (Response() | ErrorReply()) as message if message.id is None or self._is_own(message.id):
+        whole = partial(jsonrpc.decode, data, max_depth=self._link.limits.depth, max_values=None)
+        id = jsonrpc.answer_start(data) if len(data) > LATER_BYTES and not self._is_reading else None
+        if id is not None and self._is_own(id):
+            self._is_reading = True
+            read_then(whole, jsonrpc.decode_passes, self._answer_was_read, jsonrpc.unreadable, self._link.server)
+        else:
+            self._take_event(whole())
+
+    def _answer_was_read(self, message: jsonrpc.Message) -> None:
+        """A long answer was read; the stream may have ended meanwhile."""
+        self._is_reading = False
+        happened, self._after_reading = self._after_reading, None
+        if not self.is_over:
+            self._take_event(message)
+        if not self.is_over and happened is not None:
+            happened()
+
+    def _take_event(self, message: jsonrpc.Message) -> None:
+        match message:
+            case Response() | ErrorReply() if message.id is None or self._is_own(message.id):
                 self._answer(message)
                 if self.ticket is not None:
                     # The server may end its stream, so that the connection can be reused; but not for ever.

@@ -10,13 +10,15 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, Iterator, KeysView, Mapping
+from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
+
+from isthmus.model.long_objects import known_members, with_members
 
 Payload: TypeAlias = bytes | Raw
 """The text of exactly one JSON value: a part of a decoded body, or rendered by us."""
@@ -185,7 +187,29 @@ def decode_passes(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
         yield
         return _decode_carefully(body, max_depth)
     is_deeper = yield from _is_deeper_long(body, max_depth)
-    return _too_deep(max_depth, envelope.id) if is_deeper else _message(envelope)
+    if is_deeper:
+        return _too_deep(max_depth, envelope.id)
+    yield
+    if envelope.params is not UNSET and "arguments" in envelope.params:
+        envelope.params["arguments"] = _ready_to_forward(envelope.params["arguments"])
+    elif envelope.result is not _ABSENT:
+        envelope.result = _ready_to_forward(envelope.result)
+    return _message(envelope)
+
+
+def _ready_to_forward(raw: Raw) -> Raw:
+    """A long value without line breaks; an object knows its members, if they are unique and not too many."""
+    if len(memoryview(raw)) <= PASS_BYTES:
+        return raw
+    text = bytes(raw)
+    if b"\n" in text or b"\r" in text:
+        raw = Raw(msgspec.json.format(text, indent=-1))
+    members = {str(key): value for key, value in (_first_members(raw) or {}).items()}
+    return with_members(raw, members) if members and _fill(members, len(memoryview(raw))) else raw
+
+
+class _Key(str):
+    __slots__ = ()
 
 
 class _PlainAnswer(Struct):
@@ -196,26 +220,59 @@ class _PlainAnswer(Struct):
     result: Raw
 
 
+class _ObjectAnswer(Struct):
+    """A response whose result is an object."""
+
+    jsonrpc: str
+    id: Raw
+    result: dict[_Key, Raw]
+
+
 _decode_plain_answer = msgspec.json.Decoder(_PlainAnswer).decode
 
 
 def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
     """Read a long response in one pass, if it has the usual form; None if it needs the careful way."""
+    if (around := _around_result(body)) is None:
+        return None
+    begin, end = around
     try:
         yield from _encoding_passes(body)
-        answer = _decode_plain_answer(body)
+        try:
+            read: _ObjectAnswer | _PlainAnswer = _few_members(_ObjectAnswer).decode(body)
+        except msgspec.ValidationError:  # the result has another type, or too many members
+            yield
+            read = _decode_plain_answer(body)
     except (*_NOT_JSON, RecursionError):
         return None
-    if answer.jsonrpc != "2.0" or not _is_id(answer.id) or not _is_plain_answer(answer.result, body):
+    if read.jsonrpc != "2.0" or not _is_id(read.id):
         return None
+    # A member that the decoder dropped would stand between head and tail, too, and leave room there.
+    if isinstance(read, _PlainAnswer):
+        if len(memoryview(read.result)) != end - begin:
+            return None
+        answer = Response(read.id, read.result)
+    else:
+        members = {str(key): value for key, value in read.result.items()}
+        if not _fill(members, end - begin):
+            return None
+        answer = Response(read.id, with_members(memoryview(body)[begin:end], members))
     yield
     is_deeper = yield from _is_deeper_long(body, max_depth)
-    return _too_deep(max_depth, answer.id) if is_deeper else Response(answer.id, answer.result)
+    return _too_deep(max_depth, read.id) if is_deeper else answer
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """Read a response of a plain JSON-RPC server: many write `"error": null` beside a result, or the reverse."""
-    message = decode(body, max_depth=max_depth, max_values=None)
+    return finish(reply_passes(body, max_depth=max_depth))
+
+
+def reply_passes(body: bytes, *, max_depth: int = MAX_DEPTH) -> Passes[Message]:
+    """The passes of `decode_reply`."""
+    if len(body) > LONG_BYTES:
+        message = yield from decode_passes(body, max_depth=max_depth, max_values=None)
+    else:
+        message = decode(body, max_depth=max_depth, max_values=None)
     if isinstance(message, Response | ErrorReply):
         return message
     members = {} if is_crowded(body) else object_members(body) or {}
@@ -225,6 +282,11 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     return decode(
         render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth, max_values=None
     )
+
+
+def unreadable(why: str) -> Malformed:
+    """The result for a message that could not be read, through no fault of its sender."""
+    return Malformed(INTERNAL_ERROR, f"the message could not be read: {why}", None)
 
 
 def answer_start(body: bytes) -> Raw | None:
@@ -263,16 +325,38 @@ def object_passes(
         return _too_dense(b"", max_values)
     try:
         yield from _encoding_passes(body)
-        value = _decode_value(body)
+        members = _members_or_none(body)
+        if members is None:
+            return _invalid(_NO_OBJECT, _ABSENT)
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
     yield
-    if long_object_members(body.strip()) is None:
-        return _invalid("the body must be an object that has no member twice", _ABSENT)
+    text = _stripped(body)
+    if not _fill(members, len(text)) and not _are_unique(members, bytes(text)):
+        return _invalid(_NO_OBJECT, _ABSENT)
     yield
-    return _too_deep(max_depth, _ABSENT) if (yield from _is_deeper_long(body, max_depth)) else value
+    if (yield from _is_deeper_long(body, max_depth)):
+        return _too_deep(max_depth, _ABSENT)
+    return with_members(text, members) if len(text) > LONG_BYTES and len(members) <= MEMBERS_MAX else Raw(text)
+
+
+def _members_or_none(body: bytes) -> dict[str, Raw] | None:
+    """The members of an object; None for other JSON."""
+    try:
+        return _decode_members(body)
+    except msgspec.ValidationError:  # raised before the rest was read
+        _decode_value(body)
+        return None
+
+
+_NO_OBJECT = "the body must be an object that has no member twice"
+
+
+def _stripped(body: bytes) -> memoryview:
+    """A text without the blanks around it."""
+    return memoryview(body)[len(body) - len(body.lstrip()) : len(body.rstrip())]
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
@@ -284,12 +368,20 @@ def elements(body: bytes, most: int) -> list[bytes] | None:
     return [bytes(element) for element in msgspec.structs.astuple(found) if element]
 
 
+def only_members(raw: Payload, *names: str) -> Payload:
+    """The same object without its other members, if it knows them; otherwise unchanged."""
+    members = known_members(raw)
+    return raw if members is None else render({name: members[name] for name in names if name in members})
+
+
 def object_members(raw: Payload) -> dict[str, Raw] | None:
     r"""Split an object of a decoded body one level deep; None if it is no object or has a key twice.
 
     An object with a quotation mark inside a key may be refused too, when a mark somewhere is spelt `\u0022`:
     telling them apart would cost too much. UTF-8 is not checked again.
     """
+    if (known := known_members(raw)) is not None:
+        return dict(known)
     try:
         members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
@@ -299,6 +391,8 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
 
 def long_object_members(raw: Payload) -> dict[str, Raw] | None:
     """The same for a long text. If the members fill the text, quotes are not counted."""
+    if (known := known_members(raw)) is not None:
+        return dict(known)
     try:
         members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
@@ -337,6 +431,8 @@ def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def is_crowded(raw: Payload) -> bool:
     """Whether an object has too many members to read one by one; reading stops at the limit."""
+    if known_members(raw) is not None:
+        return False
     text = bytes(raw)
     return _has_over(text, b":", MEMBERS_MAX) and _first_members(text) is None
 
@@ -372,6 +468,11 @@ def result(id: Payload, result: Payload) -> bytes:
     return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', result, b"}"))
 
 
+def result_of_parts(id: Payload, parts: Iterable[Payload | memoryview]) -> bytes:
+    """The same with a result in parts, which are copied once."""
+    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', *parts, b"}"))
+
+
 def error(id: Payload | None, code: int, message: str, data: Payload | None = None) -> bytes:
     """Render a failure; without an id it is `null`, as the specification wants for unreadable requests."""
     tail = b"" if data is None else b',"data":%b' % bytes(data)
@@ -393,8 +494,12 @@ def compact(payload: Payload) -> bytes:
     """
     text = bytes(payload)
     if b"\n" in text or b"\r" in text:
-        return msgspec.json.format(text, indent=-1)
+        # Strings cannot contain line breaks, so blanks can replace them. Formatting takes five times as long.
+        return text.translate(_BLANKS) if len(text) > LONG_BYTES else msgspec.json.format(text, indent=-1)
     return text
+
+
+_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 # Duplicates. JSON parsers disagree on which of two equal keys counts, so a body with both could be authorised
@@ -439,18 +544,14 @@ _PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
 _TAIL_BYTES = 300
 
 
-def _is_plain_answer(result: Raw, body: bytes) -> bool:
-    """Whether a response has the usual form, and its lengths prove that the body has no other member.
-
-    The result stands between a head and a tail of known form. A member that the decoder dropped would stand there, too,
-    and the result would be shorter.
-    """
+def _around_result(body: bytes) -> tuple[int, int] | None:
+    """Where the result of a response of the usual form begins and ends: between a head and a tail of known form."""
     if (head := _PLAIN_HEAD.match(body)) is None:
-        return False
-    tail = _PLAIN_TAIL.search(body, len(body) - _TAIL_BYTES)
+        return None
+    tail = _PLAIN_TAIL.search(body, max(head.end(), len(body) - _TAIL_BYTES))
     if tail is None or (head[1] is None) == (tail[1] is None):
-        return False
-    return head.end() + len(memoryview(result)) == tail.start()
+        return None
+    return head.end(), tail.start()
 
 
 _SHORTEST_MEMBER = len(',"":0')
@@ -528,25 +629,31 @@ def _elements_decoder(most: int) -> msgspec.json.Decoder[Struct]:
     return msgspec.json.Decoder(defstruct("_Elements", places, array_like=True, forbid_unknown_fields=True))
 
 
-class _Key(str):
-    __slots__ = ()
+def _few_members(type: type[_T]) -> msgspec.json.Decoder[_T]:
+    """A decoder that stops with a `ValidationError` at too many keys of the type `_Key`."""
+    seen = 0
+
+    def count(_: object, key: str) -> _Key:
+        nonlocal seen
+        seen += 1
+        if seen > MEMBERS_MAX:
+            raise ValueError(_TOO_MANY)
+        return _Key(key)
+
+    return msgspec.json.Decoder(type, dec_hook=count)
+
+
+_TOO_MANY = "too many members"
 
 
 def _first_members(text: Payload) -> dict[_Key, Raw] | None:
     """The members of an object, empty if it is not an object; None if there are too many, which is detected early."""
-    seen = 0
-
-    def count(_: type, key: str) -> _Key:
-        nonlocal seen
-        seen += 1
-        if seen > MEMBERS_MAX:
-            raise ValueError("too many members")
-        return _Key(key)
-
     try:
-        return msgspec.json.Decoder(dict[_Key, Raw], dec_hook=count).decode(text)
+        return _few_members(dict[_Key, Raw]).decode(text)
+    except msgspec.ValidationError as error:
+        return None if _TOO_MANY in str(error) else {}
     except (*_NOT_JSON, RecursionError):
-        return None if seen > MEMBERS_MAX else {}
+        return {}
 
 
 def _refused_early(body: bytes, max_depth: int) -> Message | None:
@@ -783,7 +890,7 @@ def _decode_carefully(body: bytes, max_depth: int) -> Message:
         return Batch()
     members = object_members(body)
     if members is None:
-        return _invalid("the body must be an object that has no member twice", _ABSENT)
+        return _invalid(_NO_OBJECT, _ABSENT)
     if _is_deeper(body, max_depth):
         return _too_deep(max_depth, members.get("id", _ABSENT))
     return _misspelt(members) or _message_of(members)

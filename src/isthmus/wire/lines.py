@@ -28,7 +28,8 @@ class LineDecoder:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._held = bytearray()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._is_skipping = False
 
     def feed(self, chunk: bytes) -> list[bytes | Oversized]:
@@ -46,8 +47,8 @@ class LineDecoder:
         # The usual line arrives whole; only the first of a chunk can have a beginning in an earlier one.
         if self._held or self._is_skipping or len(line) > self._limit_bytes:
             self._hold(line, found)
-            line = bytes(self._held)
-            self._held.clear()
+            line = b"".join(self._held)
+            self._drop()
             self._is_skipping = False
         line = line.removesuffix(b"\r")
         if line and not line.isspace():
@@ -57,12 +58,17 @@ class LineDecoder:
         """Keep the beginning of a line, or nothing more of it once it is too long."""
         if self._is_skipping:
             return
-        if len(self._held) + len(part) <= self._limit_bytes:
-            self._held += part
+        if self._held_bytes + len(part) <= self._limit_bytes:
+            self._held.append(part)
+            self._held_bytes += len(part)
             return
-        self._held.clear()
+        self._drop()
         self._is_skipping = True
         found.append(Oversized(self._limit_bytes))
+
+    def _drop(self) -> None:
+        self._held = []
+        self._held_bytes = 0
 
 
 def frame(message: Payload) -> bytes:

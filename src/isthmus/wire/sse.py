@@ -24,6 +24,9 @@ class SseEvent(Struct, frozen=True, kw_only=True):
     retry: int | None = None
 
 
+_DATA = b"data: "
+
+
 class SseDecoder:
     """Cut events out of whatever chunks arrive.
 
@@ -39,7 +42,8 @@ class SseDecoder:
         self.last_event_id: str | None = None
         self.retry: int | None = None
         self._limit_bytes = limit_bytes
-        self._held = bytearray()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._ended_with_cr = False
         self._is_first_line = True
         self._is_skipping = False
@@ -48,7 +52,7 @@ class SseDecoder:
     def _clear(self) -> None:
         self._size_bytes = 0
         self._name = ""
-        self._data: bytearray | None = None
+        self._data: list[bytes] = []
         self._id: str | None = None
         self._retry: int | None = None
 
@@ -71,18 +75,26 @@ class SseDecoder:
 
     def _hold(self, part: bytes, found: list[SseEvent | Oversized]) -> None:
         """Keep the beginning of a line; of a line to be skipped only that it is not blank."""
-        if not self._is_skipping and self._size_bytes + len(self._held) + len(part) > self._limit_bytes:
+        if not self._is_skipping and self._size_bytes + self._held_bytes + len(part) > self._limit_bytes:
             self._is_skipping = True
             self._clear()
             found.append(Oversized(self._limit_bytes))
         if self._is_skipping:
             part = b"" if self._held else part[:1]
-        self._held += part
+        if part:
+            self._held.append(part)
+            self._held_bytes += len(part)
 
     def _end_line(self, line: bytes, found: list[SseEvent | Oversized]) -> None:
         self._hold(line, found)
-        line = bytes(self._held)
-        self._held.clear()
+        parts, self._held = self._held, []
+        size, self._held_bytes = self._held_bytes, 0
+        if len(parts) > 1 and parts[0].startswith(_DATA) and not self._is_skipping and not self._is_first_line:
+            # A long message is copied once.
+            self._size_bytes += size
+            self._data.append(b"".join((memoryview(parts[0])[len(_DATA) :], *parts[1:])))
+            return
+        line = b"".join(parts)
         if self._is_first_line:
             # Of a line to be skipped nothing else may be left, and it is not blank for that.
             line = line if self._is_skipping else line.removeprefix(_BOM)
@@ -95,11 +107,7 @@ class SseDecoder:
             value = value.removeprefix(b" ")
             match name:
                 case b"data":
-                    if self._data is None:
-                        self._data = bytearray(value)
-                    else:
-                        self._data += b"\n"
-                        self._data += value
+                    self._data.append(value)
                 case b"event":
                     self._name = value.decode(errors="replace")
                 case b"id" if b"\0" not in value:
@@ -115,9 +123,9 @@ class SseDecoder:
             self.last_event_id = self._id
         if self._retry is not None:
             self.retry = self._retry
-        if self._data is not None:
+        if self._data:
             name = self._name or "message"
-            found.append(SseEvent(event=name, data=bytes(self._data), id=self._id, retry=self._retry))
+            found.append(SseEvent(event=name, data=b"\n".join(self._data), id=self._id, retry=self._retry))
         self._clear()
 
 

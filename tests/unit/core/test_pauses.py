@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Generator
 from functools import partial
 
@@ -82,3 +84,24 @@ async def test_passes_without_a_task_pass_their_result_on() -> None:
     assert done == []
     assert await asyncio.wait_for(read, 5) == "read"
     assert done == [0, 1, 2]
+
+
+class Answer:
+    """Whatever a long message ends."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+async def test_nothing_of_a_long_message_is_held_after_its_last_pass() -> None:
+    gc.disable()  # a cycle would hold megabytes until the collector runs
+    try:
+        answer = Answer()
+        seen, done = weakref.ref(answer), answer.done
+        in_turns(passes(3, []), partial(lambda answer, found: answer.done.set_result(found), answer))
+        del answer
+        await done
+        await asyncio.sleep(0)
+        assert seen() is None
+    finally:
+        gc.enable()

@@ -18,6 +18,7 @@ import msgspec
 
 from isthmus.core.catalog.schema_cost import Cost, measure
 from isthmus.model.features import Tool
+from isthmus.model.long_objects import known_members
 
 DETAIL_LENGTH_MAX = 300
 """An explanation may quote the value; a caller needs its beginning, not a megabyte."""
@@ -88,12 +89,13 @@ def _always_expensive(arguments: msgspec.Raw) -> str:
 
 
 class _Check:
-    __slots__ = ("_allows_any_object", "_budget", "_cheap_bytes", "_cost", "_names", "_validator")
+    __slots__ = ("_allows_any_object", "_budget", "_cheap_bytes", "_cost", "_names", "_plain", "_validator")
 
     def __init__(self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None, schema: Any) -> None:
         self._validator = validator
         self._allows_any_object = _allows_any_object(schema)
         self._names = _names_in(schema)
+        self._plain = _plain_properties(schema)
         self._cost = cost
         self._budget = budget
         self._cheap_bytes = float("inf") if budget is None else cost.bytes_within(budget)
@@ -103,7 +105,9 @@ class _Check:
         if size > self._cheap_bytes:
             if self._allows_any_object and bytes(memoryview(arguments)[:1]) == b"{":
                 return None
-            if self._is_expensive(arguments):
+            if (short := self._without_long_texts(arguments)) is not None:
+                arguments = short
+            elif self._is_expensive(arguments):
                 return EXPENSIVE
         try:
             value = msgspec.json.decode(arguments)
@@ -119,6 +123,24 @@ class _Check:
             message = self._misspelt(error, value) or _surplus(error, value) or error.message
             return (f"{where}: {message}" if where else message)[:DETAIL_LENGTH_MAX]
         return None
+
+    def _without_long_texts(self, arguments: msgspec.Raw) -> msgspec.Raw | None:
+        """Arguments that are as valid as long ones, and short; None if there are none such.
+
+        Of members that the schema does not name, and of texts that must only be texts, the content does not matter.
+        """
+        members = None if self._plain is None else known_members(arguments)
+        if members is None or self._plain is None:
+            return None
+        named = [(name, members[name]) for name in self._plain if name in members]
+        texts = [
+            (name, b'""' if self._plain[name] and bytes(memoryview(value)[:1]) == b'"' else bytes(value))
+            for name, value in named
+            if len(memoryview(value)) <= SHORT_BYTES or self._plain[name]
+        ]
+        if len(texts) < len(named) or sum(len(text) for _, text in texts) > SHORT_BYTES:
+            return None
+        return msgspec.Raw(b"{%b}" % b",".join(msgspec.json.encode(name) + b":" + text for name, text in texts))
 
     def _misspelt(self, error: jsonschema_rs.ValidationError, value: Any) -> str | None:
         """Name the arguments that the tool does not have, if the arguments fail as a whole; None if it has all."""
@@ -136,18 +158,26 @@ class _Check:
         # A long text as a member is one value. Elsewhere commas and brackets inside strings count too: the estimate
         # may be too high.
         size = len(memoryview(arguments))
-        try:
-            found = _MEMBERS.decode(arguments)
-        except msgspec.MsgspecError:
-            found = {}
+        found = known_members(arguments)
+        if found is None:
+            try:
+                found = _MEMBERS.decode(arguments)
+            except msgspec.MsgspecError:
+                found = {}
         # The decoder drops all but the last of equal keys. Members that do not fill the text prove nothing.
         written = sum(len(key.encode()) + len(memoryview(member)) + 4 for key, member in found.items())
         values = 1
         for member in found.values() if size - written < LAYOUT_BYTES_MAX else (arguments,):
+            if bytes(memoryview(member)[:1]) == b'"':
+                values += 1
+                continue
             text = bytes(member)
-            values += 1 if text[:1] == b'"' else 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
+            values += 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
         return self._budget is not None and self._cost.nanoseconds(values, size) > self._budget
 
+
+SHORT_BYTES = 64 * 1024
+"""Arguments that are checked without a thought of their length."""
 
 NAME_LENGTH_MAX = 64
 """How much of an unknown name is compared with the tool's arguments."""
@@ -166,6 +196,19 @@ def _allows_any_object(schema: object) -> bool:
         return schema is True
     rest = schema.keys() - _SAYS_NOTHING
     return rest <= {"type"} and schema.get("type", "object") == "object"
+
+
+def _plain_properties(schema: object) -> dict[str, bool] | None:
+    """The properties of an object, and whether each may be any text; None if the schema says more than their types."""
+    if not isinstance(schema, dict) or not schema.keys() - _SAYS_NOTHING <= {"type", "properties", "required"}:
+        return None
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or schema.get("type", "object") != "object":
+        return None
+    return {
+        name: isinstance(each, dict) and each.keys() - _SAYS_NOTHING == {"type"} and each["type"] == "string"
+        for name, each in properties.items()
+    }
 
 
 def _names_in(schema: object) -> tuple[str, ...]:

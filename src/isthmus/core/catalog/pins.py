@@ -147,17 +147,28 @@ class Pins:
         self._on_sighting(Sighting(*key, fingerprint, self._definition(tool), known is not None, is_withheld))
         return not is_withheld
 
-    def prepare(self, tool: Tool) -> None:
-        """Compute what `passes` needs: the fingerprint, and the canonical definition of a tool to report."""
+    def prepare(self, tool: Tool, definition: bytes | None = None) -> None:
+        """Compute what `passes` needs: the fingerprint, and the canonical definition of a tool to report.
+
+        `definition` is the canonical one, if the caller has computed it.
+        """
         if self._mode_of(tool.server) == "off":
             return
-        if self._known_as((tool.server, "", tool.name)) == self._fingerprint(tool):
+        key = _cache_key(tool)
+        if key not in self._fingerprints:
+            definition = canonical_definition(tool) if definition is None else definition
+            self._note_fingerprint(key, definition)
+        if self._known_as((tool.server, "", tool.name)) == self._fingerprints[key]:
             return
         if self._prepared_bytes > PREPARED_BYTES_MAX:
             self._prepared.clear()
             self._prepared_bytes = 0
-        definition = self._prepared[_cache_key(tool)] = canonical_definition(tool)
+        definition = self._prepared[key] = canonical_definition(tool) if definition is None else definition
         self._prepared_bytes += len(definition)
+
+    def needs(self, tool: Tool) -> bool:
+        """Whether the fingerprint of a tool is still to be computed."""
+        return self._mode_of(tool.server) != "off" and _cache_key(tool) not in self._fingerprints
 
     def _definition(self, tool: Tool) -> bytes:
         """The canonical definition; a list of thousands takes too long at once, so it is prepared."""
@@ -197,10 +208,12 @@ class Pins:
         """The fingerprint, cached: thousands of servers may list the same tools."""
         key = _cache_key(tool)
         fingerprint = self._fingerprints.get(key)
-        if fingerprint is None:
-            if len(self._fingerprints) >= FINGERPRINTS_MAX:
-                self._fingerprints.clear()
-            fingerprint = self._fingerprints[key] = fingerprint_of(canonical_definition(tool))
+        return self._note_fingerprint(key, canonical_definition(tool)) if fingerprint is None else fingerprint
+
+    def _note_fingerprint(self, key: bytes, definition: bytes) -> bytes:
+        if len(self._fingerprints) >= FINGERPRINTS_MAX:
+            self._fingerprints.clear()
+        fingerprint = self._fingerprints[key] = fingerprint_of(definition)
         return fingerprint
 
     def approve(self, server: ServerName, variant: str, tool: FeatureName, fingerprint: bytes) -> None:

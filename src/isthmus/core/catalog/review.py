@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urldefrag, urljoin
 
 import msgspec
 
-from isthmus.core.catalog.pins import Pins
+from isthmus.core.catalog.pins import Pins, canonical_definition
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.core.pauses import aside, pause
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
@@ -243,8 +245,11 @@ def _document(base: str, reference: str) -> str:
 
 FINDINGS_MAX: Final = 20_000
 NOTES_MAX: Final = 20
-SLICE_SECONDS: Final = 0.005
+SLICE_SECONDS: Final = 0.0005
 """How long the loop is blocked at a time."""
+
+LONG_DEFINITION_BYTES: Final = 32 * 1024
+"""A longer definition is examined elsewhere: 200 KB take 6 ms."""
 
 LeftOut = Mapping[FeatureName, str]
 """Tools that are left out, and why."""
@@ -310,12 +315,24 @@ class Review:
         loop = asyncio.get_running_loop()
         until = loop.time() + SLICE_SECONDS
         for feature in features:
+            size = sum(len(memoryview(member)) for member in feature.definition.values())
+            definition = await self._examine_long(feature, size) if size > LONG_DEFINITION_BYTES else None
             self._lint(feature)
             if self.pins is not None and isinstance(feature, Tool):
-                self.pins.prepare(feature)
+                self.pins.prepare(feature, definition)
             if loop.time() > until:
-                await asyncio.sleep(0)
+                await pause()
                 until = loop.time() + SLICE_SECONDS
+
+    async def _examine_long(self, feature: Feature, size: int) -> bytes | None:
+        """Lint a long definition elsewhere, and return its canonical form, if it is needed."""
+        needs_form = self.pins is not None and isinstance(feature, Tool) and self.pins.needs(feature)
+        if not needs_form and _key(feature) in self._found:
+            return None
+        examining = partial(_examined, feature, needs_form=needs_form)
+        found, definition = await aside(size, examining, over=LONG_DEFINITION_BYTES, whose=feature.server)
+        self._note(_key(feature), found)
+        return definition
 
     def withholds(self, server: ServerName) -> bool:
         """Whether changed tools of this server are hidden."""
@@ -393,14 +410,27 @@ class Review:
         return tuple(with_flags(each, flags) if (flags := self._lint(each).flags) else each for each in features)
 
     def _lint(self, feature: Feature) -> _Findings:
-        key = feature.digest + feature.name.encode("utf-8", "surrogatepass")
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= FINDINGS_MAX:
-                self._found.clear()
-            outside = outside_reference(feature) if isinstance(feature, Tool) else None
-            found = self._found[key] = _Findings(flags_of(feature), outside)
+        found = self._found.get(_key(feature))
+        return self._note(_key(feature), _findings(feature)) if found is None else found
+
+    def _note(self, key: bytes, found: _Findings) -> _Findings:
+        if len(self._found) >= FINDINGS_MAX:
+            self._found.clear()
+        self._found[key] = found
         return found
+
+
+def _key(feature: Feature) -> bytes:
+    return feature.digest + feature.name.encode("utf-8", "surrogatepass")
+
+
+def _findings(feature: Feature) -> _Findings:
+    return _Findings(flags_of(feature), outside_reference(feature) if isinstance(feature, Tool) else None)
+
+
+def _examined(feature: Feature, *, needs_form: bool) -> tuple[_Findings, bytes | None]:
+    """The findings of a definition, and its canonical form."""
+    return _findings(feature), canonical_definition(feature) if needs_form and isinstance(feature, Tool) else None
 
 
 def _listed(server_status: ServerStatus) -> tuple[object, ...]:

@@ -7,9 +7,9 @@ counts. Plain text is passed on as it is. Tools are looked up later, in the call
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from operator import is_
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.pauses import DECODED_BYTES, aside
 from isthmus.core.tasks.record import StoredQuestion, TaskOwner, message_digest, task_id_for
 from isthmus.model.calls import Answered, Declined, Reply
 from isthmus.model.tasks import ABSENT, Artifact, DataPart, FilePart, Message, Part, TextPart
@@ -103,15 +103,15 @@ class ReadMessage(NamedTuple):
 
 
 async def read_message(owner: TaskOwner, said: SendMessage) -> ReadMessage:
-    """Read a message, on a thread if it is long."""
-
-    def read() -> ReadMessage:
-        stored = without_headers(said.message)
-        task = task_id_for(owner, message_digest(stored, said.context))
-        return ReadMessage(stored, read_instruction(said.message), task, size)
-
+    """Read a message, elsewhere if it is long."""
     size = message_bytes(said.message)
-    return await asyncio.to_thread(read) if size > LONG_BYTES else read()
+    return await aside(size, partial(_read_now, owner, said, size), over=DECODED_BYTES, whose=owner)
+
+
+def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> ReadMessage:
+    stored = without_headers(said.message)
+    task = task_id_for(owner, message_digest(stored, said.context))
+    return ReadMessage(stored, read_instruction(said.message), task, size)
 
 
 def digest_of(said: SendMessage) -> str:

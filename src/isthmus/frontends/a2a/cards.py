@@ -10,6 +10,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -17,6 +19,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Route
+from isthmus.core.pauses import LONG_BYTES, aside, in_passes
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
@@ -42,7 +45,7 @@ from isthmus.wire.a2a.cards import (
 )
 from isthmus.wire.a2a.negotiate import VERSION_HEADER, VERSION_PARAMETER, dialect_of, version_of
 from isthmus.wire.a2a.operations import A2aProblem, DialectName, ProblemKind
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import Passes, Payload
 from isthmus.wire.mcp.messages import read_string, write_hubs
 
 SETTLE_SECONDS = 1.0
@@ -159,8 +162,8 @@ class AgentCards:
         version = version_of(fields.get(VERSION_HEADER.encode(), b"").decode("latin-1"), query.get(VERSION_PARAMETER))
         form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
         auth = query.get(AUTH_PARAMETER)
-        body = self.written(form, caller, auth)
-        tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
+        card = await in_passes(self._card_passes(caller))
+        body, tag = await self._written(card, self._writer(form, auth), caller)
         since = self._unchanged_since((f"{form} {auth}", caller), tag)
         # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
@@ -188,21 +191,28 @@ class AgentCards:
             self._since.popitem(last=False)
         return since
 
-    def written(self, form: DialectName | None, caller: Caller | None, auth: str | None = None) -> bytes:
-        """The card of a generation; without one, the card that the settings name."""
-        card = self._card(caller)
+    async def _written(
+        self, card: AgentCard, write: Callable[[AgentCard], bytes], caller: Caller | None
+    ) -> tuple[bytes, bytes]:
+        """A card, and its ETag."""
+        if (size := _card_bytes(card)) <= LONG_BYTES:
+            return _tagged(write, card)
+        packed = await in_passes(_packed_passes(card))
+        return await aside(size, partial(_tagged_packed, write, replace(card, skills=()), packed), whose=caller)
+
+    def _writer(self, form: DialectName | None, auth: str | None) -> Callable[[AgentCard], bytes]:
+        """Writes the card in a generation's form; without one, in the form that the settings name."""
         match form:
-            case "1.0":
-                return write_strict(_of_1_0(card))
             case "0.3":
-                return write_0_3(card)
+                return write_0_3
             case "0.1":
-                return write_0_1(card)
+                return write_0_1
             case "agentvault":
-                own = replace(card, schemes=self._agentvault_schemes())
-                return write_agentvault(own, "isthmus/mcp-tool-proxy", auth)
-            case None:
-                return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
+                return partial(_write_agentvault, self._agentvault_schemes(), auth)
+            case None if self.settings.card != "strict":
+                return write_merged
+            case _:
+                return _write_1_0
 
     async def extended(self, caller: Caller, dialect: DialectName) -> Payload | A2aProblem:
         """The card for authenticated callers; a problem if the hub has no keys."""
@@ -210,12 +220,17 @@ class AgentCards:
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
             return A2aProblem(kind, "There is no extended card: this agent does not authenticate callers")
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
-        card = self._card(caller)
-        if dialect == "0.3":
-            return write_0_3(card)
-        return write_strict(_of_1_0(card) if self.settings.card == "strict" else card)
+        card = await in_passes(self._card_passes(caller))
+        own = _write_1_0 if self.settings.card == "strict" else write_strict
+        return (await self._written(card, write_0_3 if dialect == "0.3" else own, caller))[0]
 
-    def _card(self, caller: Caller | None) -> AgentCard:
+    def _card_passes(self, caller: Caller | None) -> Passes[AgentCard]:
+        skills: list[AgentSkill] = []
+        view = None if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING)
+        for route in () if view is None else view.routes.values():
+            skills.append(_skill(route))
+            if len(skills) % SKILLS_AT_ONCE == 0:
+                yield
         base = self._address().rstrip("/")
         schemes = self._schemes(base)
         return AgentCard(
@@ -223,7 +238,7 @@ class AgentCards:
             description=self.settings.description,
             version=self._version,
             interfaces=self._interfaces(base),
-            skills=(*ALWAYS, *self._skills(caller)),
+            skills=(*ALWAYS, *skills),
             modes=MODES,
             schemes=schemes,
             has_extended=bool(schemes),
@@ -266,11 +281,56 @@ class AgentCards:
         hubs = write_hubs({**behind, self._hub.id: 0})
         return AgentExtension(HUBS, "The hubs behind this agent, by random ids", params=Raw(msgspec.json.encode(hubs)))
 
-    def _skills(self, caller: Caller | None) -> list[AgentSkill]:
-        if caller is None:
-            return []
-        view = self._hub.snapshot.view(caller.grants, EVERYTHING)
-        return [_skill(route) for route in view.routes.values()]
+
+SKILLS_AT_ONCE = 100
+"""Skills of a card that are read in one turn of the event loop: 0.3 ms."""
+
+
+def _card_bytes(card: AgentCard) -> int:
+    """The approximate size of a card."""
+    return sum(
+        len(skill.description) + len(memoryview(skill.input_schema)) + len(memoryview(skill.output_schema))
+        for skill in card.skills
+    )
+
+
+def _write_1_0(card: AgentCard) -> bytes:
+    return write_strict(_of_1_0(card))
+
+
+def _write_agentvault(schemes: dict[str, Scheme], auth: str | None, card: AgentCard) -> bytes:
+    return write_agentvault(replace(card, schemes=schemes), "isthmus/mcp-tool-proxy", auth)
+
+
+_PackedSkills: TypeAlias = list[tuple[str, str, str, tuple[str, ...], tuple[str, ...], bytes, bytes]]
+
+
+def _packed_passes(card: AgentCard) -> Passes[list[bytes]]:
+    """Skills in few texts, which take less time to send to the reader than a thousand objects."""
+    packed: list[bytes] = []
+    for at in range(0, len(card.skills), SKILLS_AT_ONCE):
+        rows: _PackedSkills = [
+            (it.id, it.name, it.description, it.tags, it.examples, bytes(it.input_schema), bytes(it.output_schema))
+            for it in card.skills[at : at + SKILLS_AT_ONCE]
+        ]
+        packed.append(msgspec.msgpack.encode(rows))
+        yield
+    return packed
+
+
+def _tagged_packed(write: Callable[[AgentCard], bytes], card: AgentCard, packed: list[bytes]) -> tuple[bytes, bytes]:
+    skills = [
+        AgentSkill(*row[:5], input_schema=Raw(row[5]), output_schema=Raw(row[6]))
+        for each in packed
+        for row in msgspec.msgpack.decode(each, type=_PackedSkills)
+    ]
+    return _tagged(write, replace(card, skills=tuple(skills)))
+
+
+def _tagged(write: Callable[[AgentCard], bytes], card: AgentCard) -> tuple[bytes, bytes]:
+    """A card, and its ETag."""
+    body = write(card)
+    return body, b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
 
 
 def _of_1_0(card: AgentCard) -> AgentCard:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.pauses import PROTOBUF_BYTES, aside, pause_after
+from isthmus.core.pauses import PROTOBUF_BYTES, aside
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.frontends.a2a.http import A2aHttp, A2aRequest, Answered
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled
@@ -137,7 +137,8 @@ class A2aGrpc:
         done = (await self._run(method, context))[1]
         assert not isinstance(done, LiveTask), "only streams follow a task"
         try:
-            written = await aside(len(memoryview(done)), partial(protobuf.write, method, done), over=PROTOBUF_BYTES)
+            writing = partial(protobuf.write, method, done)
+            written = await aside(len(memoryview(done)), writing, over=PROTOBUF_BYTES)
         except Unwritable as error:
             await _refuse(context, A2aProblem("invalid_agent_response", str(error)))
         return written
@@ -259,6 +260,11 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str) -> NoReturn:
     raise AssertionError("an abort raises")
 
 
+def _read(method: str, request: bytes) -> Operation | A2aProblem:
+    members = protobuf.read(method, request)
+    return members if isinstance(members, A2aProblem) else v1_0.DIALECT.read(method, members)
+
+
 class _A2aGrpcRequest(A2aRequest):
     """One call."""
 
@@ -274,9 +280,8 @@ class _A2aGrpcRequest(A2aRequest):
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
             return unsupported_version(version)
-        members = await aside(len(request), partial(protobuf.read, method, request), over=PROTOBUF_BYTES)
-        operation = members if isinstance(members, A2aProblem) else v1_0.DIALECT.read(method, members)
-        await pause_after(len(request))
+        reading = partial(_read, method, request)
+        operation = await aside(len(request), reading, over=PROTOBUF_BYTES, whose=self._caller)
         done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0.DIALECT, operation)
         if isinstance(done, LiveTask):
             # At once: after the first await, the first events of a quick server would be missed.

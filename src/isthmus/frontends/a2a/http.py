@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import LONG_BYTES, aside, in_passes, pause_after
+from isthmus.core.pauses import DECODED_BYTES, aside, read_message
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
@@ -308,11 +308,11 @@ class A2aRequest:
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
         length = operation.history_length
-        return await aside(live.size_bytes, lambda: dialect.write_sent(shown(record), length))
+        return await aside(live.size_bytes, partial(_write_sent, dialect, record, length), whose=self._caller)
 
     async def _written(self, record: TaskRecord, write: Callable[[Task], Payload]) -> Payload:
         """Write a task for its caller, on a thread if it is long."""
-        return await aside(record_bytes(record), lambda: write(shown(record)))
+        return await aside(record_bytes(record), partial(_write_shown, write, record), whose=self._caller)
 
     def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
         """The number of the last report that the caller has received."""
@@ -332,6 +332,14 @@ class A2aRequest:
         delivered = await stream.over
         if delivered is not None:
             self._service.delivered(delivered)
+
+
+def _write_sent(dialect: Dialect, record: TaskRecord, history_length: int | None) -> Payload:
+    return dialect.write_sent(shown(record), history_length)
+
+
+def _write_shown(write: Callable[[Task], Payload], record: TaskRecord) -> Payload:
+    return write(shown(record))
 
 
 class _A2aHttpRequest(A2aRequest):
@@ -355,12 +363,12 @@ class _A2aRpcRequest(_A2aHttpRequest):
         """Serve it. The query may name a version; the header counts more."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
-        is_long = len(body) > LONG_BYTES
+        is_long = len(body) > DECODED_BYTES
         if not is_long:
             request = jsonrpc.decode(body)
         else:
-            request = await in_passes(jsonrpc.decode_passes(body), len(body))
-            await pause_after(len(body))
+            whole = partial(jsonrpc.decode, body)
+            request = await read_message(whole, jsonrpc.decode_passes, jsonrpc.unreadable, self._caller)
         if isinstance(request, Malformed):
             if _has_invalid_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "method must be a string"))
@@ -376,9 +384,8 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if isinstance(recognised, AmbiguousDialect):
             recognised = recognised.settle(await self._recorded(recognised.task))
         dialect = DIALECTS[recognised]
-        operation = dialect.read(request.method, request.params)
-        if is_long:
-            await pause_after(len(body))
+        reading = partial(dialect.read, request.method, request.params)
+        operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller) if is_long else reading()
         done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
         if isinstance(done, A2aProblem):
             return self._refuse(dialect, request.id, done)
@@ -424,10 +431,10 @@ class _A2aRestRequest(_A2aHttpRequest):
 
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
         """Serve it."""
-        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_FIELD)))
+        reading = partial(rest.read, verb, path, query, body, _text(self._fields.get(VERSION_FIELD)))
+        binding, operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller)
         if body and not is_json(self._fields):
             operation = NOT_JSON
-        await pause_after(len(body))
         done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)
         if isinstance(done, A2aProblem):
             status, refusal = binding.write_problem(done)

@@ -18,7 +18,7 @@ import msgspec
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, in_turns
+from isthmus.core.pauses import LONG_BYTES, read_then
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION
 from isthmus.frontends.mcp.exchange import (
     ClientInput,
@@ -161,7 +161,8 @@ class DuplexSession:
 
     def _read_next(self) -> None:
         body, _ = self._unread[0]
-        in_turns(jsonrpc.decode_passes(body, max_depth=self._hub.limits.depth), partial(self._was_read, body))
+        whole = partial(jsonrpc.decode, body, max_depth=self._hub.limits.depth)
+        read_then(whole, jsonrpc.decode_passes, partial(self._was_read, body), jsonrpc.unreadable, self._client.session)
 
     def _was_read(self, body: bytes, message: jsonrpc.Message) -> None:
         """A long message was read: handle it and the short ones behind it."""

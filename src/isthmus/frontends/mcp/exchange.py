@@ -100,10 +100,10 @@ def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> 
     # Results are always objects here, so translation cannot fail.
     if era == "modern" and not outcome.is_typed:
         if outcome.is_untyped and kind != "resource":
-            payload = modern.typed(payload)
-        else:
-            payload = modern.as_modern(payload, is_cacheable=kind == "resource") or payload
-    elif era == "legacy" and outcome.is_typed:
+            return JsonRpcReply(jsonrpc.result_of_parts(id, modern.typed(payload)))
+        parts = modern.modern_parts(payload, is_cacheable=kind == "resource")
+        return JsonRpcReply(jsonrpc.result(id, payload) if parts is None else jsonrpc.result_of_parts(id, parts))
+    if era == "legacy" and outcome.is_typed:
         payload = modern.as_legacy(payload) or payload
     return JsonRpcReply(jsonrpc.result(id, payload))
 

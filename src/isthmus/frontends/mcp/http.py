@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
-from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -436,7 +436,8 @@ class McpHttpRequest:
             if len(body) <= LONG_BYTES:
                 message = jsonrpc.decode(body, max_depth=depth)
             else:
-                message = await in_passes(jsonrpc.decode_passes(body, max_depth=depth), len(body))
+                whole = partial(jsonrpc.decode, body, max_depth=depth)
+                message = await read_message(whole, jsonrpc.decode_passes, jsonrpc.unreadable, self._caller)
                 await pause_after(len(body))
             if session is not None and isinstance(message, Request) and bytes(message.id) in session.cancelled:
                 self._reply(cancelled_reply(message.id), 200)
@@ -465,8 +466,7 @@ class McpHttpRequest:
             return self._session_not_found(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
-        await pause_after(len(body))
-        if not (elements := jsonrpc.elements(body, BATCH_MAX)):
+        if not (elements := await aside(len(body), partial(jsonrpc.elements, body, BATCH_MAX), whose=self._caller)):
             text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
         await self._hub.settle(self._surface)
@@ -483,7 +483,8 @@ class McpHttpRequest:
         if len(element) <= LONG_BYTES:
             message = jsonrpc.decode(element, max_depth=depth)
         else:
-            message = await in_passes(jsonrpc.decode_passes(element, max_depth=depth), len(element))
+            whole = partial(jsonrpc.decode, element, max_depth=depth)
+            message = await read_message(whole, jsonrpc.decode_passes, jsonrpc.unreadable, self._caller)
             await pause_after(len(element))
         match message:
             case Request(method=method) if method == "initialize" or self._is_modern(message):

@@ -14,6 +14,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import Route, Snapshot, View
+from isthmus.core.pauses import in_passes
 from isthmus.core.ports import HubExchange
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp import tasks
@@ -44,7 +45,7 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, STATE, passed_extra, read_request
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_passes, write_entry
 from isthmus.wire.mcp.messages import (
     MODERN_EXTENSIONS,
     PROGRESS_TOKEN,
@@ -146,7 +147,7 @@ class McpMethods:
                     return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
                 view = await self.hub.view_for(caller, surface, client_caps)
                 can_ask = era == "legacy" and version >= TASKS_VERSION
-                listed = render_list(view, era, shape, self._enabled_tasks() if can_ask else None)
+                listed = await in_passes(list_passes(view, era, shape, self._enabled_tasks() if can_ask else None))
                 return JsonRpcReply(jsonrpc.result(request.id, listed))
             case _:
                 return _method_not_found(request)
@@ -360,6 +361,11 @@ def _method_not_found(request: Request) -> JsonRpcReply:
 
 def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTasks | None = None) -> bytes:
     """A list's result, rendered once per view and era; with `hub_tasks`, tools say which of them can be tasks."""
+    return jsonrpc.finish(list_passes(view, era, shape, hub_tasks))
+
+
+def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | None) -> jsonrpc.Passes[bytes]:
+    """The passes of `render_list`."""
     has_tasks = hub_tasks is not None and shape is TOOLS
     key = f"{era} {shape.method} with tasks" if has_tasks else f"{era} {shape.method}"
     rendered = view.memo.get(key)
@@ -371,18 +377,22 @@ def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTa
         RESOURCES.method: view.resources,
         TEMPLATES.method: view.templates,
     }
-    entries: list[bytes] = []
-    for route in routes[shape.method].values():
+
+    def entry(route: Route) -> bytes:
         definition = route.feature.definition
         if has_tasks and hub_tasks is not None and hub_tasks.applies_to(view, route.feature.server, "tasks"):
             definition = with_task_support(definition)
-        entries.append(write_entry(shape, route.exposed, definition))
+        return write_entry(shape, route.exposed, definition)
+
+    entries = yield from array_passes(map(entry, routes[shape.method].values()))
+    if len(entries) > jsonrpc.LONG_BYTES:
+        yield
     missing: dict[str, UnavailableServer] = {
         server: UnavailableServer(each.state, each.reason and without_locations(each.reason), each.is_listed)
         for server, each in view.missing.items()
     }
     write = modern.list_result if era == "modern" else legacy.list_result
-    rendered = view.memo[key] = write(shape.member, array_of(entries), write_missing(missing) if missing else None)
+    rendered = view.memo[key] = write(shape.member, entries, write_missing(missing) if missing else None)
     return rendered
 
 

@@ -20,7 +20,7 @@ import structlog
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, in_turns
+from isthmus.core.pauses import LONG_BYTES, read_then
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
@@ -290,8 +290,8 @@ class DeviceConnection:
             self._read_next()
 
     def _read_next(self) -> None:
-        passes = jsonrpc.decode_passes(self._unread[0], max_depth=self._agent.hub.limits.depth)
-        in_turns(passes, self._was_read)
+        whole = partial(decode, self._unread[0], max_depth=self._agent.hub.limits.depth)
+        read_then(whole, jsonrpc.decode_passes, self._was_read, jsonrpc.unreadable, self._agent)
 
     def _was_read(self, message: Message) -> None:
         """The first unread message was read: handle it and the short ones behind it."""

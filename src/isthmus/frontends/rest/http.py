@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
-from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
+from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
 from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
@@ -40,7 +40,7 @@ from isthmus.frontends.http.request_cycle import (
 from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.listings import (
     entry_document,
-    list_document,
+    list_passes,
     log_document,
     server_document,
     servers_document,
@@ -71,7 +71,7 @@ from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_context
 from isthmus.wire import sse
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render, unreadable
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.mcp.messages import is_object, read_string
@@ -245,12 +245,12 @@ class RestRequest:
         """A list of all servers, or of one."""
         server = self.parameter("server")
         if server is None:
-            return list_document(await self.view(), shape, is_operator=self.caller.is_operator)
+            return await in_passes(list_passes(await self.view(), shape, is_operator=self.caller.is_operator))
         # The snapshot caches a view for each name; unknown names must not push out those in use.
         if server in self._hub.server_queues:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
             if view.servers:
-                return list_document(view, shape, is_operator=self.caller.is_operator)
+                return await in_passes(list_passes(view, shape, is_operator=self.caller.is_operator))
         return _unknown_server(server)
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
@@ -462,7 +462,8 @@ class RestRequest:
         finished: asyncio.Future[None] = self._frontend.loop.create_future()
         read = None
         if self.operation.body is not None and len(body) > LONG_BYTES:
-            read = await in_passes(object_passes(body, max_depth=self._hub.limits.depth), len(body))
+            whole = partial(decode_object, body, max_depth=self._hub.limits.depth)
+            read = await read_message(whole, object_passes, unreadable, self.caller)
             await pause_after(len(body))
             if left.is_set():
                 return

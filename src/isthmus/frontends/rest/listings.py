@@ -16,17 +16,23 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
+from isthmus.wire.jsonrpc import Passes, finish
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_passes, write_entry
 
 NO_CALLS: dict[str, object] = {"calls": 0, "seconds": 0.0, "late": 0, "outcomes": {}, "latency": None}
 
 
 def list_document(view: View, shape: ListShape, *, is_operator: bool = False) -> bytes:
     """A list with its missing servers, rendered once per view. Only operators see the locations of servers."""
+    return finish(list_passes(view, shape, is_operator=is_operator))
+
+
+def list_passes(view: View, shape: ListShape, *, is_operator: bool) -> Passes[bytes]:
+    """The passes of `list_document`."""
     key = f"rest {shape.method}{' for operators' if is_operator else ''}"
     rendered = view.memo.get(key)
     if rendered is None:
-        entries = array_of(_entry(shape, route) for route in _table(view, shape).values())
+        entries = yield from array_passes(_entry(shape, route) for route in _table(view, shape).values())
         absent = {
             server: {
                 "state": missing.state,

@@ -33,6 +33,7 @@ from isthmus.model.relay import DEFAULT_TENANT
 from isthmus.upstream.python.registry import REGISTRY, FunctionRegistry, NameTaken
 from isthmus.upstream.python.runner import Runner
 from isthmus.upstream.python.signatures import Runnable
+from isthmus.wire.jsonrpc import only_members
 
 LINES_MAX = 100
 """Most lines that one call of `chat_log` may request."""
@@ -110,7 +111,9 @@ class LocalLink:
         # Two tenants may have a caller of the same name; no name contains a line break.
         caller = inflight.call.caller
         owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
-        answer = tool.run(owner, msgspec.json.decode(inflight.call.arguments))
+        # Others are ignored, and may have megabytes.
+        arguments = only_members(inflight.call.arguments, *tool.input_schema.get("properties", ()))
+        answer = tool.run(owner, msgspec.json.decode(arguments))
         if isinstance(answer, dict):
             inflight.finish(_result(answer))
         else:

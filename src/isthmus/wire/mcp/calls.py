@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
 from isthmus.model.trace_context import BAGGAGE
-from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.jsonrpc import Payload, object_members, only_members, render
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
 from isthmus.wire.mcp.modern import OWN_KEYS
 from isthmus.wire.mcp.tasks import RELATED, rename_related_meta
@@ -275,7 +275,7 @@ class CallResultInfo(msgspec.Struct, frozen=True):
 def read_call_result(result: Payload) -> CallResultInfo | None:
     """Read a tool's result; None if it is not a result object."""
     try:
-        answer = _CALL_RESULT.decode(result)
+        answer = _CALL_RESULT.decode(only_members(result, "isError", "resultType"))
     except msgspec.MsgspecError:
         return None
     if answer.resultType is msgspec.UNSET:
@@ -291,7 +291,7 @@ def read_any_result(result: msgspec.Raw) -> CallResultInfo | None:
 def read_resource_result(result: Payload) -> CallResultInfo | None:
     """Read a `resources/read` result with its caching members; None if it is not a result object."""
     try:
-        answer = _READ_RESULT.decode(result)
+        answer = _READ_RESULT.decode(only_members(result, "resultType", "ttlMs", "cacheScope"))
     except msgspec.MsgspecError:
         return None
     seconds = read_seconds(answer.ttlMs) or 0.0
@@ -349,7 +349,7 @@ def tool_result(value: Payload) -> Result:
     if bytes(memoryview(value)[:1]) != b"{":
         return json_tool_result(value)
     try:
-        known = _TOOL_RESULT.decode(value)
+        known = _TOOL_RESULT.decode(only_members(value, "content", "isError", "resultType"))
     except msgspec.MsgspecError:
         # Clients reject the whole result if it has content of an unknown type.
         return json_tool_result(value, is_error=_says_error(value))
@@ -359,7 +359,7 @@ def tool_result(value: Payload) -> Result:
 def untouched_result(value: Payload) -> Result:
     """A plain JSON-RPC server's result, unchanged; marked as bare unless it is an MCP tool result."""
     try:
-        known = _TOOL_RESULT.decode(value)
+        known = _TOOL_RESULT.decode(only_members(value, "content", "isError", "resultType"))
     except msgspec.MsgspecError:
         return Result(msgspec.Raw(value), _says_error(value), is_bare=True)
     return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
@@ -372,7 +372,7 @@ def wrap_bare_result(result: Result) -> Result:
 
 def _says_error(value: Payload) -> bool:
     try:
-        return bool(_FLAG.decode(value).isError)
+        return bool(_FLAG.decode(only_members(value, "isError")).isError)
     except msgspec.MsgspecError:
         return False
 

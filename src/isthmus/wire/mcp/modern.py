@@ -220,7 +220,13 @@ def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
 
 
 def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
-    """A legacy server's result as this era writes it; None if it is not an object.
+    """A legacy server's result as this era writes it; None if it is not an object."""
+    parts = modern_parts(result, is_cacheable=is_cacheable)
+    return None if parts is None else b"".join(parts)
+
+
+def modern_parts(result: Payload, *, is_cacheable: bool = False) -> tuple[bytes | memoryview, ...] | None:
+    """The same in parts that are not joined yet.
 
     A cacheable result must name its lifetime; legacy servers do not, so it is zero.
     """
@@ -232,13 +238,13 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
         return None
     if members and members.keys().isdisjoint(written):
         # Members are not rewritten: a result may have megabytes.
-        return b"".join((render(written)[:-1], b",", memoryview(result)[1:]))
-    return render({**written, **{key: members[key] for key in members if key != "resultType"}})
+        return render(written)[:-1], b",", memoryview(result)[1:]
+    return (render({**written, **{key: members[key] for key in members if key != "resultType"}}),)
 
 
-def typed(result: Payload) -> bytes:
-    """Add a `resultType` to an object that has members but no `resultType`, without reading it."""
-    return b"".join((b'{"resultType":"complete",', memoryview(result)[1:]))
+def typed(result: Payload) -> tuple[bytes, memoryview]:
+    """An object that has members but no `resultType` with one, in two parts: it may have megabytes."""
+    return b'{"resultType":"complete",', memoryview(result)[1:]
 
 
 def as_legacy(result: Payload) -> Payload | None:
