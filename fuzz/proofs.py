@@ -11,12 +11,13 @@ from contextlib import suppress
 from isthmus.credentials.authorization import LoginRefused, read_callback
 from isthmus.credentials.authorization import read_device_login as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded, read_challenge
-from isthmus.credentials.fetch import Fetched, FetchFailed
+from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal, read_token_response
 from isthmus.frontends.oauth.http import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm
+from isthmus.transport.http import HttpResponse
 
 ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256", "ES384", "EdDSA")
 
@@ -59,7 +60,7 @@ def key_sets(data: bytes) -> None:
 def metadata(data: bytes) -> None:
     """What authorization servers and resources say of themselves, how they answer, and what a browser brings back."""
     read_challenge(data.decode("latin-1"))
-    said = Fetched(200, {}, data)
+    said = HttpResponse(200, {}, data)
     with suppress(DiscoveryFailed):
         _decoded(said, ResourceMetadata, "it")
     with suppress(DiscoveryFailed):
@@ -70,4 +71,4 @@ def metadata(data: bytes) -> None:
         read_device(said)
     with suppress(ValueError):  # which ends the one connection
         read_callback(b"GET /callback?" + data + b" HTTP/1.1\r\n\r\n")
-    read_refusal(Fetched(400, {}, data), ["s"])
+    read_refusal(HttpResponse(400, {}, data), ["s"])
