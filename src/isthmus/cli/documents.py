@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.model.process_output import telling_line
 from isthmus.wire.mcp.lists import ListShape
 from isthmus.wire.mcp.messages import read_string
 
@@ -62,6 +61,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     @property
     def trouble(self) -> str:
         """Why it is not ready, with the error from its standard error; empty if it is."""
+        from isthmus.model.process_output import telling_line  # most commands meet no server in trouble
+
         line = telling_line(self.detail or "")
         return f"{self.reason}; its last output: {line}" if self.reason and line else self.reason or ""
 
