@@ -214,6 +214,8 @@ def _serve(control: socket.socket) -> _Request | None:
                 continue
             body, received, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
             if not body:
+                for pid, _ in reports.values():
+                    os.kill(pid, signal.SIGTERM)  # the tests were interrupted
                 return None
             stderr, reported = received
             if (pid := os.fork()) == 0:
