@@ -47,6 +47,9 @@ PRELOADED = (
 """What a hub loads anyway, with all that these load. A module that draws a secret as it is loaded cannot be among them:
 every hub would have the same one. `_load` refuses it."""
 
+DRAWS_RUN = "isthmus.core.calls.inflight"
+"""Nearly everything loads it, and it draws what its calls are named by in the log: each forked hub draws that again."""
+
 REQUEST_BYTES = 1 << 20
 
 
@@ -168,6 +171,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv[1:] = request.words
+    sys.modules[DRAWS_RUN]._RUN = secrets.token_hex(3)  # type: ignore[attr-defined]
     sys.exit(program())
 
 
@@ -177,6 +181,7 @@ def _load() -> None:
     Raises:
         RuntimeError: a module draws a secret as it is loaded.
     """
+    importlib.import_module(DRAWS_RUN)
     real = secrets.token_bytes
     is_loading = True
 
@@ -214,6 +219,8 @@ def _serve(control: socket.socket) -> _Request | None:
                 continue
             body, received, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
             if not body:
+                for pid, _ in reports.values():
+                    os.kill(pid, signal.SIGTERM)  # the tests were interrupted
                 return None
             stderr, reported = received
             if (pid := os.fork()) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests import fork_server
 from tests.fork_server import forked
-from tests.hubs import environment, serving
+from tests.hubs import END_SECONDS, environment, serving
 
 
 async def test_a_process_has_its_own_words_environment_and_folder_and_its_exit_code_is_reported(tmp_path: Path) -> None:
@@ -47,6 +48,18 @@ async def test_a_hub_has_no_descriptor_by_which_the_server_watches_the_hub_befor
 
 def open_files(pid: int) -> set[str]:
     return {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+async def test_hubs_end_when_the_process_that_runs_tests_is_gone(tmp_path: Path) -> None:
+    process = await forked(["serve", "--port", "0"], environment(), tmp_path)
+    while b"listening" not in (line := await process.stderr.readline()):
+        assert line
+
+    fork_server.stop()
+
+    await asyncio.wait_for(process.stderr.read(), END_SECONDS)
+    with pytest.raises(ValueError, match="invalid literal"):  # nobody reports its exit code
+        await process.wait()
 
 
 def test_a_module_that_draws_a_secret_as_it_is_loaded_is_refused(
