@@ -8,7 +8,7 @@ as much to start and to cancel, and nearly all are cancelled.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import count
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_RUN = secrets.token_hex(3)
 _NUMBERS = count(1)
 
 TICK_SECONDS = 0.05
@@ -229,11 +228,11 @@ class InFlight:
                 self._expire_in(self.timeout)
 
     def ids(self) -> dict[str, str]:
-        """What log lines name it by: its number in this process, and the trace that it belongs to."""
+        """What log lines name it by: the process and its number there, and the trace that it belongs to."""
         if not self._id:  # most calls are never logged
             self._id = next(_NUMBERS)
         span = parent_of(self.call.meta)
-        ids = {"call": f"{_RUN}-{self._id}"}
+        ids = {"call": f"{os.getpid()}-{self._id}"}
         return ids if span is None else {**ids, "trace_id": span.trace_id}
 
     def heartbeat(self) -> None:
