@@ -27,8 +27,8 @@ from tests.security.endpoints import CLOSED, knock
 SOURCE = Path(isthmus.__file__).parent
 HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
-PROOFS = {"authorization", "x-api-key"}
-"""What does say who calls."""
+PROOFS = {"authorization", "x-api-key", "cookie"}
+"""What does say who calls. A cookie stands for a key of somebody who signed in at the console (T73)."""
 
 PLACES = {"host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user"}
 """What says from where; nobody comes in by a good one."""

@@ -19,7 +19,6 @@ from isthmus.model.calls import Call
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-BAGGAGE = "baggage"
 PARENT_HEADER = b"traceparent"
 STATE_HEADER = b"tracestate"
 

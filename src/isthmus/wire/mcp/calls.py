@@ -14,7 +14,6 @@ from typing import Literal
 import msgspec
 
 from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
-from isthmus.model.trace_context import BAGGAGE
 from isthmus.wire.jsonrpc import Payload, object_members, only_members, render
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
 from isthmus.wire.mcp.modern import OWN_KEYS
@@ -301,7 +300,7 @@ def read_resource_result(result: Payload) -> CallResultInfo | None:
 INPUT_MEMBERS = frozenset({RESPONSES, STATE})
 """Answers to a modern server's questions, and the state that it sent with them. It would believe any caller's."""
 
-_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED, BAGGAGE))
+_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED, "baggage"))
 
 
 def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
