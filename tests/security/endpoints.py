@@ -153,6 +153,7 @@ NO_ENDPOINTS = {
     "/call": "a part of the relay's paths",
     "/health": "the same",
     "/server-card": "the end of the path of a card",
+    "/session": "the end of the path of the console's sessions",
 }
 FRONTENDS = Path(frontends.__file__ or "").parent
 

@@ -34,8 +34,8 @@ HOSTS = {
 
 
 def is_published(endpoint: Endpoint) -> bool:
-    """Whether it is for everybody to read; the relay's health is told to its manager, which is no page."""
-    return endpoint.is_public and endpoint.path != "/mcp_endpoint/health"
+    """Whether every page may read it: not the relay's health, which is for its manager, and not the console."""
+    return endpoint.is_public and not endpoint.path.startswith(("/mcp_endpoint/health", "/console/"))
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
