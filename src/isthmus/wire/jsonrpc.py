@@ -191,13 +191,13 @@ def decode_passes(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
         return _too_deep(max_depth, envelope.id)
     yield
     if envelope.params is not UNSET and "arguments" in envelope.params:
-        envelope.params["arguments"] = _ready_to_forward(envelope.params["arguments"])
+        envelope.params["arguments"] = ready_to_forward(envelope.params["arguments"])
     elif envelope.result is not _ABSENT:
-        envelope.result = _ready_to_forward(envelope.result)
+        envelope.result = ready_to_forward(envelope.result)
     return _message(envelope)
 
 
-def _ready_to_forward(raw: Raw) -> Raw:
+def ready_to_forward(raw: Raw) -> Raw:
     """A long value without line breaks; an object knows its members, if they are unique and not too many."""
     if len(memoryview(raw)) <= PASS_BYTES:
         return raw

@@ -23,7 +23,7 @@ from isthmus.core.tasks.record import StoredQuestion, TaskOwner, message_digest,
 from isthmus.model.calls import Answered, Declined, Reply
 from isthmus.model.tasks import ABSENT, Artifact, DataPart, FilePart, Message, Part, TextPart
 from isthmus.wire.a2a.operations import SendMessage
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render, repeats_a_member
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, ready_to_forward, render, repeats_a_member
 from isthmus.wire.mcp.messages import read_string
 
 Form: TypeAlias = Literal["tool", "execute", "command"]
@@ -111,7 +111,10 @@ async def read_message(owner: TaskOwner, said: SendMessage) -> ReadMessage:
 def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> ReadMessage:
     stored = without_headers(said.message)
     task = task_id_for(owner, message_digest(stored, said.context))
-    return ReadMessage(stored, read_instruction(said.message), task, size)
+    instruction = read_instruction(said.message)
+    if isinstance(instruction, ToolInstruction):
+        instruction = replace(instruction, arguments=ready_to_forward(instruction.arguments))
+    return ReadMessage(stored, instruction, task, size)
 
 
 def digest_of(said: SendMessage) -> str:
