@@ -216,21 +216,6 @@ async def test_the_theme_follows_the_system_until_it_is_switched(browser: Browse
         await expect(root).to_have_attribute("data-theme", "light")
 
 
-async def test_the_first_view_is_small(browser: Browser, hub: HubProcess) -> None:
-    received = 0
-    async with console(browser, hub.port) as page:
-
-        async def add(response: Any) -> None:
-            nonlocal received
-            if "/console/" in response.url:
-                received += int((await response.all_headers()).get("content-length", "0"))
-
-        page.on("response", add)
-        await page.reload()
-        await expect(page.get_by_role("heading", level=1)).to_be_visible()
-    assert 0 < received <= 60_000
-
-
 async def test_a_changed_definition_is_read_and_approved(browser: Browser, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_text("Adds two numbers.")

@@ -1,7 +1,7 @@
 """T44: script in a page that shows what servers say.
 
-The hub has no page: every answer on every path has a media type that no browser renders as one, and says that it is not
-to be guessed.
+The only page is the console's, a file that holds nothing of servers (T72). Every other answer on every path has a media
+type that no browser renders as a page, and says that it is not to be guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PATHS = (
     "/metrics",
     f"/{SCRIPT}",
     "/v1/tools/<script>",
-    "/console/",
+    "/console/session",
+    "/console/none",
 )
 
 

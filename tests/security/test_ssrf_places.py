@@ -44,6 +44,7 @@ OPERATORS = listed("""
     model.credentials.OAuthSettings.idp_issuer model.credentials.OAuthSettings.idp_token_endpoint
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
+    telemetry.metrics.TelemetrySettings.otlp_endpoint telemetry.otlp.OtlpTarget.url
     upstream.server_settings.AgentSettings.origins upstream.server_settings.AgentSettings.url
     upstream.server_settings.HttpSettings.url
     upstream.server_settings.JsonRpcSettings.url upstream.server_settings.WebSocketSettings.url

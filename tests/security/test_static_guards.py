@@ -19,6 +19,7 @@ pytestmark = pytest.mark.xdist_group("source")  # which is read once
 WAYS_OUT = {
     "app/serve.py": "binds the addresses before anything else; connects nothing",
     "transport/egress.py": "the guard itself",
+    "transport/process.py": "makes pairs of sockets to its own children; connects nothing",
     "transport/flow_control.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
     "credentials/authorization.py": "listens on loopback for the local user's browser during a login",
@@ -112,8 +113,7 @@ def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
 
 
 CONFIGURED = {
-    "upstream/streamable_http/link.py": "a configured server; what callers name comes with a guard that overrules it",
-    "upstream/sse.py": "the same",
+    "upstream/http_shared.py": "a configured server; what callers name comes with a guard that overrules it",
     "upstream/rpc.py": "the same",
     "upstream/websocket.py": "a configured server",
     "upstream/a2a/link.py": "a configured agent, at its own host or where `origins` lets its card lead",

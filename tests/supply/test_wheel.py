@@ -55,7 +55,9 @@ def test_it_holds_the_package_and_what_is_said_of_it_and_nothing_more(wheel: zip
     names = {PurePosixPath(name) for name in wheel.namelist()}
     said = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     sources = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "isthmus").rglob("*.py")}
-    assert {str(name) for name in names} == {str(path) for path in sources} | {
+    console = ROOT / "src" / "isthmus" / "frontends" / "console" / "static"
+    pages = {path.relative_to(ROOT / "src") for path in console.rglob("*") if path.is_file()}
+    assert {str(name) for name in names} == {str(path) for path in sources | pages} | {
         "isthmus/__init__.pyi",
         "isthmus/py.typed",
         "isthmus/wire/a2a/a2a.txtpb",

@@ -65,6 +65,7 @@ class Receiver:
         with self.changed:
             self.headers.append(headers)
             if self.failures:
+                self.changed.notify_all()
                 return self.failures.pop(0)
             if path == "/v1/traces":
                 self._take_spans(ExportTraceServiceRequest.FromString(body))

@@ -257,8 +257,8 @@ STARTED_AT = time.time()
 def _process(out: Exposition) -> None:
     """The figures that client libraries of Prometheus have for every process, by the same names."""
     out.gauge("process_start_time_seconds", "Start of the process since 1970.", [("", round(STARTED_AT, 3))])
-    times = os.times()
-    out.counter("process_cpu_seconds_total", "CPU time of the process.", [("", round(times.user + times.system, 3))])
+    own_seconds = sum(os.times()[:2])  # in user mode and in the kernel
+    out.counter("process_cpu_seconds_total", "CPU time of the process.", [("", round(own_seconds, 3))])
     with suppress(OSError, ValueError, IndexError):  # only Linux has these files
         page = os.sysconf("SC_PAGE_SIZE")
         with open("/proc/self/statm", encoding="ascii") as statm:

@@ -268,7 +268,7 @@ async def _statuses(
                 known[server.name] = status
             elif (stored := await cache.recall(server)) is not None:
                 lists = stored.listing
-                known[server.name] = replace(
+                listed = replace(
                     status,
                     tools=lists.tools,
                     prompts=lists.prompts,
@@ -276,6 +276,8 @@ async def _statuses(
                     templates=lists.templates,
                     abilities=stored.abilities,
                 )
+                # Lists are stored as the server sent them; the hub leaves out tools with foreign references.
+                known[server.name] = Review().reviewed(listed)
     return await _start(configuration, {server.name for server in configuration.servers} - known.keys(), wait) | known
 
 
