@@ -104,7 +104,7 @@ UNTOUCHED = listed("""
     credentials.authorization.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
-    library.llm_format.ToolDef.origin
+    library.provider_formats.ToolDef.origin
     config.dialects.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
     wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from isthmus.config import codes, redaction, values
 from isthmus.config.dialects import INPUT_PREFIX
-from isthmus.config.entries import TRANSPORT_KEYS, Entry
+from isthmus.config.entry_translation import TRANSPORT_KEYS, Entry
 from isthmus.config.files import read_regular_file, resolve_path, resolve_program
 from isthmus.config.findings import CodedError, Finding, Place
 from isthmus.config.variables import UsedVariables, Variables, read_env

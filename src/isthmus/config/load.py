@@ -24,8 +24,8 @@ from isthmus.config.callers import (
 )
 from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
 from isthmus.config.dialects import Dialect
-from isthmus.config.entries import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.entry_conversion import RESERVED, EntryContext, LoadedServers, look_alikes
+from isthmus.config.entry_translation import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match

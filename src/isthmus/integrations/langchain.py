@@ -45,8 +45,15 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.llm_format import ModelImage, ModelText, model_parts, provider_schema, result_record, result_text
 from isthmus.library.loop_thread import LoopThread
+from isthmus.library.provider_formats import (
+    ModelImage,
+    ModelText,
+    model_parts,
+    provider_schema,
+    result_record,
+    result_text,
+)
 from isthmus.library.service import ToolService
 
 INVALID_TOOL_NAME: str = getattr(

@@ -44,7 +44,14 @@ from isthmus.library.integration_base import (
     parse_arguments,
     unreadable_arguments,
 )
-from isthmus.library.llm_format import ModelImage, model_parts, provider_schema, result_record, result_text, to_json
+from isthmus.library.provider_formats import (
+    ModelImage,
+    model_parts,
+    provider_schema,
+    result_record,
+    result_text,
+    to_json,
+)
 from isthmus.library.results import refused_result
 from isthmus.library.service import SESSION_KEY, ToolService
 

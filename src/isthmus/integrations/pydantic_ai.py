@@ -39,7 +39,7 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.llm_format import (
+from isthmus.library.provider_formats import (
     ModelImage,
     model_parts,
     provider_schema,

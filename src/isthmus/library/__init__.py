@@ -48,10 +48,10 @@ from isthmus.library.errors import ToolRegistryError as ToolRegistryError
 from isthmus.library.errors import UnresolvedToolsError as UnresolvedToolsError
 from isthmus.library.errors import WrongThreadError as WrongThreadError
 from isthmus.library.integration_base import is_destructive
-from isthmus.library.llm_format import ToolDef as ToolDef
 from isthmus.library.loop_thread import run
 from isthmus.library.manager import MCPManager as MCPManager
 from isthmus.library.manager import ToolRegistry as ToolRegistry
+from isthmus.library.provider_formats import ToolDef as ToolDef
 from isthmus.library.questions import Questions
 from isthmus.library.resolver import TaskEngine as TaskEngine
 from isthmus.library.resolver import ToolResolver as ToolResolver

@@ -25,7 +25,8 @@ from isthmus.library.integration_base import (
     parse_arguments,
     unreadable_arguments,
 )
-from isthmus.library.llm_format import (
+from isthmus.library.loop_thread import LoopThread
+from isthmus.library.provider_formats import (
     ModelImage,
     ModelText,
     anthropic_schema,
@@ -35,7 +36,6 @@ from isthmus.library.llm_format import (
     result_text,
     result_value,
 )
-from isthmus.library.loop_thread import LoopThread
 from isthmus.library.service import ToolService
 
 Provider: TypeAlias = Literal["responses", "chat_completions", "anthropic", "gemini"]

@@ -29,8 +29,8 @@ from isthmus.library.errors import (
     ToolNotFoundError,
     ToolRegistryError,
 )
-from isthmus.library.llm_format import MCP_RESULT_CHARS, OpenAIMode, ToolDef, schema_problem
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
+from isthmus.library.provider_formats import MCP_RESULT_CHARS, OpenAIMode, ToolDef, schema_problem
 from isthmus.library.resolver import unregister_service
 from isthmus.library.server_config import MCPConfigLoader
 from isthmus.library.service import ToolService

@@ -19,7 +19,7 @@ import msgspec
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
 from isthmus.library.errors import ConfigurationError
-from isthmus.library.llm_format import schema_problem
+from isthmus.library.provider_formats import schema_problem
 from isthmus.library.results import ToolFailure
 from isthmus.model.calls import LogMessage
 from isthmus.upstream.python.builtin import HubFunctions

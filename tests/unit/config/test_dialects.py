@@ -35,7 +35,7 @@ from isthmus.config.dialects import (
     places_of,
     with_hub_variables,
 )
-from isthmus.config.entries import Entry, entry_of
+from isthmus.config.entry_translation import Entry, entry_of
 from isthmus.config.findings import Place
 
 PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.config.dialects import CODEX, OWN, STANDARD
-from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.entry_conversion import (
     EntryContext,
     LoadedServers,
@@ -21,6 +20,7 @@ from isthmus.config.entry_conversion import (
     read_server,
     size_of,
 )
+from isthmus.config.entry_translation import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.variables import Variables

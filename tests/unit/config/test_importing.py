@@ -15,8 +15,8 @@ from isthmus.config import codes, values
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.editing import CannotEdit, merge_tables, toml_table
-from isthmus.config.entries import Entry, entry_of
 from isthmus.config.entry_conversion import EntryContext, read_server
+from isthmus.config.entry_translation import Entry, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
 from isthmus.config.importing import ImportPlan, own_fields

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from isthmus.library.errors import ToolExecutionError, ToolNotFoundError, ToolRegistryError, WrongThreadError
-from isthmus.library.llm_format import ToolDef
 from isthmus.library.manager import ToolRegistry
+from isthmus.library.provider_formats import ToolDef
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 

@@ -50,7 +50,7 @@ from isthmus.library.contracts import (
 )
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.integration_base import check_timeout, not_approved
-from isthmus.library.llm_format import without_dangling_refs
+from isthmus.library.provider_formats import without_dangling_refs
 from isthmus.library.service import ToolService
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from isthmus.library.contracts import ErrorCode, ErrorPayload, ToolResult, ToolStatus
-from isthmus.library.llm_format import ModelImage, ModelText, model_parts, result_record, result_text, result_value
+from isthmus.library.provider_formats import (
+    ModelImage,
+    ModelText,
+    model_parts,
+    result_record,
+    result_text,
+    result_value,
+)
 
 
 def answered(*content: dict[str, Any], structured: Any = None, status: ToolStatus = ToolStatus.SUCCESS) -> ToolResult:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.llm_format import ToolDef, block_text, provider_schema, schema_problem, truncate
+from isthmus.library.provider_formats import ToolDef, block_text, provider_schema, schema_problem, truncate
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.config.codes import CODE_NOT_RUN, SERVER_MAP
 from isthmus.config.dialects import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, OWN, STANDARD, VSCODE, Dialect
-from isthmus.config.entries import Entry, entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.entry_translation import Entry, entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
