@@ -595,6 +595,8 @@ def _changed_settings(old: Configuration, new: Configuration) -> dict[str, list[
 
 
 def _value(value: object) -> str:
+    if value is None:
+        return "unset"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -129,7 +129,7 @@ class ServerKey:
     def range_text(self) -> str:
         """The accepted range in words; empty if any value is accepted."""
         bounds = (("over", self.above), ("at least", self.at_least), ("at most", self.at_most))
-        words = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        words = " and ".join(f"{word} {bound:.15g}" for word, bound in bounds if bound is not None)
         return f"{words} {self.unit}".strip() if words else ""
 
     def check(self, value: float | str | None) -> None:
