@@ -173,6 +173,11 @@ def test_a_key_is_made_where_the_hub_wants_one(
     key = reach.headers["Authorization"].removeprefix("Bearer ")
     assert key not in said
     assert file.stat().st_mode & 0o777 == 0o600
+    # Again: the client keeps its key, and no other is made.
+    assert main(["connect", "cursor", "--name", "hub", "--yes"]) == 0
+    assert capsys.readouterr().out == f"Cursor has the hub already: {file}\n"
+    assert main(["connect", "cursor", "--name", "hub", "--undo"]) == 2
+    assert key not in capsys.readouterr().err
     monkeypatch.setenv("ISTHMUS_KEY", "mine")
     assert main(["connect", "cursor", "--name", "hub", "--yes"]) == 0
     assert '"Bearer mine"' in file.read_text()

@@ -45,6 +45,12 @@ def test_code_that_blocks_uses_a_plain_with() -> None:
             hub.call("raw.pray")
 
 
+def test_a_server_that_dies_says_why_in_its_own_words() -> None:
+    dying = {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no licence')"]}
+    with isthmus.connect({"dying": dying}) as hub:
+        assert hub.failures == {"dying": "exited with code 1; its last output: no licence"}
+
+
 @pytest.fixture
 def baking() -> Iterator[None]:
     isthmus.tool(bake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import sqlite3
@@ -158,7 +159,10 @@ class Access:
 
     def _warn_if_open(self) -> None:
         """Warn if the hub is open."""
-        hub, issuers = self._configuration.hub, self._configuration.issuers
+        hub, issuers, file = self._configuration.hub, self._configuration.issuers, self._configuration.file
+        # Elsewhere the command would make a key of another hub.
+        is_named = file is not None and file.parent != Path.cwd()
+        run = f"{MAKE_A_KEY} --config {shlex.quote(str(file))}" if is_named else MAKE_A_KEY
         if self.identities.wants_proof:
             callers = {caller.name for caller in self.identities.callers()}
             log.info("requests need a key or a token", keys_of=len(callers), issuers=len(issuers))
@@ -166,10 +170,10 @@ class Access:
                 log.warning("--insecure has no effect: callers are configured, so every request needs a key")
         elif hub.is_loopback and not hub.is_published:
             message = "open: every program on this machine may call everything; create a key to require one"
-            log.warning(message, run=MAKE_A_KEY)
+            log.warning(message, run=run)
         else:
             message = "INSECURE: everybody who can reach this address may call everything; create a key to require one"
-            log.warning(message, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
+            log.warning(message, host=hub.public_url if hub.is_published else hub.host, run=run)
 
 
 def log_callers(gone: Iterable[Caller], come: Iterable[Caller]) -> None:

@@ -8,10 +8,13 @@ The file is edited as text (`config.editing`), after a diff and a question, and 
 from __future__ import annotations
 
 import difflib
+import hmac
 import json
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -39,6 +42,7 @@ from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_f
 from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
 from isthmus.config.settings import Configuration
+from isthmus.identity.keys import digest_of
 
 NAME = "isthmus"
 """The name of the hub in a client's file, unless the user chooses another."""
@@ -323,6 +327,8 @@ class Plan:
             CommandFailed: it was not confirmed, or the file cannot be written.
         """
         target, title = self.target, DIALECTS[self.target.client].title
+        if self.needs_key:
+            self.key = self._present_key()
         shown = target.edited(self.entry(HIDDEN if self.key or self.needs_key else ""))
         if self.key is not None and target.edited(self.entry(self.key)) == target.text:
             print_output(f"{title} has the hub already: {target.file}")
@@ -355,6 +361,20 @@ class Plan:
         if self.configuration is None and not self.key:
             print_error(f"If the hub requires a key, set {KEY_VARIABLE} and run this again.")
         return Exit.SUCCESS
+
+    def _present_key(self) -> str | None:
+        """The key that the client has for this hub, if the hub accepts it."""
+        entry = self.target.entry()
+        key = _key_of(entry)
+        if self.configuration is None or _pointed_to(entry) != _pointed_to(self.entry(HIDDEN)) or not key:
+            return None
+        digest, now = digest_of(key).hex(), time.time()
+        try:
+            keys = minted_keys(Path(self.configuration.hub.state)) or ()
+        except ConfigError as error:
+            raise refused(error) from error
+        is_good = any(hmac.compare_digest(each.digest, digest) and each.is_good(now) for each in keys)
+        return key if is_good else None
 
     def _check_address(self) -> None:
         """Refuse the address of another program: the client would use that, and send it the key.
@@ -488,8 +508,11 @@ class ClientFile:
 
     def print_diff(self, text: str) -> None:
         """Show what changes in the file."""
+        old, new = _without_keys(self.text), _without_keys(text)
+        if old == new and self.text != text:
+            print_error(f"Only the key of {self.name} changes in {self.file}.")
         lines = difflib.unified_diff(
-            self.text.splitlines(), text.splitlines(), str(self.file), str(self.file), "", "", n=2, lineterm=""
+            old.splitlines(), new.splitlines(), str(self.file), str(self.file), "", "", n=2, lineterm=""
         )
         if not (sys.stderr.isatty() and wants_color()):
             print_error("\n".join(line.rstrip() for line in lines), is_wrapped=False)
@@ -564,6 +587,20 @@ class ClientFile:
         if "Bearer " in str(entry):
             print_error("Its key stays valid: `isthmus token list` shows it, `isthmus token revoke` ends it.")
         return Exit.SUCCESS
+
+
+_KEY = re.compile(r"""(Bearer +|isk_|ISTHMUS_KEY['"]?\s*[:=]\s*['"]?)(?![$])[^\s'",}]+""")
+
+
+def _without_keys(text: str) -> str:
+    """The text of a client's file as a terminal may show it. Variables such as `${ISTHMUS_KEY}` stay."""
+    return _KEY.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def _key_of(entry: object) -> str:
+    """The key in an entry; empty if it has none."""
+    found = re.search(r"Bearer +([^\s'\"]+)", str(entry))
+    return "" if found is None else found[1]
 
 
 def _pointed_to(entry: object) -> str:

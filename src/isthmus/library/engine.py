@@ -29,6 +29,7 @@ from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import UnknownTool
 from isthmus.model.names import ServerName
+from isthmus.model.process_output import telling_line
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.registry import REGISTRY
 
@@ -158,7 +159,9 @@ class HubEngine:
         failures |= self._plan.failures
         for status in self.running.hub.snapshot.server_statuses.values():
             if status.state not in ("ready", "disabled"):
-                failures[str(status.server)] = status.reason or f"it is {status.state}"
+                line = telling_line(status.detail or "")
+                why = status.reason or f"it is {status.state}"
+                failures[str(status.server)] = f"{why}; its last output: {line}" if line else why
         return failures
 
     def remote_hub_problem(self) -> str | None:

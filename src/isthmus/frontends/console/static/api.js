@@ -11,6 +11,8 @@ export const session = signal(null);
 /** Why the last request failed although the hub should be there; empty when all is well. */
 export const offline = signal("");
 export const servers = signal(/** @type {any[]} */ ([]));
+/** Whether the hub has answered once: before that, "none" would be a guess. */
+export const isLoaded = signal(false);
 export const stats = signal(/** @type {any} */ (null));
 /** The last calls, the newest first. */
 export const calls = signal(/** @type {any[]} */ ([]));
@@ -99,7 +101,7 @@ export async function signOut() {
 function signedOut(why) {
   session.value = { ...session.value, caller: null, operator: false, csrf: null, why };
   [servers.value, calls.value, pending.value, findings.value] = [[], [], [], []];
-  [stats.value, tools.value] = [null, null];
+  [stats.value, tools.value, isLoaded.value] = [null, null, false];
 }
 
 /** Whether the pages can be shown. */
@@ -162,6 +164,7 @@ export async function refresh() {
     pending.value = (await get("v1/definitions")).pending;
     findings.value = (await get("v1/configuration")).findings;
   }
+  isLoaded.value = true;
   // The list of tools is long: it is loaded again only when a server has changed.
   const mark = found.map((/** @type {any} */ each) => `${each.name} ${each.state} ${each.tools}`).join("\n");
   if (mark !== listed || tools.value === null) {

@@ -1,7 +1,7 @@
 // @ts-check
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
-import { calls, findings, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
+import { calls, findings, isLoaded, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
 import { go, link, outcomeOf, troubleOf } from "./parts.js";
 import { Overview } from "./pages/overview.js";
 import { Servers } from "./pages/servers.js";
@@ -68,7 +68,7 @@ function App() {
     </header>
     <main id="main" tabindex="-1">
       ${offline.value ? html`<p class="note bad" role="alert">${offline.value}</p>` : null}
-      <${current.page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />
+      ${!isLoaded.value ? html`<div class="top"><h1>${current.title}</h1></div><p class="loading" role="status">Loading …</p>` : html`<${current.page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />`}
     </main>
     <${Keys} />
   </div>`;
@@ -105,7 +105,7 @@ function SignIn() {
       ${problem && html`<p class="note bad" role="alert">${problem}</p>`}
       <button class="main" disabled=${busy}>Sign in</button>
     </form>
-    <p id="key-help">This hub needs a key. Its operator makes one with <code>isthmus token create NAME --operator</code>.</p>
+    <p id="key-help">This hub needs a key. Its operator makes one with <code>isthmus token create NAME --operator --allow '*'</code>.</p>
   </main>`;
 }
 

@@ -44,7 +44,7 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
   const picked = all.find((call) => call.number === number);
   const names = [...new Set([...servers.value.map((each) => each.name), ...all.map((call) => call.server).filter(Boolean)])].sort();
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : "live"}</span>${search}</div>
-    ${number && !picked ? html`<p class="note">Call ${number} is not among the calls that the hub remembers. The audit log has it: <code>isthmus audit show</code>.</p>` : null}
+    ${number && !picked ? html`<p class="note">Call ${number} is not among the calls that the hub remembers. The audit log has it: <code>isthmus audit tail</code>.</p>` : null}
     ${picked ? html`<${OneCall} call=${picked} />` : null}
     <section class="panel">
       <div class="bar"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />

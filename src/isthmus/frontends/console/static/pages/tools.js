@@ -1,7 +1,7 @@
 // @ts-check
 // Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { ORIGIN, send, session, stream, tools } from "../api.js";
+import { ORIGIN, send, servers, session, stream, tools } from "../api.js";
 import { clock, Command, count, go, link, State, took, Tree, VirtualList } from "../parts.js";
 import { blank, Field, read } from "../schema_form.js";
 
@@ -17,10 +17,12 @@ export function Tools(/** @type {any} */ { title, rest, search }) {
       <section class="panel"><div class="bar"><input class="grow" type="search" aria-label="Filter tools" placeholder="Filter by name or description" value=${words} onInput=${(/** @type {any} */ e) => setWords(e.target.value)} /></div>
         ${found.length ? html`<${VirtualList} items=${found} rowHeight=${52} selected=${tool?.name ?? ""} keyOf=${(/** @type {any} */ each) => each.name} label="Tools"
           onPick=${(/** @type {any} */ each) => go(link("tools", each.name))} row=${(/** @type {any} */ each) => html`<b>${each.name}</b><span>${firstLine(each.description) || each.title || "no description"}</span>`} />`
-          : html`<div class="empty"><p>${all.length ? "No tool matches." : "No tools yet: no server has listed any."}</p></div>`}</section>
+          : html`<div class="empty"><p>${all.length ? "No tool matches." : NO_TOOLS()}</p></div>`}</section>
       ${tool ? html`<${OneTool} key=${tool.name} tool=${tool} />` : html`<section class="panel empty"><p>Choose a tool to read its description and to call it.</p></section>`}
     </div>`;
 }
+
+const NO_TOOLS = () => (servers.value.length ? "No tools: no server has listed any, or your key may not call them." : "No tools yet: no server has listed any.");
 
 const firstLine = (/** @type {string | undefined} */ text) => (text ?? "").trim().split("\n")[0];
 
