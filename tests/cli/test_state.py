@@ -221,6 +221,14 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     assert calls == [("local", "rest", "raw.echo")]
 
 
+async def test_the_hint_for_an_open_hub_is_right_from_where_the_hub_was_started(user: User) -> None:
+    project = user.project("proj")
+    for folder, named in ((project, ""), (user.home, f" --config {project / 'mcp.json'}")):
+        async with started(folder, "--config", str(project / "mcp.json"), env=user.environment) as hub:
+            (hint,) = [json.loads(line)["run"] for line in hub.said if "create a key" in line]
+        assert hint == f"isthmus token create NAME --allow '*'{named}"
+
+
 async def test_a_hub_that_commands_cannot_find_says_so(user: User) -> None:
     shop = user.project("shop")
     (user.home / "file").touch()
