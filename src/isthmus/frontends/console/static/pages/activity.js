@@ -9,7 +9,7 @@ const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
 
 export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null }) {
   const longest = Math.max(0.001, ...shown.map((/** @type {any} */ call) => call.seconds));
-  const transports = Object.fromEntries(servers.value.map((server) => [server.name, server.transport]));
+  const transports = Object.fromEntries(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
   const pick = onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))));
   const move = (/** @type {KeyboardEvent} */ event) => {
     const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
