@@ -38,6 +38,7 @@ from isthmus.storage.server_lists import ServerListFiles
 from isthmus.transport.http import ConnectionLost, ResponseSink
 from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
+from isthmus.wire.jsonrpc import Text, joined
 from isthmus.wire.mcp.lists import TOOLS, ListShape
 
 HUB = ServerName("hub")
@@ -86,10 +87,10 @@ class InMemoryRequest:
         """See `Peer`."""
         return self.body
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`."""
         self.begin(status, lines)
-        self.end(body)
+        self.end(joined(body))
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 _T = TypeVar("_T")
 
-LONG_BYTES = 256 * 1024
-"""Passes over less take well under a millisecond."""
+LONG_BYTES = 128 * 1024
+"""Passes over less take at most a millisecond."""
 
 DECODED_BYTES = 64 * 1024
 """The same for messages that are decoded and encoded as a whole, such as those of A2A: up to 150 ns a byte."""

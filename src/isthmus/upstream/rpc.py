@@ -18,7 +18,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.pauses import in_turn, read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.calls import ClientCapabilities
+from isthmus.model.calls import ClientCapabilities, Result
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
@@ -34,7 +34,7 @@ from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
-from isthmus.wire.mcp.calls import untouched_result
+from isthmus.wire.mcp.calls import decode_untouched, untouched_passes, untouched_result
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
 
@@ -252,18 +252,18 @@ class _Post(HttpRequest):
             return
         body = b"".join(self._chunks)
         self._chunks = []
-        whole = partial(jsonrpc.decode_reply, body, max_depth=self._link.limits.depth)
+        depth = self._link.limits.depth
         if len(body) > LATER_BYTES:
-            take = partial(self._take_late, body)
-            read_then(whole, jsonrpc.reply_passes, take, jsonrpc.unreadable, self._link.server)
+            whole = partial(decode_untouched, body, max_depth=depth)
+            read_then(whole, untouched_passes, partial(self._take_late, body), _unreadable, self._link.server)
         else:
-            self._take(body, whole() if body else None)
+            self._take(body, jsonrpc.decode_reply(body, max_depth=depth) if body else None)
 
-    def _take_late(self, body: bytes, message: jsonrpc.Message) -> None:
+    def _take_late(self, body: bytes, read: tuple[jsonrpc.Message, Result | None]) -> None:
         if not self.is_over:
-            self._take(body, message)
+            self._take(body, *read)
 
-    def _take(self, body: bytes, message: jsonrpc.Message | None) -> None:
+    def _take(self, body: bytes, message: jsonrpc.Message | None, result: Result | None = None) -> None:
         if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
@@ -277,7 +277,10 @@ class _Post(HttpRequest):
             self.waiter.error(redact_error(message, self._link.redact))
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
             self._finish()
-            self.waiter.result(message.result)
+            if result is not None and isinstance(self.waiter, _RpcWaiter):
+                self.waiter.end_with(result)
+            else:
+                self.waiter.result(message.result)
         elif self._status == OK and isinstance(message, Response | ErrorReply):
             self._fail(BadReply(self._link.server, "the answer to another request"))
         else:
@@ -295,6 +298,10 @@ class _Post(HttpRequest):
         return jsonrpc.same_id(id, self.wire_id)
 
 
+def _unreadable(why: str) -> tuple[jsonrpc.Message, Result | None]:
+    return jsonrpc.unreadable(why), None
+
+
 class _RpcWaiter(CallWaiter):
     """A caller's call: its result is whatever the method returned."""
 
@@ -305,9 +312,13 @@ class _RpcWaiter(CallWaiter):
         if not is_later and len(memoryview(payload)) > LATER_BYTES:
             in_turn(partial(self.result, payload, is_later=True))
         elif is_later:
-            self._end_soon(untouched_result(payload))
+            self.end_with(untouched_result(payload))
         else:
             self._end(untouched_result(payload))
+
+    def end_with(self, result: Result) -> None:
+        """End the call with a long value that was read already."""
+        self._end_soon(result)
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------

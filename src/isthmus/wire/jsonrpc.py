@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Generator, Iterator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -386,18 +386,10 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
         members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
         return None
+    text = memoryview(raw)
+    if len(text) > LONG_BYTES and _fill(members, len(text)):  # quotes need not be counted
+        return members
     return members if _are_unique(members, bytes(raw)) else None
-
-
-def long_object_members(raw: Payload) -> dict[str, Raw] | None:
-    """The same for a long text. If the members fill the text, quotes are not counted."""
-    if (known := known_members(raw)) is not None:
-        return dict(known)
-    try:
-        members = _decode_members(raw)
-    except (*_NOT_JSON, RecursionError):
-        return None
-    return members if _fill(members, len(memoryview(raw))) or _are_unique(members, bytes(raw)) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:
@@ -468,9 +460,26 @@ def result(id: Payload, result: Payload) -> bytes:
     return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', result, b"}"))
 
 
-def result_of_parts(id: Payload, parts: Iterable[Payload | memoryview]) -> bytes:
-    """The same with a result in parts, which are copied once."""
-    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"result":', *parts, b"}"))
+Text: TypeAlias = bytes | tuple[bytes | memoryview, ...]
+"""A text in one piece, or a long one in parts that nobody has joined: each copy of megabytes takes a millisecond."""
+
+
+def joined(text: Text) -> bytes:
+    """A text in one piece."""
+    return text if isinstance(text, bytes) else b"".join(text)
+
+
+def text_size(text: Text) -> int:
+    """The length of a text."""
+    return len(text) if isinstance(text, bytes) else sum(map(len, text))
+
+
+def result_of_parts(id: Payload, *parts: Payload | memoryview) -> Text:
+    """The same with a result in parts, which are not copied if they are long."""
+    pieces = (b'{"jsonrpc":"2.0","id":', id, b',"result":', *parts, b"}")
+    if len(memoryview(parts[-1])) <= LONG_BYTES:
+        return b"".join(pieces)
+    return tuple(piece if isinstance(piece, bytes) else memoryview(piece) for piece in pieces)
 
 
 def error(id: Payload | None, code: int, message: str, data: Payload | None = None) -> bytes:
@@ -773,6 +782,8 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NEITHER_BRACKET_NOR_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _SHALLOW = 3
 """Levels taken off by replacement before counting; it shrinks wide texts at least fourfold."""
+_WIDE = 16
+"""A text with at least one innermost pair in so many brackets is wide."""
 
 
 def _is_deeper_long(text: bytes, max_depth: int) -> Passes[bool]:
@@ -803,18 +814,23 @@ def _depth_passes(text: bytes) -> Passes[int]:
         yield
     shape = _outside_strings(b"".join(pieces))
     yield
-    for level in range(_SHALLOW):
-        if not shape:
-            return level
-        shape = shape.replace(b"[]", b"")
-        yield
+    removed = 0
+    if shape.count(b"[]") * _WIDE > len(shape):
+        for removed in range(_SHALLOW):
+            if not shape:
+                return removed
+            shape = shape.replace(b"[]", b"")
+            yield
+        removed = _SHALLOW
     # Between two innermost pairs the text only closes and then opens: the deepest points are at the splits.
-    steps = (piece.count(b"[") - piece.count(b"]") for piece in shape.split(b"[]"))
-    return _SHALLOW + bool(shape) + max(accumulate(steps))
+    steps = (2 * piece.count(b"[") - len(piece) for piece in shape.split(b"[]"))
+    return removed + bool(shape) + max(accumulate(steps))
 
 
 def _fewer_marks(text: bytes) -> bytes:
     """Remove adjacent pairs of quotes, long runs first, because each find costs time."""
+    if b'"' not in text:
+        return text
     for run in (b'""""""""', b'""""', b'""'):
         text = text.replace(run, b"")
     return text

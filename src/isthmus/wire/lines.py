@@ -38,7 +38,8 @@ class LineDecoder:
         rest = ended.pop()
         found: list[bytes | Oversized] = []
         for line in ended:
-            self._end(line, found)
+            if line or self._held or self._is_skipping:  # a chunk may consist of line breaks
+                self._end(line, found)
         if rest:
             self._hold(rest, found)
         return found

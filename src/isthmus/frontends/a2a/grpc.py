@@ -34,7 +34,7 @@ from isthmus.wire.a2a import protobuf, v1_0
 from isthmus.wire.a2a.negotiate import VERSION_HEADER, dialect_of, unsupported_version, version_of
 from isthmus.wire.a2a.operations import A2aProblem, Operation, SendMessage
 from isthmus.wire.a2a.protobuf import METHODS, SERVICE, STREAMS, Unwritable
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import Payload, Text, joined
 
 DETAILS = "grpc-status-details-bin"
 """The trailer with the error details for programs."""
@@ -346,9 +346,9 @@ class _Client:
         """See `Peer`; gRPC passes the request separately."""
         return None
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`; gRPC has no HTTP status or headers in a response."""
-        self.end(body)
+        self.end(joined(body))
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`; the first item begins the stream."""

@@ -11,7 +11,7 @@ import re
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 from urllib.parse import unquote
 
@@ -221,7 +221,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self._refusal: bytes | None = None
         self._ignores_input = False
         self._is_starting = False
-        self._unsent: list[bytes] = []
+        self._unsent: list[bytes | memoryview] = []
         self._unsent_bytes = 0
         self._drain_callbacks: list[Callable[[], None]] = []
         """Callbacks for when all output has left."""
@@ -576,7 +576,7 @@ class HttpServerConnection(HttpToolsProtocol):
 
     # Called by request cycles (see `ConnectionWriter`)
 
-    def put(self, pieces: list[bytes]) -> None:
+    def put(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write the pieces of a response, in one write unless they are long; abort a client that reads too slowly."""
         if self.transport.is_closing():
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,7 @@ import structlog
 from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
+from isthmus.wire.jsonrpc import Text, text_size
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +61,7 @@ class Peer(Protocol):
     def take_body(self) -> bytes | None:
         """The whole request body, if it has arrived and none of it was received; else use `receive`."""
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """Send a whole response; `lines` are `header_lines`, the length is added. Ignored after a disconnect."""
 
     def begin(self, status: int, lines: bytes) -> None:
@@ -122,7 +123,7 @@ class ConnectionWriter(Protocol):
     def flow(self) -> WriteFlow:
         """The state of the connection's output."""
 
-    def put(self, pieces: list[bytes]) -> None:
+    def put(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write these bytes, together."""
 
     def buffered_bytes(self) -> int:
@@ -224,17 +225,18 @@ class RequestCycle:
             self._body = [b"".join(self._body)]
         return self._body[0]
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`."""
         if self.is_gone or self.is_complete:
             return
         self.is_started = True
-        length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
+        length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % text_size(body)
         if self.scope["method"] == "HEAD":
             body = b""  # only its length is sent: a client would read the bytes as the next response
         if self.cors:
             lines = self._with_cors(lines)
-        self._finish([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
+        pieces = (body,) if isinstance(body, bytes) else body
+        self._finish([STATUS_LINE[status], lines, length, *self._closing_lines(), *pieces])
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
@@ -426,7 +428,7 @@ class RequestCycle:
                 pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
                 return [*pieces, b"0\r\n\r\n"] if is_last else pieces
 
-    def _finish(self, last_pieces: list[bytes]) -> None:
+    def _finish(self, last_pieces: Sequence[bytes | memoryview]) -> None:
         self.is_complete = True
         self._wake()
         self._disconnect_callbacks.clear()

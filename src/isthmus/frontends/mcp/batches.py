@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from isthmus.frontends.http.request_cycle import JSON, STREAM, Peer
 from isthmus.wire import sse
+from isthmus.wire.jsonrpc import Text, joined
 
 BATCHES_VERSION = "2025-03-26"
 """The only protocol version with batches."""
@@ -85,11 +86,11 @@ class BatchPart:
         """The message was read already."""
         return None
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`. The batch as a whole has one status."""
         if not self._is_over:
             if body:
-                self._reply.add(body)
+                self._reply.add(joined(body))
             self._finish()
 
     def begin(self, status: int, lines: bytes) -> None:

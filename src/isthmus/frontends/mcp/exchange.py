@@ -75,8 +75,13 @@ def data_of(fault: Fault) -> bytes:
 class JsonRpcReply(msgspec.Struct, frozen=True):
     """A rendered JSON-RPC response; `code` is its error code, or None for a result."""
 
-    body: bytes
+    text: jsonrpc.Text
     code: int | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The response in one piece."""
+        return jsonrpc.joined(self.text)
 
 
 def refuse(id: Payload | None, code: int, message: str, data: Payload | None = None) -> JsonRpcReply:
@@ -100,12 +105,12 @@ def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> 
     # Results are always objects here, so translation cannot fail.
     if era == "modern" and not outcome.is_typed:
         if outcome.is_untyped and kind != "resource":
-            return JsonRpcReply(jsonrpc.result_of_parts(id, modern.typed(payload)))
+            return JsonRpcReply(jsonrpc.result_of_parts(id, *modern.typed(payload)))
         parts = modern.modern_parts(payload, is_cacheable=kind == "resource")
-        return JsonRpcReply(jsonrpc.result(id, payload) if parts is None else jsonrpc.result_of_parts(id, parts))
+        return JsonRpcReply(jsonrpc.result_of_parts(id, *(parts or (payload,))))
     if era == "legacy" and outcome.is_typed:
         payload = modern.as_legacy(payload) or payload
-    return JsonRpcReply(jsonrpc.result(id, payload))
+    return JsonRpcReply(jsonrpc.result_of_parts(id, payload))
 
 
 def event_notification(event: Event, token: Payload | None) -> bytes | None:

@@ -222,7 +222,7 @@ class McpHttpExchange(McpExchange):
         reply = self._reply_to(outcome)
         if self._stream is None:
             status = 200 if reply.code is None else status_of(reply, self._era)
-            self._peer.answer(status, JSON, reply.body)
+            self._peer.answer(status, JSON, reply.text)
         else:
             self._stream.end(reply.body)
         on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange

@@ -635,7 +635,9 @@ class RestExchange:
             else:
                 self._peer.end(sse.frame(problem.body(), event="error"))
         elif self._level is None:
-            self._peer.answer(200, JSON, bytes(outcome.payload))
+            size = len(memoryview(outcome.payload))
+            is_long = size > LONG_BYTES  # a copy of megabytes takes a millisecond
+            self._peer.answer(200, JSON, (memoryview(outcome.payload),) if is_long else bytes(outcome.payload))
         else:
             self.open()
             self._peer.end(sse.frame(outcome.payload, event="result"))

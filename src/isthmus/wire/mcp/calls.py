@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 
 from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
+from isthmus.model.long_objects import known_members
+from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members, only_members, render
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
 from isthmus.wire.mcp.modern import OWN_KEYS
@@ -340,6 +342,7 @@ class _Flag(msgspec.Struct):
 
 
 _TOOL_RESULT = msgspec.json.Decoder(_ToolResult)
+_CONTENT = msgspec.json.Decoder(list[_ContentBlock])
 _FLAG = msgspec.json.Decoder(_Flag)
 
 
@@ -348,20 +351,47 @@ def tool_result(value: Payload) -> Result:
     if bytes(memoryview(value)[:1]) != b"{":
         return json_tool_result(value)
     try:
-        known = _TOOL_RESULT.decode(only_members(value, "content", "isError", "resultType"))
+        known = _read_tool_result(value)
     except msgspec.MsgspecError:
         # Clients reject the whole result if it has content of an unknown type.
         return json_tool_result(value, is_error=_says_error(value))
-    return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+    return Result(_raw(value), bool(known.isError), known.resultType is not None)
 
 
 def untouched_result(value: Payload) -> Result:
     """A plain JSON-RPC server's result, unchanged; marked as bare unless it is an MCP tool result."""
     try:
-        known = _TOOL_RESULT.decode(only_members(value, "content", "isError", "resultType"))
+        known = _read_tool_result(value)
     except msgspec.MsgspecError:
-        return Result(msgspec.Raw(value), _says_error(value), is_bare=True)
-    return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+        return Result(_raw(value), _says_error(value), is_bare=True)
+    return Result(_raw(value), bool(known.isError), known.resultType is not None)
+
+
+def decode_untouched(body: bytes, *, max_depth: int) -> tuple[jsonrpc.Message, Result | None]:
+    """Read a long response of a plain JSON-RPC server, and its result as `untouched_result` does."""
+    return jsonrpc.finish(untouched_passes(body, max_depth=max_depth))
+
+
+def untouched_passes(body: bytes, *, max_depth: int) -> jsonrpc.Passes[tuple[jsonrpc.Message, Result | None]]:
+    """The passes of `decode_untouched`."""
+    message = yield from jsonrpc.reply_passes(body, max_depth=max_depth)
+    yield
+    return message, untouched_result(message.result) if isinstance(message, jsonrpc.Response) else None
+
+
+def _raw(value: Payload) -> msgspec.Raw:
+    """A long object that knows its members stays the same object."""
+    return value if isinstance(value, msgspec.Raw) else msgspec.Raw(value)
+
+
+def _read_tool_result(value: Payload) -> _ToolResult:
+    members = known_members(value)
+    if members is None or "content" not in members:
+        return _TOOL_RESULT.decode(value)
+    few: dict[str, Payload] = {name: members[name] for name in ("isError", "resultType") if name in members}
+    known = _TOOL_RESULT.decode(render({"content": b"[]", **few}))
+    _CONTENT.decode(members["content"])
+    return known
 
 
 def wrap_bare_result(result: Result) -> Result:
