@@ -468,6 +468,10 @@ class Dialect:
         self.role_of = {word: role for role, word in self.roles.items()}
         self.readers = self.make_readers()
 
+    def __reduce__(self) -> str:
+        # Each module has one dialect: another process, which reads a long message, has the same one.
+        return "DIALECT"
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def read(self, method: str, params: Members) -> Operation | A2aProblem:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.wire.a2a import negotiate
+from isthmus.wire.a2a import negotiate, v0_3_rest
 from isthmus.wire.a2a.negotiate import AmbiguousDialect, recognize_dialect
 from isthmus.wire.a2a.operations import A2aProblem, DialectName
 from tests.unit.wire.a2a import captured
@@ -142,3 +144,8 @@ def test_nothing_that_can_be_sent_makes_it_raise(method: str, params: dict[str, 
     seen = recognize_dialect(method, params, version)
     names: tuple[DialectName, ...] = ("1.0", "0.3", "0.1", "agentvault")
     assert isinstance(seen, AmbiguousDialect | A2aProblem) or seen in names
+
+
+@pytest.mark.parametrize("dialect", [*negotiate.DIALECTS.values(), v0_3_rest.DIALECT], ids=lambda each: each.name)
+def test_a_dialect_can_be_named_to_the_process_that_reads_long_messages(dialect: negotiate.Dialect) -> None:
+    assert pickle.loads(pickle.dumps(dialect)) is dialect
