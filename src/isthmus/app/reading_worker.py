@@ -86,7 +86,7 @@ class _Pickler(pickle.Pickler):
             if (known := self._known_strings.get(id(value))) is not None:
                 return ("given", known)
             return ("text", self._beside(value.encode("utf-8", "surrogatepass"), value))
-        elif isinstance(value, bytes) and len(value) > LONG_TEXT_BYTES:
+        elif isinstance(value, memoryview) or (isinstance(value, bytes) and len(value) > LONG_TEXT_BYTES):
             return ("text", self._beside(value))
         elif isinstance(value, ModuleType):
             return ("module", value.__name__)

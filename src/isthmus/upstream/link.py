@@ -476,13 +476,14 @@ class BaseLink:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         """Handle one message of the server on a stream that all requests share. Responses are matched by id."""
         if len(text) > LATER_BYTES and (request := self._take(jsonrpc.answer_start(text))) is not None:
-            whole = partial(jsonrpc.decode, text, max_depth=self.limits.depth, max_values=None)
+            whole = partial(jsonrpc.decode_long, text, max_depth=self.limits.depth, max_values=None)
             then = partial(self._take_long_answer, request)
             read_then(whole, jsonrpc.decode_passes, then, jsonrpc.unreadable, self.server)
             return
+        text = bytes(text)
         message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:
             case Response(id=id):

@@ -34,6 +34,7 @@ from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
+from isthmus.wire.lines import Collected
 from isthmus.wire.mcp.calls import decode_untouched, untouched_passes, untouched_result
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
@@ -195,7 +196,7 @@ class RpcLink(BaseLink):
 class _Post(HttpRequest):
     """One POST and its JSON response; reports the end to the waiter."""
 
-    __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "is_over")
+    __slots__ = ("_body", "_link", "_login", "_size", "_status", "is_over")
 
     wire_id: bytes
 
@@ -206,7 +207,7 @@ class _Post(HttpRequest):
         self.is_over = False
         self._status = 0
         self._login: str | None = None
-        self._chunks: list[bytes] = []
+        self._body = Collected()
         self._size = 0
 
     def abandon(self) -> None:
@@ -235,7 +236,7 @@ class _Post(HttpRequest):
         limit = self._link.limits.reply_bytes
         self._size += len(chunk)
         if self._size <= limit:
-            self._chunks.append(chunk)
+            self._body.add(chunk)
         elif not self.is_over:
             self._fail(BadReply(self._link.server, f"an answer of over {limit} bytes"))
             self.abandon()
@@ -250,20 +251,19 @@ class _Post(HttpRequest):
         """The response is complete."""
         if self.is_over:
             return
-        body = b"".join(self._chunks)
-        self._chunks = []
+        body = self._body.take()
         depth = self._link.limits.depth
         if len(body) > LATER_BYTES:
             whole = partial(decode_untouched, body, max_depth=depth)
             read_then(whole, untouched_passes, partial(self._take_late, body), _unreadable, self._link.server)
         else:
-            self._take(body, jsonrpc.decode_reply(body, max_depth=depth) if body else None)
+            self._take(body, jsonrpc.decode_reply(bytes(body), max_depth=depth) if body else None)
 
-    def _take_late(self, body: bytes, read: tuple[jsonrpc.Message, Result | None]) -> None:
+    def _take_late(self, body: bytes | memoryview, read: tuple[jsonrpc.Message, Result | None]) -> None:
         if not self.is_over:
             self._take(body, *read)
 
-    def _take(self, body: bytes, message: jsonrpc.Message | None, result: Result | None = None) -> None:
+    def _take(self, body: bytes | memoryview, message: jsonrpc.Message | None, result: Result | None = None) -> None:
         if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
@@ -286,7 +286,7 @@ class _Post(HttpRequest):
         else:
             self._fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
 
-    def _says_no_method(self, body: bytes, message: object) -> bool:
+    def _says_no_method(self, body: bytes | memoryview, message: object) -> bool:
         """Whether the status alone means that the method is unknown; a JSON-RPC body takes precedence."""
         if not self._link.is_known_endpoint or isinstance(message, Response):
             return False

@@ -51,7 +51,7 @@ from isthmus.upstream.server_settings import Era
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, PendingRequest, Waiter, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
-from isthmus.wire.lines import Oversized
+from isthmus.wire.lines import Collected, Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import METHODS, QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
@@ -551,7 +551,7 @@ class Post(HttpRequest):
     __slots__ = (
         "_advice",
         "_after_reading",
-        "_chunks",
+        "_body",
         "_decoder",
         "_is_reading",
         "_link",
@@ -585,7 +585,7 @@ class Post(HttpRequest):
         """The URL where the server describes its login."""
         self._advice = ""
         """What the operator can do about the status."""
-        self._chunks: list[bytes] = []
+        self._body = Collected()
         self._is_reading = False
         self._after_reading: Callable[[], None] | None = None
         """What happened while a long answer was read."""
@@ -652,7 +652,7 @@ class Post(HttpRequest):
         if self._size > self._link.limits.reply_bytes:
             self._spoil(f"an answer of over {self._link.limits.reply_bytes} bytes")
         else:
-            self._chunks.append(chunk)
+            self._body.add(chunk)
 
     def on_end(self) -> None:
         """The response is complete."""
@@ -667,15 +667,14 @@ class Post(HttpRequest):
         elif self._size > LATER_BYTES:
             in_turn(self._read_late)
         else:
-            body = b"".join(self._chunks)
+            body = bytes(self._body.take())
             self._take(jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None)
 
     def _read_late(self) -> None:
         """Read a long response in turns of the event loop of its own."""
         if not self.is_over:
-            body = b"".join(self._chunks)
-            self._chunks = []
-            whole = partial(jsonrpc.decode, body, max_depth=self._link.limits.depth, max_values=None)
+            body = self._body.take()
+            whole = partial(jsonrpc.decode_long, body, max_depth=self._link.limits.depth, max_values=None)
             read_then(whole, jsonrpc.decode_passes, self._take_late, jsonrpc.unreadable, self._link.server)
 
     def _take_late(self, message: jsonrpc.Message) -> None:
@@ -719,7 +718,7 @@ class Post(HttpRequest):
     def _is_awaited(self, rest: Rest) -> bool:
         """Ask the link to resume the stream; False if it is given up."""
         self._status = self._size = 0
-        self._chunks = []
+        self._body.take()
         if rest.event_id is None or self.method == "initialize" or rest.times >= RESUMES_MAX:
             return False
         rest.times += 1
@@ -740,7 +739,7 @@ class Post(HttpRequest):
             self._was_expired = True
             self.ticket = None
             self._status = self._size = 0
-            self._chunks = []
+            self._body.take()
             self._link.on_session_gone(self)
         elif (
             self._status == BAD_REQUEST

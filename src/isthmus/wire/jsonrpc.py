@@ -167,8 +167,16 @@ def finish(passes: Passes[_T]) -> _T:
             return value
 
 
-def decode_passes(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Passes[Message]:
+def decode_long(body: bytes | memoryview, *, max_depth: int, max_values: int | None = VALUES_MAX) -> Message:
+    """The same for a long message, which may be a view of what was collected."""
+    return finish(decode_passes(body, max_depth=max_depth, max_values=max_values))
+
+
+def decode_passes(
+    body: bytes | memoryview, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX
+) -> Passes[Message]:
     """The passes of `decode` over a long message."""
+    body = bytes(body)
     if max_values is None and (answer := (yield from _plain_answer(body, max_depth))) is not None:
         return answer
     if (refused := _refused_early(body, max_depth)) is not None:
@@ -267,8 +275,9 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     return finish(reply_passes(body, max_depth=max_depth))
 
 
-def reply_passes(body: bytes, *, max_depth: int = MAX_DEPTH) -> Passes[Message]:
+def reply_passes(body: bytes | memoryview, *, max_depth: int = MAX_DEPTH) -> Passes[Message]:
     """The passes of `decode_reply`."""
+    body = bytes(body)
     if len(body) > LONG_BYTES:
         message = yield from decode_passes(body, max_depth=max_depth, max_values=None)
     else:
@@ -289,7 +298,7 @@ def unreadable(why: str) -> Malformed:
     return Malformed(INTERNAL_ERROR, f"the message could not be read: {why}", None)
 
 
-def answer_start(body: bytes) -> Raw | None:
+def answer_start(body: bytes | memoryview) -> Raw | None:
     """The request id at the start or the end of a response as most peers write it; it may turn out to be malformed."""
     if (begins := _ANSWER.match(body)) is not None:
         return Raw(begins[1])
@@ -492,7 +501,7 @@ def error(id: Payload | None, code: int, message: str, data: Payload | None = No
 
 def render(members: Mapping[str, Payload]) -> bytes:
     """Join members into one object, in their order."""
-    return b"{%b}" % b",".join([b"%b:%b" % (_encode(key), bytes(value)) for key, value in members.items()])
+    return b"".join((b"{", b",".join([b"".join((_encode(key), b":", value)) for key, value in members.items()]), b"}"))
 
 
 def compact(payload: Payload) -> bytes:

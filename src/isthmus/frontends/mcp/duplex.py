@@ -435,7 +435,7 @@ class McpStdio:
                 text = f"a message may have {line.limit_bytes} bytes at most"
                 self._session.send_refusal(refuse(None, jsonrpc.INVALID_REQUEST, text))
             else:
-                self._session.receive(line, self._session.send_refusal)
+                self._session.receive(bytes(line), self._session.send_refusal)
 
     def _send(self, message: bytes) -> None:
         self._write(lines.frame(message))

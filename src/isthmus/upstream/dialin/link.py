@@ -275,13 +275,13 @@ class DialInLink(BaseLink):
     def _changed_early(self, topic: Topic) -> None:
         self.early |= {topic}
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         """Receive one message. Without open requests, messages longer than a notification are dropped.
 
         Parsing five megabytes blocks the event loop for ten milliseconds.
         """
         if len(text) > self.limits.notification_bytes and not self.requests.pending:
-            self._count_garbage(text)
+            self._count_garbage(bytes(text))
         else:
             super().read(text)
 

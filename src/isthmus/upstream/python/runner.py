@@ -25,6 +25,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Event, Outcome, Progress, Result
 from isthmus.model.faults import BadArguments, BadReply
@@ -32,7 +33,8 @@ from isthmus.model.names import ServerName
 from isthmus.upstream.python.context import Context, QuestionSender
 from isthmus.upstream.python.signatures import BadArgument, Runnable, encode_hook
 from isthmus.upstream.waiters import lost
-from isthmus.wire.mcp.calls import failed_tool_result, json_tool_result, tool_result
+from isthmus.wire.jsonrpc import render
+from isthmus.wire.mcp.calls import failed_tool_result, json_tool_result, quoted, tool_result
 
 Job: TypeAlias = Callable[[], Callable[[], None]]
 """Runs in a thread and returns the callback that delivers its result on the loop; it does not raise."""
@@ -270,16 +272,31 @@ class FunctionRun:
             self.inflight.emit(event)
 
     def _outcome_of(self, value: Any) -> Outcome:
-        text = value.payload if isinstance(value, Result) else _encode(value)
+        text = value.payload if isinstance(value, Result) else _written(value)
         if len(memoryview(text)) > self._runner.limits.reply_bytes:
             return BadReply(self._runner.server, f"a result of over {self._runner.limits.reply_bytes} bytes")
         if isinstance(value, Result):
             return value
-        return tool_result(text) if isinstance(value, dict) else json_tool_result(text)
+        if isinstance(value, dict) and "content" in value:
+            return tool_result(text)
+        return json_tool_result(text, is_error=isinstance(value, dict) and value.get("isError") is True)
 
     def _failed(self, error: BaseException) -> Outcome:
         log.warning("a function failed", server=self._runner.server, function=self.function.name, exc_info=error)
         return failed_tool_result(f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")[:TEXT_LENGTH_MAX])
+
+
+def _written(value: Any) -> bytes:
+    """A value as JSON. Long texts, also those of an object, are written in pieces, between which others may run."""
+    if type(value) is str and len(value) > LONG_BYTES:
+        return b"".join(quoted(value))
+    if (
+        type(value) is dict
+        and any(type(each) is str and len(each) > LONG_BYTES for each in value.values())
+        and all(type(key) is str for key in value)
+    ):
+        return render({key: _written(each) for key, each in value.items()})
+    return _encode(value)
 
 
 def _text_of(error: BaseException) -> str:

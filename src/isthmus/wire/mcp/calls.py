@@ -8,6 +8,7 @@ that megabytes are neither parsed nor rendered again.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -367,12 +368,14 @@ def untouched_result(value: Payload) -> Result:
     return Result(_raw(value), bool(known.isError), known.resultType is not None)
 
 
-def decode_untouched(body: bytes, *, max_depth: int) -> tuple[jsonrpc.Message, Result | None]:
+def decode_untouched(body: bytes | memoryview, *, max_depth: int) -> tuple[jsonrpc.Message, Result | None]:
     """Read a long response of a plain JSON-RPC server, and its result as `untouched_result` does."""
     return jsonrpc.finish(untouched_passes(body, max_depth=max_depth))
 
 
-def untouched_passes(body: bytes, *, max_depth: int) -> jsonrpc.Passes[tuple[jsonrpc.Message, Result | None]]:
+def untouched_passes(
+    body: bytes | memoryview, *, max_depth: int
+) -> jsonrpc.Passes[tuple[jsonrpc.Message, Result | None]]:
     """The passes of `decode_untouched`."""
     message = yield from jsonrpc.reply_passes(body, max_depth=max_depth)
     yield
@@ -409,9 +412,26 @@ def _says_error(value: Payload) -> bool:
 def json_tool_result(value: Payload, *, is_error: bool = False) -> Result:
     """A tool result with the value as text and as structured content; anything but an object is wrapped in one."""
     start = bytes(memoryview(value)[:1])
-    text = value if start == b'"' else _encode(str(memoryview(value), "utf-8"))
+    texts = (value,) if start == b'"' else quoted(value)
     parts = (value,) if start == b"{" else (b'{"result":', value, b"}")
-    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error, is_untyped=True)
+    whole = b"".join((_HEAD, *texts, _MIDDLE, *parts, _TAILS[is_error]))
+    return Result(msgspec.Raw(whole), is_error, is_untyped=True)
+
+
+def quoted(text: Payload | str) -> list[bytes]:
+    """A text as a JSON string, in pieces: whoever writes megabytes at once holds the interpreter's lock."""
+    whole = text if isinstance(text, str) else memoryview(text)
+    if len(whole) <= _PIECE:
+        return [_encode(whole if isinstance(whole, str) else str(whole, "utf-8"))]
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    pieces = [b'"']
+    for at in range(0, len(whole), _PIECE):
+        piece = whole[at : at + _PIECE]
+        pieces.append(_encode(piece if isinstance(piece, str) else decode(piece, at + _PIECE >= len(whole)))[1:-1])
+    return [*pieces, b'"']
+
+
+_PIECE = 64 * 1024
 
 
 def failed_tool_result(words: str) -> Result:
