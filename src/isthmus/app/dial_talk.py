@@ -108,12 +108,12 @@ class Wire:
         """Whether the hub reads too slowly."""
         return self._socket is not None and self._socket.buffered_bytes() > self._lag_bytes
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         """Receive a message from the hub."""
         if self._take is None:
-            self._early.append(text)
+            self._early.append(bytes(text))
         else:
-            self._take(text)
+            self._take(bytes(text))
 
     def flush(self) -> None:
         """Write all queued messages."""

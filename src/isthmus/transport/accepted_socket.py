@@ -118,7 +118,7 @@ class _Framing(Framing):
 class _NoHearer:
     """Drops what a socket without an owner receives."""
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         pass
 
     def flush(self) -> None:
@@ -385,11 +385,11 @@ class AcceptedSocket(SocketChannel):
         elif self._framing.reader.buffer or self._parts is not None or self._held_bytes:
             self._hold(self._unfinished_bytes())
 
-    def _receive_message(self, message: bytes, kind: Opcode) -> None:
+    def _receive_message(self, message: bytes | memoryview, kind: Opcode) -> None:
         self._unfinished_since = 0.0
         hear = self._hearer.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
         try:
-            hear(message)
+            hear(bytes(message))
         except Exception:  # a message that the hub cannot handle costs only the peer that sent it
             log.exception("a message on a WebSocket could not be handled", client=self.client)
             self._break_off(CloseCode.INTERNAL_ERROR, FAILED)

@@ -5,7 +5,7 @@ It yields events with their data as bytes and knows no JSON-RPC. It does not rec
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from isthmus.wire.jsonrpc import Payload, compact
 from isthmus.wire.lines import LIMIT_BYTES, Oversized
@@ -139,7 +139,13 @@ def frame(message: Payload, *, id: str | None = None, event: str = "message") ->
         ValueError: `id` or `event` holds a line break or NUL.
     """
     head = b"" if id is None else b"id: %b\n" % _one_line(id)
-    return b"".join((head, b"event: ", _one_line(event), b"\ndata: ", compact(message), b"\n\n"))
+    start = b"".join((head, b"event: ", _one_line(event), b"\ndata: "))
+    if isinstance(message, Raw):
+        # A long result, which nearly always has no line break, is copied once.
+        whole = b"".join((start, message, b"\n\n"))
+        if whole.find(b"\n", len(start)) == len(whole) - 2 and whole.find(b"\r", len(start)) < 0:
+            return whole
+    return b"".join((start, compact(message), b"\n\n"))
 
 
 def named(event: str, text: str) -> bytes:

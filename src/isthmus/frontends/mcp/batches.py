@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from isthmus.frontends.http.request_cycle import JSON, STREAM, Peer
 from isthmus.wire import sse
-from isthmus.wire.jsonrpc import Text, joined
+from isthmus.wire.jsonrpc import LONG_BYTES, Text, joined, text_size
 
 BATCHES_VERSION = "2025-03-26"
 """The only protocol version with batches."""
@@ -27,7 +27,7 @@ class BatchReply:
         self._on_end = on_end
         self._open = 1
         """Parts that have not ended, plus one until all parts are made."""
-        self._replies: list[bytes] = []
+        self._replies: list[Text] = []
         self._is_stream = False
 
     def part(self) -> BatchPart:
@@ -35,10 +35,10 @@ class BatchReply:
         self._open += 1
         return BatchPart(self)
 
-    def add(self, reply: bytes) -> None:
+    def add(self, reply: Text) -> None:
         """Add the whole response to a message."""
         if self._is_stream:
-            self.peer.push(sse.frame(reply))
+            self.peer.push(sse.frame(joined(reply)))
         else:
             self._replies.append(reply)
 
@@ -48,7 +48,7 @@ class BatchReply:
             self._is_stream = True
             self.peer.begin(200, STREAM)
             for reply in self._replies:
-                self.peer.push(sse.frame(reply))
+                self.peer.push(sse.frame(joined(reply)))
 
     def close(self) -> None:
         """A part has ended, or all parts are made."""
@@ -58,10 +58,20 @@ class BatchReply:
         if self._is_stream:
             self.peer.end(b"")
         elif self._replies:
-            self.peer.answer(200, JSON, b"[%b]" % b",".join(self._replies))
+            self.peer.answer(200, JSON, _array(self._replies))
         else:
             self.peer.answer(202, b"", b"")
         self._on_end()
+
+
+def _array(replies: list[Text]) -> Text:
+    """The responses as an array; long ones are not copied."""
+    parts: list[bytes | memoryview] = []
+    for reply in replies:
+        parts.append(b"," if parts else b"[")
+        parts += (reply,) if isinstance(reply, bytes) else reply
+    whole = (*parts, b"]")
+    return whole if text_size(whole) > LONG_BYTES else joined(whole)
 
 
 class BatchPart:
@@ -90,7 +100,7 @@ class BatchPart:
         """See `Peer`. The batch as a whole has one status."""
         if not self._is_over:
             if body:
-                self._reply.add(joined(body))
+                self._reply.add(body)
             self._finish()
 
     def begin(self, status: int, lines: bytes) -> None:

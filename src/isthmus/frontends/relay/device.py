@@ -280,8 +280,9 @@ class DeviceConnection:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         """Receive one message. A long one is read in turns of the event loop, and those behind it wait."""
+        text = bytes(text)
         if not self._unread and len(text) <= LONG_BYTES:
             self._receive(decode(text, max_depth=self._agent.hub.limits.depth), len(text))
             return

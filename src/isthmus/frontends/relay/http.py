@@ -115,7 +115,7 @@ class _SocketRequest(msgspec.Struct, frozen=True):
 class _IgnoreMessages:
     """Receives the messages of a socket that is being closed."""
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         pass
 
     def flush(self) -> None:

@@ -113,9 +113,9 @@ class MuxHost:
 
     # -- callbacks of the socket -----------------------------------------------------------------------------------
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         """Receive one frame."""
-        frame = mux.read(text)
+        frame = mux.read(bytes(text))
         match frame:
             case mux.ChannelMessage(channel=number, message=message):
                 # A message for a channel that was just closed is dropped.
