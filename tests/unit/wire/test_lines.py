@@ -13,7 +13,7 @@ from isthmus.wire.lines import LineDecoder, Oversized, frame
 MIB = 1024 * 1024
 
 
-def feed_all(chunks: list[bytes], *, limit_bytes: int = MIB) -> list[bytes | Oversized]:
+def feed_all(chunks: list[bytes], *, limit_bytes: int = MIB) -> list[bytes | memoryview | Oversized]:
     decoder = LineDecoder(limit_bytes)
     return [line for chunk in chunks for line in decoder.feed(chunk)]
 
@@ -36,6 +36,14 @@ def test_a_line_waits_for_its_end() -> None:
 
 def test_carriage_returns_and_blank_lines_are_forgiven() -> None:
     assert feed_all([b"{}\r\n\r\n \t\n\n[]\n"]) == [b"{}", b"[]"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_long_line_comes_out_whole_however_it_was_cut(end: bytes) -> None:
+    text = b'"' + b"abcdefg" * 40_000 + b'"'
+    stream = b"{}\n" + text + end + b" " * 300_000 + end + b"[]\n"
+    for size_bytes in (16 * 1024, 100_001, len(stream)):
+        assert feed_all(cut(stream, size_bytes)) == [b"{}", text, b"[]"]
 
 
 def test_a_line_of_exactly_the_limit_passes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -36,6 +37,32 @@ async def test_what_is_quick_runs_on_the_loop_and_has_ended_when_it_was_sent() -
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     assert str(threading.get_ident()).encode() in bytes(outcome.payload)
+    runner.close("done")
+    await background.aclose()
+
+
+@pytest.mark.parametrize("text", ["short", "é中😀" * 100_000])
+@pytest.mark.parametrize("shape", ["text", "object", "error", "content"])
+async def test_a_result_of_any_length_is_the_same_tool_result(text: str, shape: str) -> None:
+    blocks = [{"type": "text", "text": text}]
+    values: dict[str, Any] = {
+        "text": text,
+        "object": {"a": text, "b": [1, None]},
+        "error": {"a": text, "isError": True},
+        "content": {"content": blocks},
+    }
+    background, stage = BackgroundTasks("test"), Stage()
+    runner = Runner(SERVER, Limits(), background, 1)
+    inflight, listener = stage.start(call())
+    runner.start(inflight, Function("give", lambda: values[shape], Traits(is_inline=True)))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert outcome.is_error == (shape == "error")
+    shown = json.loads(bytes(outcome.payload))
+    if shape == "content":
+        assert shown == {"content": blocks}
+    else:
+        assert shown["structuredContent"] == ({"result": text} if shape == "text" else values[shape])
     runner.close("done")
     await background.aclose()
 

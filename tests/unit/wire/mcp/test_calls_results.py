@@ -7,7 +7,9 @@ import json
 import msgspec
 import pytest
 
+from isthmus.wire.jsonrpc import Response
 from isthmus.wire.mcp.calls import (
+    decode_untouched,
     failed_tool_result,
     json_tool_result,
     tool_result,
@@ -67,6 +69,14 @@ def test_structured_content_is_always_an_object(value: bytes) -> None:
     assert isinstance(shown["content"][0]["text"], str)
 
 
+@pytest.mark.parametrize("text", ["é中😀" * 60_000, '\\"' * 100_000, "a\n\x00" * 50_000])
+def test_a_long_value_is_written_in_pieces_and_reads_the_same(text: str) -> None:
+    value = json.dumps({"a": text}, ensure_ascii=False).encode()
+    shown = json.loads(bytes(json_tool_result(value).payload))
+    assert shown["content"] == [{"type": "text", "text": value.decode()}]
+    assert shown["structuredContent"] == {"a": text}
+
+
 def test_a_failure_is_its_words() -> None:
     result = failed_tool_result('it said "no"')
     assert result.is_error
@@ -92,3 +102,24 @@ def test_a_bare_value_that_says_that_it_is_an_error_is_one() -> None:
 
 def test_a_result_of_mcp_is_not_bare() -> None:
     assert not untouched_result(b'{"content":[{"type":"text","text":"x"}],"more":1}').is_bare
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ('"content":[{"type":"text","text":"%s"}]', (False, False, False)),
+        ('"content":[{"type":"text","text":"%s"}],"isError":true', (False, True, False)),
+        ('"content":[{"type":"text","text":"%s"}],"resultType":"complete"', (False, False, True)),
+        ('"content":[{"type":"odd","text":"%s"}],"isError":true', (True, True, False)),
+        ('"content":[{"type":"text","text":"%s"}],"isError":"no"', (True, False, False)),
+        ('"sum":"%s"', (True, False, False)),
+    ],
+)
+def test_a_long_result_is_judged_like_a_short_one(members: str, expected: tuple[bool, bool, bool]) -> None:
+    for length in (1, 300_000):
+        text = '{"jsonrpc":"2.0","id":1,"result":{' + members % ("x" * length) + "}}"
+        message, result = decode_untouched(text.encode(), max_depth=64)
+        assert isinstance(message, Response)
+        assert result is not None
+        assert (result.is_bare, result.is_error, result.is_typed) == expected
+        assert bytes(result.payload) == bytes(message.result)
