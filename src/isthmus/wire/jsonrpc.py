@@ -395,10 +395,10 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
         members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
         return None
-    text = memoryview(raw)
+    text = bytes(raw)
     if len(text) > LONG_BYTES and _fill(members, len(text)):  # quotes need not be counted
         return members
-    return members if _are_unique(members, bytes(raw)) else None
+    return members if _are_unique(members, text) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:

@@ -369,16 +369,13 @@ def task_bytes(task: Task) -> int:
     return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
 
 
-def _may_say_answer(result: Raw) -> bool:
-    """Whether a result may have `ANSWER` in its `_meta`; its other members need not be searched if it knows them."""
-    members = known_members(result)
-    return ANSWER_BYTES in bytes(result if members is None else members.get("_meta", ABSENT))
-
-
 def direct_answer(record: TaskRecord) -> Message | None:
     """The result as a message without a task, if its tool requests that; see `ANSWER`."""
     ending = record.ending
-    if record.state != "completed" or ending is None or not _may_say_answer(ending.result):
+    if record.state != "completed" or ending is None:
+        return None
+    members = known_members(ending.result)  # of a long result
+    if ANSWER_BYTES not in bytes(ending.result if members is None else members.get("_meta", ABSENT)):
         return None
     brief = brief_of(record)
     meta = object_members((object_members(ending.result) or {}).get("_meta", ABSENT)) or {}

@@ -19,7 +19,7 @@ import structlog
 from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
-from isthmus.wire.jsonrpc import Text, text_size
+from isthmus.wire.jsonrpc import Text
 
 log = structlog.get_logger(__name__)
 
@@ -230,12 +230,12 @@ class RequestCycle:
         if self.is_gone or self.is_complete:
             return
         self.is_started = True
-        length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % text_size(body)
+        pieces = (body,) if isinstance(body, bytes) else body
+        length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % sum(map(len, pieces))
         if self.scope["method"] == "HEAD":
-            body = b""  # only its length is sent: a client would read the bytes as the next response
+            pieces = ()  # only its length is sent: a client would read the bytes as the next response
         if self.cors:
             lines = self._with_cors(lines)
-        pieces = (body,) if isinstance(body, bytes) else body
         self._finish([STATUS_LINE[status], lines, length, *self._closing_lines(), *pieces])
 
     def begin(self, status: int, lines: bytes) -> None:
