@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
-from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, long_object_members, object_members, render
 from isthmus.wire.mcp.messages import (
     NO_HUBS,
     Implementation,
@@ -233,7 +233,7 @@ def modern_parts(result: Payload, *, is_cacheable: bool = False) -> tuple[bytes 
     written: dict[str, Payload] = {"resultType": b'"complete"'}
     if is_cacheable:
         written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
-    members = object_members(result)
+    members = long_object_members(result)
     if members is None:
         return None
     if members and members.keys().isdisjoint(written):
