@@ -29,5 +29,7 @@ def with_members(raw: Raw | memoryview, members: dict[str, Raw]) -> Raw:
 
 def known_members(raw: bytes | Raw) -> dict[str, Raw] | None:
     """The members of an object that knows them; do not change them."""
-    found = _known.get(id(raw)) if _known else None
+    if not _known:
+        return None
+    found = _known.get(id(raw))
     return None if found is None else found[1]
