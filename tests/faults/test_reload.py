@@ -118,7 +118,8 @@ async def test_many_reloads_under_load_cost_nobody_a_call(tmp_path: Path, ledger
 
         newest = [f"changed-{ROUNDS}", "eased", f"new-{ROUNDS}", "stays"]
         await eventually(lambda: marks(hub) == newest, "the newest processes, and no others", within=20.0)
-        await eventually(lambda: open_descriptors(hub.pid) == files, "as many descriptors as before", within=20.0)
+        # Fewer are fine: the first look may have met a file that was just being read.
+        await eventually(lambda: open_descriptors(hub.pid) <= files, "no more descriptors than before", within=20.0)
         assert resident_bytes(hub.pid) - memory < GROWTH_BYTES
 
     assert judge(records, ledger.ran()) == []
