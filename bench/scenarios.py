@@ -44,6 +44,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import Text
 from isthmus.wire.mcp.messages import Implementation
 
 Work = Callable[[], object]
@@ -224,7 +225,7 @@ class Arrived:
         self.scope: Message = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers}
         self.body = body
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         assert status == 200, body
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
@@ -293,8 +294,8 @@ class SentMessage(Arrived):
         extensions = {PEER: self}
         self.scope = {**self.scope, "path": "/a2a", "query_string": b"", "extensions": extensions}
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        assert b"TASK_STATE_COMPLETED" in body, body
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
+        assert b"TASK_STATE_COMPLETED" in b"".join([body] if isinstance(body, bytes) else body), body
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """It stays connected."""

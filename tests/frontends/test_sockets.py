@@ -34,9 +34,9 @@ class Guest:
     reason: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def read(self, text: bytes) -> None:
-        self.heard.append(text)
-        self.socket.send(text)
+    def read(self, text: bytes | memoryview) -> None:
+        self.heard.append(bytes(text))
+        self.socket.send(bytes(text))
 
     def flush(self) -> None:
         pass

@@ -26,6 +26,7 @@ from isthmus.frontends.mcp.sse import McpSse
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
+from isthmus.wire.jsonrpc import Text
 from tests.unit.frontends.a2a.doubles import Post
 from tests.unit.frontends.mcp.doubles import Client
 
@@ -39,10 +40,10 @@ ALL = Grants(("*",))
 class Peer(Client):
     """A client that takes whatever it is answered."""
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Client`; an empty body has no type."""
         self.lines.append(lines)
-        self.answers.append((status, body))
+        self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
         self.heard.set()
 
     def begin(self, status: int, lines: bytes) -> None:

@@ -48,10 +48,10 @@ class Ear:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     on_read: Callable[[bytes], None] | None = None
 
-    def read(self, text: bytes) -> None:
-        self.messages.put_nowait(text)
+    def read(self, text: bytes | memoryview) -> None:
+        self.messages.put_nowait(bytes(text))
         if self.on_read is not None:
-            self.on_read(text)
+            self.on_read(bytes(text))
 
     def flush(self) -> None:
         self.drained.set()

@@ -38,8 +38,8 @@ class Ear:
         self.offsets: list[int] = []
         self._over = asyncio.Event()
 
-    def read(self, text: bytes) -> None:
-        self.messages.put_nowait(text)
+    def read(self, text: bytes | memoryview) -> None:
+        self.messages.put_nowait(bytes(text))
 
     def flush(self) -> None:
         self.drained.set()

@@ -141,8 +141,10 @@ class Metrics:
                 self._auth.on_turned_away("metrics", caller.status)
                 denied = caller
             elif not caller.is_operator:
-                text = "Only operators may read metrics: use a key made with --operator, or metrics_key in [telemetry]"
-                denied = Denied(403, text)
+                advice = (
+                    "Only operators may read metrics: use a key made with --operator, or metrics_key in [telemetry]"
+                )
+                denied = Denied(403, advice)
         if denied is not None:
             return respond(peer, denied.status, denied.message, denied.headers)
         if scope["method"] not in ("GET", "HEAD"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -39,7 +39,7 @@ class Carrying:
     writes: list[bytes] = field(default_factory=list)
     completions: int = 0
 
-    def put(self, pieces: list[bytes]) -> None:
+    def put(self, pieces: Sequence[bytes | memoryview]) -> None:
         self.writes.append(b"".join(pieces))
 
     def buffered_bytes(self) -> int:

@@ -71,8 +71,8 @@ class _Echo:
     socket: AcceptedSocket
     reasons: list[str]
 
-    def read(self, text: bytes) -> None:
-        self.socket.send(text)
+    def read(self, text: bytes | memoryview) -> None:
+        self.socket.send(bytes(text))
 
     def flush(self) -> None:
         pass

@@ -19,6 +19,7 @@ from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, LogLevel, Result, Surface
 from isthmus.model.faults import Fault
+from isthmus.wire.jsonrpc import Text
 from isthmus.wire.mcp.messages import Implementation
 from tests.hubs import META, MODERN
 from tests.unit.core.doubles import (
@@ -189,10 +190,10 @@ class Client:
     def abort(self) -> None:
         raise NotImplementedError
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
         assert not body or b"content-type: application/json" in lines
         self.lines.append(lines)
-        self.answers.append((status, body))
+        self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
         self.heard.set()
 
     def begin(self, status: int, lines: bytes) -> None:

@@ -13,6 +13,7 @@ from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.oauth.documents import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, TrustedIssuer
 from isthmus.frontends.oauth.http import BODY_BYTES_MAX, OauthHttp
+from isthmus.wire.jsonrpc import Text
 from tests.unit.frontends.mcp.doubles import Client
 
 BASE = "https://hub.example"
@@ -50,8 +51,8 @@ class Reader(Client):
         self.told: tuple[int, bytes, bytes] = (0, b"", b"")
         self._pieces = list(pieces)
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        self.told = (status, lines.lower(), body)
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
+        self.told = (status, lines.lower(), body if isinstance(body, bytes) else b"".join(body))
 
     def take_body(self) -> bytes | None:
         return self._pieces.pop() if len(self._pieces) == 1 else None

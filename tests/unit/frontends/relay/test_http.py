@@ -73,7 +73,7 @@ class Hears:
         self.socket = socket
         self.said = said
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         self.socket.send(self.said.encode() + b" " + text)
 
     def flush(self) -> None:

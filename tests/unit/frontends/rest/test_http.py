@@ -25,6 +25,7 @@ from isthmus.model.calls import LogLevel, LogMessage, Result
 from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.features import Prompt, Resource, Template
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.wire.jsonrpc import Text
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, raw, tool
 from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Answer, RawClient, connect_raw, opened, request
 from tests.unit.frontends.mcp.doubles import Client
@@ -396,8 +397,8 @@ class RecordingPeer:
     def abort(self) -> None:
         raise NotImplementedError
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        self.answers.append((status, lines, body))
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
+        self.answers.append((status, lines, body if isinstance(body, bytes) else b"".join(body)))
 
     def begin(self, status: int, lines: bytes) -> None:
         assert status == 200

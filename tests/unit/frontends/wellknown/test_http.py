@@ -10,6 +10,7 @@ from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.wellknown.http import CATALOG_PATH, ServerCards, WellKnown
 from isthmus.model.callers import Caller
+from isthmus.wire.jsonrpc import Text
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, SERVER, Stage
 from tests.unit.frontends.mcp.doubles import OFFER, Client
@@ -36,8 +37,8 @@ async def silent(_: Message) -> None:
 class Reader(Client):
     """A peer that takes documents of any type."""
 
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        self.answers.append((status, body))
+    def answer(self, status: int, lines: bytes, body: Text) -> None:
+        self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
 
 
 async def ask(path: str, *headers: tuple[bytes, bytes], method: str = "GET") -> Reader:

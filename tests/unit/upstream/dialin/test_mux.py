@@ -71,8 +71,8 @@ class Server:
         self.flushes = 0
         self.reason: str | None = None
 
-    def read(self, text: bytes) -> None:
-        self.heard.append(text)
+    def read(self, text: bytes | memoryview) -> None:
+        self.heard.append(bytes(text))
 
     def flush(self) -> None:
         self.flushes += 1

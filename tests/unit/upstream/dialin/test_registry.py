@@ -671,7 +671,7 @@ class _Channel:
         self._socket = socket
         self._number = number
 
-    def read(self, text: bytes) -> None:
+    def read(self, text: bytes | memoryview) -> None:
         self._socket.hearer.read(self._number + b" " + text)
 
     def flush(self) -> None: ...

@@ -12,6 +12,7 @@ from msgspec import Raw
 from isthmus.wire.a2a import negotiate, v0_3_rest
 from isthmus.wire.a2a.negotiate import AmbiguousDialect, recognize_dialect
 from isthmus.wire.a2a.operations import A2aProblem, DialectName
+from isthmus.wire.a2a.v1_0 import Dialect
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import Json, raws, some_json, steady
 
@@ -147,5 +148,5 @@ def test_nothing_that_can_be_sent_makes_it_raise(method: str, params: dict[str, 
 
 
 @pytest.mark.parametrize("dialect", [*negotiate.DIALECTS.values(), v0_3_rest.DIALECT], ids=lambda each: each.name)
-def test_a_dialect_can_be_named_to_the_process_that_reads_long_messages(dialect: negotiate.Dialect) -> None:
+def test_a_dialect_can_be_named_to_the_process_that_reads_long_messages(dialect: Dialect) -> None:
     assert pickle.loads(pickle.dumps(dialect)) is dialect
