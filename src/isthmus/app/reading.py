@@ -66,7 +66,7 @@ class LongReader:
         self._environment = environment
         self._loop = asyncio.get_running_loop()
         self._queues: dict[Hashable, deque[_Reading]] = {}
-        """Of each caller, whoever is next first."""
+        """By caller, in the order in which they take turns."""
         self._waiting = 0
         self._current: _Reading | None = None
         self._process: _Process | None = None

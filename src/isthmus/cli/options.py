@@ -60,7 +60,7 @@ def with_private(command: F) -> F:
 
 
 class WholeNumber(click.IntRange):
-    """A whole number; click calls a word that is none "not a valid integer range"."""
+    """A whole number. For other words, click only says "not a valid integer range"."""
 
     name = "whole number"
 

@@ -223,7 +223,7 @@ HUB_TABLES: Mapping[str, HubTable] = {
     TELEMETRY: HubTable(
         (TelemetrySettings,),
         {
-            "metrics": "Who may read `/metrics`: `operators`, `open` (whoever reaches the port), or nobody (`off`)."
+            "metrics": "Who may read `/metrics`: `operators`, `open` (every client that reaches the port) or `off`."
             " See [Metrics](telemetry.md#metrics).",
             "metrics_key": "Key that may read `/metrics` and nothing else, for a scraper: literal, `env:NAME` or"
             " `file:PATH`.",

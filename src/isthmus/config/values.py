@@ -158,7 +158,7 @@ def table_of_words(key: str, value: object) -> dict[str, str]:
 
 
 def table(key: str, value: object, known: Collection[str] | None = None) -> dict[str, object]:
-    """Return a table. With `known`, reject other keys: a mistyped limit must not mean that there is none."""
+    """Return a table. With `known`, reject other keys: a mistyped limit must not mean no limit."""
     if not isinstance(value, dict):
         raise _wrong(key, "a table", value)
     for name in value:

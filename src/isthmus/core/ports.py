@@ -689,7 +689,7 @@ class HubAdmin(Protocol):
         """The tools that are withheld until an operator approves their definition. Raises `OSError`."""
 
     async def approve_definition(self, server: str, tool: str, fingerprint: str) -> bool:
-        """Approve the pending definition with this fingerprint; False if there is none. Raises `OSError`."""
+        """Approve the pending definition with this fingerprint; False if it is not pending. Raises `OSError`."""
 
     def findings(self) -> Sequence[ConfigurationFinding]:
         """The problems of the configuration."""

@@ -63,7 +63,7 @@ def parent_of(meta: Mapping[str, msgspec.Raw]) -> SpanContext | None:
 
 
 def state_of(meta: Mapping[str, msgspec.Raw]) -> str:
-    """The `tracestate` beside it; empty if there is none."""
+    """The `tracestate` beside it; empty if absent."""
     text = _text(meta.get(TRACESTATE))
     return text if text is not None and _STATE.fullmatch(text) else ""
 

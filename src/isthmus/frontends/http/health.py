@@ -30,7 +30,7 @@ LIVE, READY, HEALTHY = PATHS = ("/livez", "/readyz", "/healthz")
 METRICS_PATH = "/metrics"
 
 BROKEN = ("retrying", "login", "away")
-"""States of a server that should be connected and is not. `starting` is none: it has not failed yet."""
+"""States of a server that should be connected and is not. `starting` is not one of them: it has not failed yet."""
 
 OPEN_METRICS = b"application/openmetrics-text"
 

@@ -419,7 +419,7 @@ def json_tool_result(value: Payload, *, is_error: bool = False) -> Result:
 
 
 def quoted(text: Payload | str) -> list[bytes]:
-    """A text as a JSON string, in pieces: whoever writes megabytes at once holds the interpreter's lock."""
+    """A text as a JSON string, in pieces: writing megabytes at once would hold the interpreter's lock."""
     whole = text if isinstance(text, str) else memoryview(text)
     if len(whole) <= _PIECE:
         return [_encode(whole if isinstance(whole, str) else str(whole, "utf-8"))]
