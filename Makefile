@@ -49,10 +49,10 @@ devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a devic
 firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first hour of five new users in a clean clone, with real clients; ARGS="developer operator" for some
 	@$(VENV)/bin/python -m tests.first_hour $(ARGS)
 
-test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
+test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) $(ARGS)
 
-newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
+newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
 	$(VENV)/bin/python $(PIP_INSTALL) --upgrade $$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z-]*\).*/\1/p' pyproject.toml)
 	$(VENV)/bin/python -m pip list --disable-pip-version-check
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) --deselect tests/supply $(ARGS)
@@ -68,7 +68,7 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/faults tests/security --timeout 3600 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m tests.security.soak_held_loop $(SOAK_SECONDS)
 
-cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
+cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
 reference: $(VENV)/.test ## write the tables of docs/configuration.md anew
@@ -216,6 +216,18 @@ $(VENV)/.prometheus: | $(VENV)/.made
 
 # Pages call the hub from a real browser. As root (a container) it is fetched; a checkout without it says what it leaves
 # out, and in CI the tests that need it fail.
+$(VENV)/.shells: | $(VENV)/.made
+	@there() { command -v zsh && command -v fish; }; \
+	if ! there >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing zsh and fish, which the tests of completion need …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  install="apt-get install -qq -y --no-install-recommends zsh fish"; \
+	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null || true; \
+	fi; \
+	if there >/dev/null; then touch $@; else \
+	  echo "SKIPPED: the tests of completion in zsh and fish, because one is missing. Run: sudo apt-get install zsh fish" >&2; \
+	fi
+
 $(VENV)/.chromium: | $(VENV)/.made
 	@there() { command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable; }; \
 	if ! there >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -115,7 +115,11 @@ class DefinitionPins:
             raise OSError(f"the stored definitions cannot be read: {error}") from error
 
     async def approve(self, server: str, tool: str, fingerprint: str) -> bool:
-        """Approve a pending definition; False if it is not pending. The tool is listed within a second. Raises `OSError`."""
+        """Approve a pending definition, and list its tool within a second; False if it is not pending.
+
+        Raises:
+            OSError: the stored definitions cannot be used.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._approve, server, tool, fingerprint)
 
     def _approve(self, server: str, tool: str, fingerprint: str) -> bool:
