@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
@@ -19,6 +19,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.pauses import Job
 from isthmus.model.long_objects import known_members
 from isthmus.wire import jsonrpc
+from tests.faults.watching import eventually
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.skipif(sys.platform == "win32", reason="needs signals")]
 
@@ -58,22 +59,13 @@ class Jobs:
                 await self._changed.wait()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something of another process."""
-    for _ in range(int(SECONDS * 100)):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
-
-
 async def until_ready(reader: LongReader) -> int:
     """Have it start, and return its process."""
 
     def is_ready() -> bool:
         return reader.pid is not None or reader.offer(Job(is_ready, "nobody", print, print, lambda: None))
 
-    await until(is_ready)
+    await eventually(is_ready, "the reader is ready")
     assert reader.pid is not None
     return reader.pid
 
@@ -218,7 +210,7 @@ async def test_without_a_process_the_hub_reads(background: BackgroundTasks, monk
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     jobs = Jobs(LongReader(background, dict(os.environ)))
     assert not jobs.offer("one")
-    await until(lambda: not len(background))
+    await eventually(lambda: not len(background), "nothing runs")
     assert not jobs.offer("two")
     assert len(background) == 0, "it does not try again at once"
 
@@ -233,7 +225,7 @@ async def test_an_idle_process_ends_and_the_next_message_starts_another(
     monkeypatch.setattr(reading, "IDLE_SECONDS", 0.2)
     jobs = Jobs(LongReader(background, dict(os.environ)))
     first = await until_ready(jobs.reader)
-    await until(lambda: not is_alive(first))
+    await eventually(lambda: not is_alive(first), "the process has ended")
     assert not jobs.offer("one")
     assert await until_ready(jobs.reader) != first
 
