@@ -271,9 +271,9 @@ class RestRequest:
 
     async def stats(self) -> Answer:
         """The figures of all servers."""
-        admin = self._frontend.admin
-        if (refused := self._refused("read this")) is not None or admin is None:
-            return refused or refusal("unknown_path", "This hub does not count calls")
+        admin = self._admin("read this")
+        if isinstance(admin, Problem):
+            return admin
         return stats_document(self._hub, admin, self._frontend.loop_figures())
 
     async def log(self) -> Answer:
@@ -289,9 +289,9 @@ class RestRequest:
 
     async def definitions(self) -> Answer:
         """The tools that wait for approval."""
-        admin = self._frontend.admin
-        if (refused := self._refused("review definitions")) is not None or admin is None:
-            return refused or refusal("unknown_path", "This hub does not review definitions")
+        admin = self._admin("review definitions")
+        if isinstance(admin, Problem):
+            return admin
         try:
             return msgspec.json.encode({"pending": await admin.pending_definitions()})
         except OSError as error:
@@ -299,9 +299,9 @@ class RestRequest:
 
     async def approve(self) -> Answer:
         """Approve a definition that the operator has read."""
-        admin = self._frontend.admin
-        if (refused := self._refused("approve definitions")) is not None or admin is None:
-            return refused or refusal("unknown_path", "This hub does not review definitions")
+        admin = self._admin("approve definitions")
+        if isinstance(admin, Problem):
+            return admin
         read = decode_object(self._body, max_depth=self._hub.limits.depth)
         members = None if isinstance(read, Malformed) else object_members(read)
         fingerprint = None if members is None else read_string(members.get("fingerprint"))
@@ -318,16 +318,16 @@ class RestRequest:
 
     async def configuration(self) -> Answer:
         """The problems of the configuration."""
-        admin = self._frontend.admin
-        if (refused := self._refused("see the configuration")) is not None or admin is None:
-            return refused or refusal("unknown_path", "This hub has no configuration")
+        admin = self._admin("see the configuration")
+        if isinstance(admin, Problem):
+            return admin
         return msgspec.json.encode({"findings": admin.findings()})
 
     async def activity(self) -> Answer | None:
         """The last calls; as a stream, new ones too."""
-        admin = self._frontend.admin
-        if (refused := self._refused("see the calls of all callers")) is not None or admin is None:
-            return refused or refusal("unknown_path", "This hub does not record calls")
+        admin = self._admin("see the calls of all callers")
+        if isinstance(admin, Problem):
+            return admin
         given = self.parameter("limit") or str(ACTIVITY_DEFAULT)
         limit = int(given) if given.isdecimal() and len(given) <= NUMBER_LENGTH_MAX else ACTIVITY_MAX + 1
         if limit > ACTIVITY_MAX:
@@ -368,6 +368,10 @@ class RestRequest:
             text = f"{name} cannot be restarted: it is built in, disabled, or dialled in from elsewhere"
             return refusal("not_restartable", text)
         return server_document(self._hub, self.caller, name) or _unknown_server(name)
+
+    def _admin(self, what: str) -> HubAdmin | Problem:
+        """The hub as operators see it; a problem for other callers, and where a hub offers none of it."""
+        return self._refused(what) or self._frontend.admin or refusal("unknown_path", "This hub does not offer this")
 
     def _refused(self, what: str) -> Problem | None:
         if self.caller.is_operator:
