@@ -395,18 +395,10 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
         members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
         return None
+    size = len(memoryview(raw))
+    if size > LONG_BYTES and _fill(members, size):  # counting quotes would take longer
+        return members
     return members if _are_unique(members, bytes(raw)) else None
-
-
-def long_object_members(raw: Payload) -> dict[str, Raw] | None:
-    """The same for a long text. If the members fill the text, quotes are not counted."""
-    if (known := known_members(raw)) is not None:
-        return dict(known)
-    try:
-        members = _decode_members(raw)
-    except (*_NOT_JSON, RecursionError):
-        return None
-    return members if _fill(members, len(memoryview(raw))) or _are_unique(members, bytes(raw)) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:

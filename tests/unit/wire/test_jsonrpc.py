@@ -608,8 +608,8 @@ def test_the_encoding_of_long_bodies_is_checked_in_pieces(inner: str) -> None:
     ],
 )
 def test_members_of_long_objects_are_held_apart(text: bytes, *, is_unique: bool) -> None:
-    assert (jsonrpc.long_object_members(text % (b"x" * 70_000)) is not None) == is_unique
-    assert (jsonrpc.long_object_members(text % b"x") is not None) == is_unique
+    assert (jsonrpc.object_members(text % (b"x" * 70_000)) is not None) == is_unique
+    assert (jsonrpc.object_members(text % b"x") is not None) == is_unique
     assert (jsonrpc.object_members(text % b"x") is not None) == is_unique
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
-from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, long_object_members, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
 from isthmus.wire.mcp.messages import (
     NO_HUBS,
     Implementation,
@@ -230,16 +230,19 @@ def modern_parts(result: Payload, *, is_cacheable: bool = False) -> tuple[bytes 
 
     A cacheable result must name its lifetime; legacy servers do not, so it is zero.
     """
-    written: dict[str, Payload] = {"resultType": b'"complete"'}
-    if is_cacheable:
-        written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
-    members = long_object_members(result)
+    members = object_members(result)
     if members is None:
         return None
+    written = _CACHEABLE if is_cacheable else _COMPLETE
     if members and members.keys().isdisjoint(written):
         # Members are not rewritten: a result may have megabytes.
-        return render(written)[:-1], b",", memoryview(result)[1:]
+        return _HEADS[is_cacheable], memoryview(result)[1:]
     return (render({**written, **{key: members[key] for key in members if key != "resultType"}}),)
+
+
+_COMPLETE: dict[str, Payload] = {"resultType": b'"complete"'}
+_CACHEABLE: dict[str, Payload] = {**_COMPLETE, "ttlMs": b"0", "cacheScope": b'"private"'}
+_HEADS = tuple(render(members)[:-1] + b"," for members in (_COMPLETE, _CACHEABLE))
 
 
 def typed(result: Payload) -> tuple[bytes, memoryview]:
