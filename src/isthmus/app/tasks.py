@@ -20,7 +20,7 @@ import structlog
 from msgspec import Raw
 
 from isthmus.app.hub import RunningHub
-from isthmus.core.pauses import pause_after
+from isthmus.core.pauses import LONG_BYTES, pause_after
 from isthmus.core.ports import (
     Document,
     DocumentPlace,
@@ -165,17 +165,23 @@ class TaskBrowser:
 
     def _feed_all(self) -> None:
         self._timer = None
-        for feed in self._feeds:
+        for feed in list(self._feeds):
             changed = list(feed.changed.items())[:FED_AT_ONCE]
-            records = [live.stored for _, live in changed if live.stored is not None]
-            found = [self._entry_for(record, feed.viewer, TaskQuery()) for record in records]
-            # A task that no longer matches is passed on as well: it may be shown.
-            entries = [entry for entry in found if entry is not None and feed.takes(entry)]
+            entries = [entry for _, live in changed if (entry := self._fed_entry(live, feed)) is not None]
             if not entries or feed.send(entries):
                 for key, _ in changed:
                     del feed.changed[key]
         if any(feed.changed for feed in self._feeds):
             self._timer = asyncio.get_running_loop().call_later(FEED_SECONDS, self._feed_all)
+
+    def _fed_entry(self, live: LiveTask, feed: TaskFeed) -> TaskEntry | None:
+        if live.stored is None:
+            return None
+        try:
+            # Whatever its state is now: a task that has left the list may be shown there.
+            return self._entry_for(live.stored, feed.viewer, msgspec.structs.replace(feed.query, states=()))
+        except msgspec.MsgspecError:  # another version of the hub wrote it
+            return None
 
     # -- one task ----------------------------------------------------------------------------------------------------
 
@@ -325,6 +331,8 @@ class TaskBrowser:
         if record.owner.realm == REALM:
             info = info_of(record)
             return info.server, f"{info.server}.{info.tool}" if info.tool else None
+        if len(memoryview(record.brief)) > LONG_BYTES:  # a caller chose a long id for its command
+            return None, None
         brief = brief_of(record)
         tool = brief.called or brief.tool
         server = tool.partition(".")[0]
@@ -340,19 +348,9 @@ class TaskFeed:
 
     def __init__(self, viewer: Caller, query: TaskQuery, send: Callable[[Sequence[TaskEntry]], bool]) -> None:
         self.viewer = viewer
+        self.query = query
         self.send = send
         self.changed: dict[TaskKey, LiveTask] = {}
-        self._query = query
-
-    def takes(self, entry: TaskEntry) -> bool:
-        """Whether a task belongs to the list, whatever its state is now."""
-        query = self._query
-        return (
-            query.server in ("", entry.server)
-            and query.caller in ("", entry.caller)
-            and query.tenant in ("", entry.tenant)
-            and query.tool in ("", entry.tool, (entry.tool or "").removeprefix(f"{entry.server}."))
-        )
 
 
 class TaskFollower:
@@ -411,7 +409,8 @@ def _message_of(record: TaskRecord, *, with_content: bool) -> str | None:
     if record.phase == "waiting":
         return QUEUED
     if record.asked is not None:
-        text = read_string((object_members(record.asked.params) or {}).get("message")) if with_content else None
+        is_read = with_content and len(memoryview(record.asked.params)) <= LONG_BYTES
+        text = read_string((object_members(record.asked.params) or {}).get("message")) if is_read else None
         return (text or "The server asks the caller something")[:TEXT_LENGTH_MAX]
     return "The task waits for a message that names a tool" if record.state == "input_required" else None
 

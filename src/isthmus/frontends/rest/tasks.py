@@ -32,7 +32,8 @@ class TaskEventStream:
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._is_open = False
+        self.is_open = False
+        """Whether the first event was sent."""
 
     @property
     def is_crowded(self) -> bool:
@@ -43,8 +44,8 @@ class TaskEventStream:
         """Send an event, unless the stream has ended."""
         if self._ended.done():
             return
-        if not self._is_open:
-            self._is_open = True
+        if not self.is_open:
+            self.is_open = True
             self._peer.begin(200, STREAM)
         self._peer.push(sse.frame(msgspec.json.encode(value), event=event))
 
@@ -105,19 +106,25 @@ async def list_tasks(request: TaskRequest) -> bytes | Problem | None:
     limit = int(given) if given.isdecimal() and len(given) <= len(str(LIMIT_MAX)) else 0
     if not 1 <= limit <= LIMIT_MAX:
         raise ValueError(f"limit must be a whole number from 1 to {LIMIT_MAX}, not {given!r}")
-    page = await request.admin.list(request.caller, query, limit=limit, cursor=request.parameters.get("cursor", ""))
-    stream = request.stream
+    cursor, stream = request.parameters.get("cursor", ""), request.stream
     if stream is None:
-        return msgspec.json.encode(page)
+        return msgspec.json.encode(await request.admin.list(request.caller, query, limit=limit, cursor=cursor))
 
     def send(entries: Sequence[TaskEntry]) -> bool:
-        if stream.is_crowded:
+        if not stream.is_open or stream.is_crowded:
             return False
         stream.push("tasks", {"tasks": entries})
         return True
 
+    # Followed first: what changes while the page is read comes after it.
+    unfollow = request.admin.follow_list(request.caller, query, send)
+    try:
+        page = await request.admin.list(request.caller, query, limit=limit, cursor=cursor)
+    except BaseException:
+        unfollow()
+        raise
     stream.push("tasks", page)
-    await stream.run(request.admin.follow_list(request.caller, query, send))
+    await stream.run(unfollow)
     return None
 
 
