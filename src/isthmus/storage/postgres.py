@@ -166,26 +166,27 @@ PAGE = FITTING.format(
     limit="$8",
     bytes="$9",
 )
-# One part per owner or state, each in the order of an index, so that no more is read than is shown.
-NEWEST_PARTS = """
-(SELECT latest.* FROM {parts}, LATERAL (
-    SELECT * FROM documents WHERE kind = $1 AND {narrowed} AND (at, owner, id) < ($4, $5, $6)
-    ORDER BY at DESC, owner DESC, id DESC LIMIT $7) AS latest) AS parts
+# One part per state or owner, each in the order of an index, so that no more is read than is shown.
+BY_STATE = """
+(SELECT latest.* FROM unnest($2::text[]) AS part (state), LATERAL (
+    SELECT * FROM documents WHERE kind = $1 AND documents.state = part.state AND (at, owner, id) < ($4, $5, $6)
+    AND $3::bytea[] IS NOT NULL ORDER BY at DESC, owner DESC, id DESC LIMIT $7) AS latest) AS parts
 """
-NEWEST, NEWEST_OF = (
-    FITTING.format(
-        source=NEWEST_PARTS.format(parts=parts, narrowed=narrowed),
-        where="true",
-        order="at DESC, owner DESC, id DESC",
-        limit="$7",
-        bytes="$8",
-    )
-    for parts, narrowed in (
-        ("unnest($2::text[]) AS part (state)", "documents.state = part.state AND $3::bytea[] IS NOT NULL"),
-        ("unnest($3::bytea[]) AS part (owner)", "documents.owner = part.owner AND state = ANY($2::text[])"),
-    )
-)
-NAMED = f"SELECT {COLUMNS} FROM documents WHERE kind = $1 AND id = $2 LIMIT $3"  # noqa: S608
+BY_OWNER = """
+(SELECT latest.* FROM unnest($3::bytea[]) AS part (owner), LATERAL (
+    SELECT * FROM documents WHERE kind = $1 AND documents.owner = part.owner AND state = ANY($2::text[])
+    AND (at, documents.owner, id) < ($4, $5, $6) ORDER BY at DESC, id DESC LIMIT $7) AS latest) AS parts
+"""
+NEWEST = FITTING.format(source=BY_STATE, where="true", order="at DESC, owner DESC, id DESC", limit="$7", bytes="$8")
+NEWEST_OF = FITTING.format(source=BY_OWNER, where="true", order="at DESC, owner DESC, id DESC", limit="$7", bytes="$8")
+# From owner to owner by the index, because there are far fewer owners than documents.
+NAMED = f"""
+WITH RECURSIVE owners (name) AS (
+    (SELECT owner FROM documents WHERE kind = $1 ORDER BY owner LIMIT 1)
+    UNION ALL SELECT following.owner FROM owners, LATERAL (
+        SELECT owner FROM documents WHERE kind = $1 AND owner > name ORDER BY owner LIMIT 1) AS following)
+SELECT {COLUMNS} FROM owners JOIN documents ON kind = $1 AND owner = name AND id = $2 LIMIT $3
+"""  # noqa: S608
 ALL_IN = FITTING.format(
     source="documents",
     where="kind = $1 AND state = ANY($2::text[]) AND (at, owner, id) > ($3, $4, $5)",

@@ -95,7 +95,14 @@ DELETE FROM entries WHERE kind = :kind AND owner = :owner AND number <= (
 """
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 ONE = f"SELECT {COLUMNS} FROM documents WHERE rowid = ?"  # noqa: S608 - our own words
-NEWEST_FIRST = "ORDER BY at DESC, owner DESC, id DESC"
+# From owner to owner by the index, because there are far fewer owners than documents.
+NAMED = f"""
+WITH RECURSIVE owners (name) AS (
+    SELECT min(owner) FROM documents WHERE kind = :kind UNION ALL
+    SELECT (SELECT min(owner) FROM documents WHERE kind = :kind AND owner > name) FROM owners WHERE name NOTNULL)
+SELECT {COLUMNS} FROM owners CROSS JOIN documents WHERE kind = :kind AND owner = name AND id = :id LIMIT :limit
+"""  # noqa: S608 - our own words
+PLACE = "rowid, length(body), at, owner, id"
 # A changed file may hold anything: SQLite accepts text in a BLOB column.
 LOG_ROWS = """
 SELECT number, CAST(at AS REAL), CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit
@@ -493,24 +500,21 @@ class SqliteJournal:
     ) -> list[Document]:
         """See `core.ports.Journal`."""
         # One part per owner or state, each in the order of an index, so that no more is read than is shown.
-        place = () if before is None else before
-        later = "" if before is None else " AND (at, owner, id) < (?, ?, ?)"
-        if owners:
-            where = f"kind = ? AND owner = ? AND +state IN ({_marks(states)}){later}"
-            parts = [(kind, owner, *states, *place, limit) for owner in owners]
-        else:
-            where = f"kind = ? AND state = ?{later}"
-            parts = [(kind, state, *place, limit) for state in states]
-        one = f"SELECT rowid, length(body), at, owner, id FROM documents WHERE {where} {NEWEST_FIRST} LIMIT ?"  # noqa: S608
-        union = " UNION ALL ".join(f"SELECT * FROM ({one})" for _ in parts)  # noqa: S608 - our own words
-        text = f"SELECT * FROM ({union}) {NEWEST_FIRST} LIMIT ?"  # noqa: S608
-        values = [value for part in parts for value in part]
+        place: tuple[object, ...] = before or ()
+        where = f"kind = ? AND owner = ? AND +state IN ({_marks(states)})" if owners else "kind = ? AND state = ?"
+        where += "" if before is None else " AND (at, owner, id) < (?, ?, ?)"
+        order = "at DESC, owner DESC, id DESC"
+        one = f"SELECT * FROM (SELECT {PLACE} FROM documents WHERE {where} ORDER BY {order} LIMIT ?)"  # noqa: S608
+        values: list[object] = []
+        for part in owners or states:
+            values += [kind, part, *(states if owners else ()), *place, limit]
+        text = " UNION ALL ".join([one] * len(owners or states)) + f" ORDER BY {order} LIMIT ?"
         return (await self._run(partial(self._read_page_now, text, (*values, limit), limit)))[0]
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
         """See `core.ports.Journal`."""
-        text = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND id = ? LIMIT ?"  # noqa: S608 - our own words
-        rows = await self._run(lambda: self._read_connection.execute(text, (kind, id, limit)).fetchall())
+        values = {"kind": kind, "id": id, "limit": limit}
+        rows = await self._run(lambda: self._read_connection.execute(NAMED, values).fetchall())
         return [Document(*row) for row in rows]
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
