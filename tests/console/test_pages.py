@@ -31,6 +31,7 @@ VIEWS = (
     "tools",
     "tools/desk.book",
     "activity",
+    "tasks",
     "devices",
     "definitions",
     "doctor",

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from isthmus.core.ports import Document, JournalEntry
+from isthmus.core.ports import Document, JournalEntry, place_of
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
@@ -32,7 +32,21 @@ SQL = re.compile(
     r"\b(SELECT\s|INSERT\s+INTO|UPDATE\s+\w+\s+(AS\s+\w+\s+)?SET|DELETE\s+FROM|CREATE\s+\w+|DROP\s+\w+|PRAGMA|WHERE\s)"
 )
 MARKS = {"_marks(states)", "', '.join(['(?, ?, ?, ?)'] * size)"}
-OWN_WORDS = {"COLUMNS", "ROWS", "SCHEMA", "where", "order", "limit", "bytes", "narrowed", "schema", *MARKS}
+OWN_WORDS = {
+    "BY_OWNER",
+    "BY_STATE",
+    "COLUMNS",
+    "PLACE",
+    "ROWS",
+    "SCHEMA",
+    "where",
+    "order",
+    "limit",
+    "bytes",
+    "narrowed",
+    "schema",
+    *MARKS,
+}
 """What statements are put together of: constants, our own conditions and orders, marks for values, and the name of the
 operator's schema, of which `StorageSettings` takes small letters, digits and _ only."""
 
@@ -158,6 +172,11 @@ async def say_everywhere(
     assert page is None or verdict != "kept" or said in page.documents
     await asked(journal.page("task", owner, group=group, states=[state, "working"], limit=5))
     assert await asked(journal.all_in(said.kind, [state], limit=5, after=said)) in ([], None)
+    newest = await asked(journal.newest(said.kind, [state], owners=[owner], limit=5))
+    assert newest is None or verdict != "kept" or said in newest
+    assert await asked(journal.newest(said.kind, [state], limit=5, before=place_of(said))) in ([], None)
+    named = await asked(journal.named(said.kind, id, limit=50))
+    assert named is None or verdict != "kept" or said in named
     await asked(journal.commit([JournalEntry(said.kind, owner, 1.0, msgspec.Raw(b"{}"))]))
     entries = await asked(journal.latest(said.kind, owner, 5))
     assert all(entry.owner == owner for entry in entries or ())

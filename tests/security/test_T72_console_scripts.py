@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.console.a2a_tasks import client, start
 from tests.console.pages import chromium, console
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
@@ -87,6 +88,26 @@ async def test_results_and_errors_are_text(browser: Browser, hub: HubProcess, to
         assert not await is_owned(page)
         links = await page.eval_on_selector_all("a", "all => all.map(each => each.protocol)")
         assert set(links) <= {"http:", "https:"}
+
+
+async def test_tasks_and_sessions_are_text(browser: Browser, hub: HubProcess) -> None:
+    async with client(hub) as http, Raw(hub.url) as caller:
+        about = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": PAYLOADS[0], "version": RUN},
+        }
+        await caller.post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about})
+        for tool in ("evil.t0", "evil.t1", TAGS[0]):
+            id = await start(http, tool, text=PAYLOADS[1])
+            async with console(browser, hub.port, f"tasks/{id}", may_fail=True) as page:
+                task = page.get_by_role("region", name=f"Task {id}")
+                await expect(task.get_by_role("list", name="Timeline")).to_contain_text(RUN)
+                await expect(task).to_contain_text("Tool ran")
+                assert not await is_owned(page)
+    async with console(browser, hub.port, "devices", may_fail=True) as page:
+        await expect(page.get_by_role("row").filter(has_text=RUN)).to_be_visible()
+        assert not await is_owned(page)
 
 
 async def test_the_policy_would_stop_a_script_that_got_in(browser: Browser, hub: HubProcess) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import Document, JournalEntry, OnWritten, Page, TrimResult, WriteResult
+from isthmus.core.ports import Document, DocumentPlace, JournalEntry, OnWritten, Page, TrimResult, WriteResult
 from isthmus.storage.memory import MemoryJournal
 
 
@@ -101,6 +101,22 @@ class LinesJournal:
     ) -> list[Document]:
         """Every owner's documents in one of these states, the oldest first."""
         return await self._memory.all_in(kind, states, limit=limit, after=after)
+
+    async def newest(
+        self,
+        kind: str,
+        states: Collection[str],
+        *,
+        owners: Collection[str] = (),
+        limit: int,
+        before: DocumentPlace | None = None,
+    ) -> list[Document]:
+        """The same, the newest first, and of these owners if any are named."""
+        return await self._memory.newest(kind, states, owners=owners, limit=limit, before=before)
+
+    async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
+        """Every owner's documents that have this id."""
+        return await self._memory.named(kind, id, limit=limit)
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Forget old ones; they come back with the next start, and are forgotten again."""

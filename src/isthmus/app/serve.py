@@ -31,7 +31,9 @@ from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
+from isthmus.app.sessions import OpenSessions
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
+from isthmus.app.tasks import TaskBrowser
 from isthmus.app.tokens import TokenService
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings, local_origin
@@ -328,7 +330,15 @@ async def _serve(
         relay = await _relay(running, auth)
         # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
-        rest = RestHttp(running.hub, auth, relay, monitor.figures, admin=running)
+        rest = RestHttp(
+            running.hub,
+            auth,
+            relay,
+            monitor.figures,
+            admin=running,
+            tasks=TaskBrowser(running),
+            sessions=OpenSessions(mcp, sse, agent, auth),
+        )
         shown = None if relay is None else relay.frontend
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved

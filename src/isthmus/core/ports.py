@@ -8,7 +8,7 @@ notifications; `app` joins them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -30,6 +30,7 @@ from isthmus.model.calls import (
 from isthmus.model.faults import Executed, Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
+from isthmus.model.tasks import Message, TaskState
 
 if TYPE_CHECKING:  # these classes use the protocols below
     from isthmus.core.calls.hub import Hub
@@ -274,6 +275,15 @@ def size_of(document: Document) -> int:
     return DOCUMENT_BYTES + len(document.body or b"")
 
 
+DocumentPlace: TypeAlias = tuple[float, str, str]
+"""Where a document is in a list of all owners: its time, its owner and its id."""
+
+
+def place_of(document: Document) -> DocumentPlace:
+    """The place of a document."""
+    return document.at, document.owner, document.id
+
+
 WriteResult: TypeAlias = Literal["kept", "conflict", "refused", "unknown"]
 """`kept`: it is durable. `conflict`: the stored version is another one. `refused`: it was not written. `unknown`:
 writing failed at the very end, so it may have been written."""
@@ -335,6 +345,24 @@ class Journal(Protocol):
 
         At most `limit`, fewer if they are large; an empty list only at the end.
         """
+
+    async def newest(
+        self,
+        kind: str,
+        states: Collection[str],
+        *,
+        owners: Collection[str] = (),
+        limit: int,
+        before: DocumentPlace | None = None,
+    ) -> list[Document]:
+        """Documents in one of these states, the newest first; of all owners if none are named.
+
+        `before` is the place of the last one seen. At most `limit`, fewer if they are large; an empty list only at the
+        end.
+        """
+
+    async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
+        """At most `limit` documents that have this id, whoever owns them."""
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Delete at most `limit` documents in one of these states that are older than `before`; return the count."""
@@ -715,3 +743,160 @@ class RelayAdmin(Protocol):
 
     def forget(self, server: ServerName) -> Forgetting:
         """Delete what is stored about a server that is away."""
+
+
+# -- tasks and sessions, as people look at them ------------------------------------------------------------------------
+
+
+class TaskQuery(msgspec.Struct, frozen=True):
+    """Which tasks to list; what is empty does not narrow the list."""
+
+    states: tuple[TaskState, ...] = ()
+    server: str = ""
+    tool: str = ""
+    caller: str = ""
+    tenant: str = ""
+
+
+class TaskAddress(msgspec.Struct, frozen=True):
+    """A task by its id; operators may add its caller, because two callers may use the same id."""
+
+    id: str
+    caller: str = ""
+    tenant: str = ""
+
+
+class TaskReport(msgspec.Struct, frozen=True):
+    """What the call of a running task reported last: progress, or a line of its log."""
+
+    kind: Literal["progress", "log"]
+    at: float
+    data: msgspec.Raw
+    """As the server sent it. A viewer who may not see the task's content gets `progress` and `total` only."""
+
+
+class TaskEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """What a list shows of a task."""
+
+    id: str
+    protocol: Literal["a2a", "mcp"]
+    state: TaskState
+    server: str | None
+    """None if the task calls no configured server."""
+    tool: str | None
+    caller: str
+    tenant: str
+    created: float
+    updated: float
+    outcome: str | None
+    """How it ended: `result`, `tool_error`, or the reason of a fault; None while it runs."""
+    executed: Executed | None
+    message: str | None
+    """What a person should know: the open question, what went wrong, or what it waits for."""
+    progress: msgspec.Raw | None
+    """The last report of a running call with `progress`, `total` and `message`."""
+
+
+class TaskDetails(TaskEntry, frozen=True, rename="camel"):
+    """One task."""
+
+    context: str
+    content: bool
+    """Whether the members below say what was said; without it they are empty."""
+    messages: tuple[Message, ...]
+    """The newest messages of both sides."""
+    question: msgspec.Raw | None
+    result: msgspec.Raw | None
+    result_bytes: int
+    """The size of the result, which is left out if it is long."""
+    error: msgspec.Raw | None
+
+
+class TaskList(msgspec.Struct, frozen=True):
+    """Some tasks, the last changed first. There may be more whenever `next` is not empty."""
+
+    tasks: tuple[TaskEntry, ...]
+    next: str = ""
+
+
+class TaskAdmin(Protocol):
+    """The durable tasks of a hub: each caller sees its own, an operator those of all.
+
+    The content of another caller's task (arguments, messages, result) is shown to an operator who asks for it.
+    Reading raises `OSError`.
+    """
+
+    async def list(self, viewer: Caller, query: TaskQuery, *, limit: int, cursor: str) -> TaskList:
+        """One page. Raises `ValueError` for a cursor that no page has."""
+
+    def follow_list(
+        self, viewer: Caller, query: TaskQuery, feed: Callable[[Sequence[TaskEntry]], bool]
+    ) -> Callable[[], None]:
+        """Pass changed tasks to `feed` in batches, until the returned function is called.
+
+        A feed returns False if it cannot take them now; then they come with the next batch.
+        """
+
+    async def get(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
+        """One task. Raises `ValueError` if several callers have a task with this id."""
+
+    async def follow(
+        self,
+        viewer: Caller,
+        address: TaskAddress,
+        feed: Callable[[TaskDetails | TaskReport], None],
+        *,
+        with_content: bool,
+    ) -> Callable[[], None] | Fault:
+        """Pass a task to `feed` as it is now and with every change, until the returned function is called.
+
+        Raises like `get`.
+        """
+
+    async def cancel(self, viewer: Caller, address: TaskAddress, *, with_content: bool) -> TaskDetails | Fault:
+        """Cancel a task. Raises like `get`."""
+
+
+class CallerSession(msgspec.Struct, frozen=True, rename="camel"):
+    """An open session of a caller, without anything that would let somebody take it over."""
+
+    frontend: str
+    """`mcp`, `sse` or `console`."""
+    caller: str
+    tenant: str
+    client: str | None
+    """The name that the client gives itself, and its version."""
+    client_version: str | None
+    protocol: str | None
+    """The version of the protocol."""
+    since: float
+    last_used: float
+    calls: int
+    """Calls that run now."""
+    streams: int
+    """Open event streams."""
+
+
+class CallerStreams(msgspec.Struct, frozen=True):
+    """How many event streams a caller has open at a frontend, those of sessions included."""
+
+    frontend: str
+    caller: str
+    tenant: str
+    streams: int
+
+
+class SessionList(msgspec.Struct, frozen=True):
+    """The sessions, the last used first, and open event streams by caller."""
+
+    sessions: tuple[CallerSession, ...]
+    total: int
+    """How many sessions there are; the list has the last used ones."""
+    streams: tuple[CallerStreams, ...]
+
+
+class SessionAdmin(Protocol):
+    """The open sessions of all frontends."""
+
+    def describe(self, rest_streams: Iterable[Caller]) -> SessionList:
+        """All of them; `rest_streams` has the caller of each stream that REST itself has open."""

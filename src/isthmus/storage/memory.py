@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import AuditJournal, Document, JournalEntry, OnWritten, Page, TrimResult, WriteResult, size_of
+from isthmus.core.ports import (
+    AuditJournal,
+    Document,
+    DocumentPlace,
+    JournalEntry,
+    OnWritten,
+    Page,
+    TrimResult,
+    WriteResult,
+    place_of,
+    size_of,
+)
 from isthmus.storage.journal_base import fitting_count, page_token, parse_page_token
 
 KEPT_BYTES = 1024 * 1024
@@ -135,8 +147,32 @@ class MemoryJournal:
     ) -> list[Document]:
         """See `core.ports.Journal`."""
         found = self._oldest(kind, states)
-        rest = found if after is None else [each for each in found if _age(each) > _age(after)]
+        rest = found if after is None else [each for each in found if place_of(each) > place_of(after)]
         return _some(rest, limit)
+
+    async def newest(
+        self,
+        kind: str,
+        states: Collection[str],
+        *,
+        owners: Collection[str] = (),
+        limit: int,
+        before: DocumentPlace | None = None,
+    ) -> list[Document]:
+        """See `core.ports.Journal`."""
+        found = (
+            each
+            for each in self._documents.values()
+            if each.kind == kind
+            and each.state in states
+            and (not owners or each.owner in owners)
+            and (before is None or place_of(each) < before)
+        )
+        return _some(heapq.nlargest(limit, found, key=place_of), limit)
+
+    async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
+        """See `core.ports.Journal`."""
+        return [each for each in self._documents.values() if (each.kind, each.id) == (kind, id)][:limit]
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """See `core.ports.Journal`."""
@@ -166,7 +202,7 @@ class MemoryJournal:
 
     def _oldest(self, kind: str, states: Collection[str]) -> list[Document]:
         found = [each for each in self._documents.values() if each.kind == kind and each.state in states]
-        return sorted(found, key=_age)
+        return sorted(found, key=place_of)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -202,10 +238,6 @@ def _key(document: Document) -> tuple[str, str, str]:
 
 def _place(document: Document) -> tuple[float, str]:
     return document.at, document.id
-
-
-def _age(document: Document) -> tuple[float, str, str]:
-    return document.at, document.owner, document.id
 
 
 def _some(documents: Sequence[Document], limit: int) -> list[Document]:

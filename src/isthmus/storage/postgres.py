@@ -28,6 +28,7 @@ from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
     Document,
+    DocumentPlace,
     JournalEntry,
     OnWritten,
     Page,
@@ -155,11 +156,39 @@ COUNT = "SELECT count(*) FROM documents WHERE {narrowed}"
 FITTING = """
 SELECT kind, owner, id, version, at, CASE WHEN taken < {bytes}::bigint THEN body END AS body, "group", state FROM (
     SELECT *, sum(octet_length(body)) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS taken
-    FROM (SELECT * FROM documents WHERE {where} ORDER BY {order} LIMIT {limit}) AS asked
+    FROM (SELECT * FROM {source} WHERE {where} ORDER BY {order} LIMIT {limit}) AS asked
 ) AS found ORDER BY {order}
 """
-PAGE = FITTING.format(where="{narrowed} AND (at, id) < ($6, $7)", order="at DESC, id DESC", limit="$8", bytes="$9")
+PAGE = FITTING.format(
+    source="documents",
+    where="{narrowed} AND (at, id) < ($6, $7)",
+    order="at DESC, id DESC",
+    limit="$8",
+    bytes="$9",
+)
+# One part per state or owner, each in the order of an index, so that no more is read than is shown.
+BY_STATE = """
+(SELECT latest.* FROM unnest($2::text[]) AS part (state), LATERAL (
+    SELECT * FROM documents WHERE kind = $1 AND documents.state = part.state AND (at, owner, id) < ($4, $5, $6)
+    AND $3::bytea[] IS NOT NULL ORDER BY at DESC, owner DESC, id DESC LIMIT $7) AS latest) AS parts
+"""
+BY_OWNER = """
+(SELECT latest.* FROM unnest($3::bytea[]) AS part (owner), LATERAL (
+    SELECT * FROM documents WHERE kind = $1 AND documents.owner = part.owner AND state = ANY($2::text[])
+    AND (at, documents.owner, id) < ($4, $5, $6) ORDER BY at DESC, id DESC LIMIT $7) AS latest) AS parts
+"""
+NEWEST = FITTING.format(source=BY_STATE, where="true", order="at DESC, owner DESC, id DESC", limit="$7", bytes="$8")
+NEWEST_OF = FITTING.format(source=BY_OWNER, where="true", order="at DESC, owner DESC, id DESC", limit="$7", bytes="$8")
+# From owner to owner by the index, because there are far fewer owners than documents.
+NAMED = f"""
+WITH RECURSIVE owners (name) AS (
+    (SELECT owner FROM documents WHERE kind = $1 ORDER BY owner LIMIT 1)
+    UNION ALL SELECT following.owner FROM owners, LATERAL (
+        SELECT owner FROM documents WHERE kind = $1 AND owner > name ORDER BY owner LIMIT 1) AS following)
+SELECT {COLUMNS} FROM owners JOIN documents ON kind = $1 AND owner = name AND id = $2 LIMIT $3
+"""  # noqa: S608
 ALL_IN = FITTING.format(
+    source="documents",
     where="kind = $1 AND state = ANY($2::text[]) AND (at, owner, id) > ($3, $4, $5)",
     order="at, owner, id",
     limit="$6",
@@ -530,6 +559,24 @@ class PostgresJournal:
         """See `core.ports.Journal`."""
         place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
         return _some(await self._read(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
+
+    async def newest(
+        self,
+        kind: str,
+        states: Collection[str],
+        *,
+        owners: Collection[str] = (),
+        limit: int,
+        before: DocumentPlace | None = None,
+    ) -> list[Document]:
+        """See `core.ports.Journal`."""
+        place = (float("inf"), b"", b"") if before is None else (before[0], _bytes(before[1]), _bytes(before[2]))
+        values = (kind, list(states), [_bytes(owner) for owner in owners], *place, limit, journal_base.PAGE_BYTES)
+        return _some(await self._read(NEWEST_OF if owners else NEWEST, *values))
+
+    async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
+        """See `core.ports.Journal`."""
+        return _some(await self._read(NAMED, kind, _bytes(id), limit))
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """See `core.ports.Journal`."""

@@ -27,6 +27,7 @@ from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
     Document,
+    DocumentPlace,
     JournalEntry,
     OnWritten,
     Page,
@@ -94,6 +95,14 @@ DELETE FROM entries WHERE kind = :kind AND owner = :owner AND number <= (
 """
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 ONE = f"SELECT {COLUMNS} FROM documents WHERE rowid = ?"  # noqa: S608 - our own words
+# From owner to owner by the index, because there are far fewer owners than documents.
+NAMED = f"""
+WITH RECURSIVE owners (name) AS (
+    SELECT min(owner) FROM documents WHERE kind = :kind UNION ALL
+    SELECT (SELECT min(owner) FROM documents WHERE kind = :kind AND owner > name) FROM owners WHERE name NOTNULL)
+SELECT {COLUMNS} FROM owners CROSS JOIN documents WHERE kind = :kind AND owner = name AND id = :id LIMIT :limit
+"""  # noqa: S608 - our own words
+PLACE = "rowid, length(body), at, owner, id"
 # A changed file may hold anything: SQLite accepts text in a BLOB column.
 LOG_ROWS = """
 SELECT number, CAST(at AS REAL), CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit
@@ -480,6 +489,34 @@ class SqliteJournal:
         found, _ = await self._read_page(where, "at, owner, id", values, limit)
         return found
 
+    async def newest(
+        self,
+        kind: str,
+        states: Collection[str],
+        *,
+        owners: Collection[str] = (),
+        limit: int,
+        before: DocumentPlace | None = None,
+    ) -> list[Document]:
+        """See `core.ports.Journal`."""
+        # One part per owner or state, each in the order of an index, so that no more is read than is shown.
+        place: tuple[object, ...] = before or ()
+        where = f"kind = ? AND owner = ? AND +state IN ({_marks(states)})" if owners else "kind = ? AND state = ?"
+        where += "" if before is None else " AND (at, owner, id) < (?, ?, ?)"
+        order = "at DESC, owner DESC, id DESC"
+        one = f"SELECT * FROM (SELECT {PLACE} FROM documents WHERE {where} ORDER BY {order} LIMIT ?)"  # noqa: S608
+        values: list[object] = []
+        for part in owners or states:
+            values += [kind, part, *(states if owners else ()), *place, limit]
+        text = " UNION ALL ".join([one] * len(owners or states)) + f" ORDER BY {order} LIMIT ?"
+        return (await self._run(partial(self._read_page_now, text, (*values, limit), limit)))[0]
+
+    async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
+        """See `core.ports.Journal`."""
+        values = {"kind": kind, "id": id, "limit": limit}
+        rows = await self._run(lambda: self._read_connection.execute(NAMED, values).fetchall())
+        return [Document(*row) for row in rows]
+
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """See `core.ports.Journal`."""
         text = "SELECT kind, owner, at, content FROM entries WHERE kind = ? AND owner = ? ORDER BY number DESC LIMIT ?"
@@ -498,8 +535,8 @@ class SqliteJournal:
         self._read_connection.execute("BEGIN")
         try:
             found = self._read_connection.execute(text, values).fetchall()
-            count = fitting_count(length for _, length in found[:limit])
-            rows = [self._read_connection.execute(ONE, (row,)).fetchone() for row, _ in found[:count]]
+            count = fitting_count(length for _, length, *_ in found[:limit])
+            rows = [self._read_connection.execute(ONE, (row,)).fetchone() for row, *_ in found[:count]]
         finally:
             self._read_connection.execute("ROLLBACK")
         return [Document(*row) for row in rows], len(found) > count

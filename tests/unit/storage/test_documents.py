@@ -21,6 +21,7 @@ from isthmus.core.ports import (
     JournalEntry,
     TrimResult,
     WriteResult,
+    place_of,
 )
 from isthmus.storage import journal_base
 from isthmus.storage.memory import MemoryJournal
@@ -128,6 +129,35 @@ async def test_a_list_is_narrowed_by_group_state_and_time(journal: Journal) -> N
     assert await ids(journal, after=1.0) == ["c", "b"]
     assert await ids(journal, group="g", states=["working", "failed"], after=1.5) == ["b"]
     assert [each.id for each in await journal.all_in("task", ["working"], limit=9)] == ["a", "c"]
+
+
+async def test_all_owners_newest_documents_come_in_pages_that_neither_skip_nor_repeat(journal: Journal) -> None:
+    for number in range(9):
+        owner, state = ("me", "you", "they")[number % 3], ("working", "failed")[number % 2]
+        await write(journal, document(f"t{number}", at=1.0 + number // 2, owner=owner, state=state))
+    seen: list[Document] = []
+    while found := await journal.newest(
+        "task", ["working", "failed"], limit=2, before=place_of(seen[-1]) if seen else None
+    ):
+        seen += found
+    assert len(seen) == len({each.id for each in seen}) == 9
+    assert seen == sorted(seen, key=place_of, reverse=True)
+    failed = await journal.newest("task", ["failed"], limit=9)
+    assert [each.id for each in failed] == ["t7", "t5", "t3", "t1"]
+    two = await journal.newest("task", ["working", "failed"], owners=["me", "you"], limit=9)
+    assert [each.id for each in two] == [each.id for each in seen if each.owner != "they"]
+    rest = await journal.newest("task", ["working", "failed"], owners=["me", "you"], limit=9, before=place_of(two[2]))
+    assert rest == two[3:]
+    assert await journal.newest("push", ["working", "failed"], limit=9) == []
+
+
+async def test_documents_of_one_id_are_found_whoever_owns_them(journal: Journal) -> None:
+    for owner in ("me", "you"):
+        await write(journal, document("a", owner=owner), document(f"b-{owner}", owner=owner))
+    assert {each.owner for each in await journal.named("task", "a", limit=9)} == {"me", "you"}
+    assert len(await journal.named("task", "a", limit=1)) == 1
+    assert await journal.named("task", "c", limit=9) == []
+    assert await journal.named("push", "a", limit=9) == []
 
 
 async def test_a_page_ends_where_it_would_grow_too_large(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

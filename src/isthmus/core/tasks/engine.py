@@ -37,6 +37,7 @@ from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
     LiveTask,
     NewTask,
+    Report,
     TaskExists,
     TaskNotStored,
     TaskStore,
@@ -117,6 +118,8 @@ class TaskEngine:
         """Receives deliveries as soon as they are stored; without it they stay due."""
         self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
         """The open question of a task as a message of its history, if its frontend has such messages."""
+        self.on_changed: Callable[[LiveTask], None] | None = None
+        """Called when the stored record of a task has changed, or its call has reported something."""
         self.storage_quota = StorageQuota(journal, self._background, self._store.uncache)
 
     # -- starting a task -----------------------------------------------------------------------------------------------
@@ -672,6 +675,8 @@ class TaskEngine:
             _notify_changed(live, record)
         if record.state in ENDED and live.reports.count:
             live.reports.clear()
+        if self.on_changed is not None:
+            self.on_changed(live)
 
     def _pass_on(self, documents: Sequence[Document]) -> None:
         self.on_due([document for document in documents if document.kind == DELIVERY])
@@ -696,6 +701,11 @@ class TaskEngine:
     def counts(self) -> dict[str, int]:
         """Unfinished tasks in memory, by state."""
         return {**Counter(live.record.state for live in self._store.running() if not live.record.is_ended)}
+
+    def last_report(self, record: TaskRecord) -> Report | None:
+        """What the running call of a task reported last."""
+        live = self._store.get((record.owner.key, record.id)) if record.phase == "sent" else None
+        return None if live is None else live.reports.last
 
     def is_in_memory(self, owner: TaskOwner, id: str) -> bool:
         """Whether a task can be found without the journal."""
@@ -763,6 +773,8 @@ class TaskExchange:
             return
         for listener in list(self.live.listeners):
             _notify(partial(listener.task_reported, stored, report))
+        if (on_changed := self._engine.on_changed) is not None:
+            on_changed(self.live)
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""

@@ -112,6 +112,11 @@ class ReportLog:
             self._size_bytes -= self._reports.popleft()[1]
         return report
 
+    @property
+    def last(self) -> Report | None:
+        """The newest report."""
+        return self._reports[-1][0] if self._reports else None
+
     def begin_turn(self) -> None:
         """The caller sent a message: the answer to it starts here."""
         self.turn = self.count

@@ -182,6 +182,10 @@ class A2aHttp:
         if self._callers is not None and stream.caller not in self._callers:
             stream.cut_off()
 
+    def stream_callers(self) -> list[Caller]:
+        """The caller of each open stream."""
+        return [stream.caller for stream in self._streams]
+
     def retain(self, callers: Container[Caller]) -> None:
         """End the streams of all other callers, and those that they are about to begin."""
         self._callers = callers

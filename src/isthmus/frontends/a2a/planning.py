@@ -195,7 +195,10 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
             brief = StoredInstruction(instruction.form, "", id)
             return _failed(_refusal("bad_instruction", instruction.message), brief)
     if isinstance(made.call, Call):
-        return replace(made, call=_in_context(words.context, made.call))
+        name, server = made.call.name, made.call.surface.server
+        called = name if server is None else f"{server}.{name}"
+        brief = made.brief if made.brief.tool == called else replace(made.brief, called=called)
+        return replace(made, brief=brief, call=_in_context(words.context, made.call))
     return made
 
 

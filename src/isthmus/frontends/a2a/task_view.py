@@ -204,6 +204,8 @@ class StoredInstruction(msgspec.Struct, frozen=True, omit_defaults=True):
     tool: str = ""
     id: Raw = ABSENT
     """The id that the response to a command repeats."""
+    called: str = ""
+    """The name of the tool in the hub (`server.tool`), if `tool` is another name of it."""
 
 
 def answer_parts(ending: StoredOutcome, brief: StoredInstruction) -> tuple[Part, ...]:

@@ -163,7 +163,7 @@ class ConsoleHttp:
         if isinstance(caller, Denied):
             text = caller.message if caller.status != 401 else "This key is not valid, or it has expired."
             return respond(peer, caller.status, text, [line for line in caller.headers if line[0] == b"retry-after"])
-        token, _ = self._sessions.begin(key)
+        token, _ = self._sessions.begin(key, caller.name, caller.tenant)
         cookie = f"{COOKIE}={token}"
         return self._answer_session(peer, caller, {b"cookie": cookie.encode()}, f"{cookie}; {self._cookie}")
 

@@ -34,6 +34,9 @@ class Session(msgspec.Struct):
     """The `Authorization` header that the cookie stands for."""
     csrf: str
     used_at: float
+    opened_at: float = 0.0
+    caller: str = ""
+    tenant: str = ""
 
 
 class Sessions:
@@ -44,10 +47,11 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
         """By the hash of the cookie's value, the last used one at the end."""
 
-    def begin(self, key: str) -> tuple[str, Session]:
-        """Begin a session with a valid key; returns the value of its cookie, too."""
-        token = secrets.token_urlsafe(32)
-        session = Session(b"Bearer " + key.encode(), secrets.token_urlsafe(24), self._now())
+    def begin(self, key: str, caller: str = "", tenant: str = "") -> tuple[str, Session]:
+        """Begin a session with a valid key of this caller; returns the value of its cookie, too."""
+        token, now = secrets.token_urlsafe(32), self._now()
+        authorization = b"Bearer " + key.encode()
+        session = Session(authorization, secrets.token_urlsafe(24), now, now, caller, tenant)
         self._sessions[_digest(token)] = session
         while len(self._sessions) > SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
@@ -64,6 +68,10 @@ class Sessions:
         session.used_at = now
         self._sessions[digest] = session
         return session
+
+    def open(self) -> list[Session]:
+        """The sessions that have not ended."""
+        return [session for session in self._sessions.values() if self._now() - session.used_at <= IDLE_SECONDS]
 
     def end(self, fields: Mapping[bytes, bytes]) -> None:
         """End the session of a request."""

@@ -48,7 +48,7 @@ from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Req
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
-from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Era, Members, read_client_capabilities
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Era, Implementation, Members, read_client_capabilities
 
 OnRead: TypeAlias = Callable[[JsonRpcReply | None], None]
 
@@ -90,8 +90,10 @@ class DuplexSession:
         self._subscriptions = CallerSubscriptions(
             self._client, lambda uri: send(updated_notification(uri)), is_crowded=is_crowded
         )
-        self._version = ""
+        self.version = ""
         """The version negotiated with a legacy caller."""
+        self.client_info: Implementation | None = None
+        """What the client calls itself."""
         self._client_input = LegacyClientInput()
         self._list_changes: ListChangeFeed | None = None
         self._task_status: TaskStatusNotifier | None = None
@@ -110,6 +112,11 @@ class DuplexSession:
     def is_idle(self) -> bool:
         """Whether every request so far has been answered."""
         return self._idle.is_set()
+
+    @property
+    def running_calls(self) -> int:
+        """How many calls run."""
+        return len(self._calls)
 
     def arguments_bytes(self) -> int:
         """The size of the arguments of all running calls, and of the messages that are still being read."""
@@ -208,7 +215,7 @@ class DuplexSession:
 
     def _batch(self, body: bytes) -> JsonRpcReply | None:
         """Receive a batch, if the caller's version has batches; each message is answered by itself."""
-        if self._version != BATCHES_VERSION:
+        if self.version != BATCHES_VERSION:
             return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
         if not (elements := jsonrpc.elements(body, BATCH_MAX)):
             return refuse(None, jsonrpc.INVALID_REQUEST, f"A batch has 1 to {BATCH_MAX} messages")
@@ -252,11 +259,12 @@ class DuplexSession:
         reply = await self._methods.change_subscription(request, self._subscriptions) if era == "legacy" else None
         if reply is None:
             if request.method == "initialize":
-                self._version = legacy.negotiate(legacy.requested_version(request.params) or "")
+                self.version = legacy.negotiate(legacy.requested_version(request.params) or "")
+                self.client_info = legacy.read_client_info(request.params.get("clientInfo"))
                 client_caps = read_client_capabilities(request.params.get("capabilities"))
                 self._client = msgspec.structs.replace(self._client, client_caps=client_caps)
                 self._subscriptions.client = self._client
-            reply = await self._methods.answer(request, self._client, era, self._version)
+            reply = await self._methods.answer(request, self._client, era, self.version)
         return self._reply(reply)
 
     async def _call_when_settled(self, request: Request, size: int) -> None:

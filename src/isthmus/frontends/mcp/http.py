@@ -539,6 +539,7 @@ class McpHttpRequest:
         version = legacy.negotiate(legacy.requested_version(request.params) or "")
         session = self._frontend.open_session(self._caller, self._surface, version)
         session.client_caps = read_client_capabilities(request.params.get("capabilities"))
+        session.client_info = legacy.read_client_info(request.params.get("clientInfo"))
         client = self._client(session)
         session.subscriptions = CallerSubscriptions(
             client,

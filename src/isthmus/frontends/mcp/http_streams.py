@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports import CallerSession
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer, respond
 from isthmus.frontends.mcp.exchange import updated_notification
@@ -41,7 +42,7 @@ from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import TOPICS, Topic
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Request
-from isthmus.wire.mcp.messages import CHANGED
+from isthmus.wire.mcp.messages import CHANGED, Implementation
 from isthmus.wire.mcp.modern import ListenFilter
 
 Owner: TypeAlias = tuple[str, str]
@@ -450,6 +451,9 @@ class HttpSession:
     task_status: TaskStatusNotifier | None = None
     unsent_tasks: dict[ServerTask, None] = field(default_factory=dict)
     """Tasks whose status changed while no stream was open."""
+    opened_at: float = 0.0
+    client_info: Implementation | None = None
+    """What the client calls itself."""
 
     @property
     def can_resume(self) -> bool:
@@ -568,9 +572,23 @@ class HttpSessions:
             self.close(next(iter(existing.values())))
         own = self._by_owner.setdefault(owner, OrderedDict())
         store = self._stores.setdefault(owner, StreamStore())
-        session = HttpSession(secrets.token_urlsafe(24), caller, surface, now, store, version)
+        session = HttpSession(secrets.token_urlsafe(24), caller, surface, now, store, version, opened_at=now)
         own[session.id] = session
         return session
+
+    def describe(self, since: float) -> Iterator[CallerSession]:
+        """All sessions; `since` is the time of day at which their clock started."""
+        for own in self._by_owner.values():
+            for session in own.values():
+                yield describe_session(
+                    "mcp",
+                    session.caller,
+                    session.client_info,
+                    session.version,
+                    (since + session.opened_at, since + session.used_at),
+                    calls=len(session.calls),
+                    streams=len(session.streams),
+                )
 
     def sweep(self, now: float) -> None:
         """Close every idle session."""
@@ -618,6 +636,22 @@ class HttpSessions:
             stream.end()
 
 
+def describe_session(
+    frontend: str,
+    caller: Caller,
+    client: Implementation | None,
+    version: str,
+    times: tuple[float, float],
+    *,
+    calls: int,
+    streams: int,
+) -> CallerSession:
+    """A session as operators see it; `times` are when it was opened and last used."""
+    name, client_version = (None, None) if client is None else (client.name, client.version or None)
+    about = (name, client_version, version or None)
+    return CallerSession(frontend, caller.name, caller.tenant, *about, *times, calls, streams)
+
+
 def _is_idle(session: HttpSession, now: float) -> bool:
     return now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams
 
@@ -642,6 +676,10 @@ class OpenStreams:
         self._callers[over] = caller
         if self._retained is not None and caller not in self._retained:
             set_over(over)
+
+    def callers(self) -> list[Caller]:
+        """The caller of each stream."""
+        return list(self._callers.values())
 
     def remove(self, over: asyncio.Future[None]) -> None:
         """A stream has ended."""

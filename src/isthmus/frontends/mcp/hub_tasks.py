@@ -48,7 +48,7 @@ from isthmus.model.calls import (
     Surface,
 )
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotWritten, TaskEnded, UnknownTask
-from isthmus.model.features import Ability
+from isthmus.model.features import Ability, Feature
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
@@ -98,6 +98,8 @@ class HubTaskInfo(msgspec.Struct, frozen=True):
     """How long the task is stored, from its creation."""
     session: str = ""
     """The session that asked for it, for anonymous callers."""
+    tool: str = ""
+    """The server's own name for the tool."""
 
 
 _decode_info = msgspec.json.Decoder(HubTaskInfo).decode
@@ -441,16 +443,18 @@ class HubTasks:
         return inflight
 
     async def _create(self, inflight: InFlight, call: Call, exchange: Exchange) -> None:
-        server = inflight.target.feature.server
+        feature = inflight.target.feature
         report = exchange.reporter() if isinstance(exchange, LateProgressExchange) else None
-        notifier = HubTaskNotifier(self._hub, call.caller, server, self._ended, session=call.session, report=report)
+        notifier = HubTaskNotifier(
+            self._hub, call.caller, feature.server, self._ended, session=call.session, report=report
+        )
         wanted = read_ttl(call.extra[TASK]) if TASK in call.extra else None
         ttl = min(wanted, self._retention()) if isinstance(wanted, float) else self._retention()
         # The call outlives its session, whose link stays open until the last call on it has ended.
         extra = {key: value for key, value in call.extra.items() if key != TASK}
         task_call = msgspec.structs.replace(call, extra=extra, lasts=True)
         try:
-            live = await self._engine.begin(self._new_task(server, task_call, notifier, ttl, session=call.session))
+            live = await self._engine.begin(self._new_task(feature, task_call, notifier, ttl, session=call.session))
         except TaskNotStarted as refused:
             inflight.finish(NotWritten(str(refused)))
             return
@@ -462,7 +466,7 @@ class HubTasks:
 
     def _new_task(
         self,
-        server: ServerName,
+        feature: Feature,
         call: Call,
         notifier: HubTaskNotifier,
         ttl: float,
@@ -477,7 +481,7 @@ class HubTasks:
             (),
             "working",
             None if is_running else call,
-            brief=Raw(msgspec.json.encode(HubTaskInfo(server, ttl, session))),
+            brief=Raw(msgspec.json.encode(HubTaskInfo(feature.server, ttl, session, feature.name))),
             realm=REALM,
             listeners=(notifier,),
             is_running=is_running,
@@ -520,9 +524,9 @@ class HubTasks:
             self._slow.add(_SlowCall(inflight, self._promote), RETRY_SECONDS)
 
     async def _make_task(self, inflight: InFlight, exchange: McpExchange) -> None:
-        server = inflight.target.feature.server
-        notifier = HubTaskNotifier(self._hub, inflight.call.caller, server, self._ended, session=None)
-        new_task = self._new_task(server, inflight.call, notifier, self._retention(), is_running=True)
+        feature = inflight.target.feature
+        notifier = HubTaskNotifier(self._hub, inflight.call.caller, feature.server, self._ended, session=None)
+        new_task = self._new_task(feature, inflight.call, notifier, self._retention(), is_running=True)
         live: LiveTask | None = None
         with suppress(TaskNotStarted):
             live = await self._engine.begin(new_task)

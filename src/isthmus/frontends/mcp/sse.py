@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.ports import CallerSession
 from isthmus.frontends.http.auth import Authenticator, Denied
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
@@ -32,7 +33,7 @@ from isthmus.frontends.http.request_cycle import (
 )
 from isthmus.frontends.mcp.duplex import DuplexSession
 from isthmus.frontends.mcp.exchange import JsonRpcReply
-from isthmus.frontends.mcp.http_streams import set_over
+from isthmus.frontends.mcp.http_streams import describe_session, set_over
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -64,6 +65,7 @@ class _SseSession:
     over: asyncio.Future[None]
     clock: Callable[[], float]
     used_at: float
+    opened_at: float
     duplex: DuplexSession = field(init=False)
 
     def send(self, message: bytes) -> None:
@@ -111,6 +113,23 @@ class McpSse:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def describe(self, since: float) -> Iterator[CallerSession]:
+        """All sessions; `since` is the time of day at which their clock started."""
+        for session in self._sessions.values():
+            yield describe_session(
+                "sse",
+                session.caller,
+                session.duplex.client_info,
+                session.duplex.version,
+                (since + session.opened_at, since + session.used_at),
+                calls=session.duplex.running_calls,
+                streams=1,
+            )
+
+    def stream_callers(self) -> list[Caller]:
+        """The caller of each open stream."""
+        return [session.caller for session in self._sessions.values()]
 
     def end_streams(self) -> None:
         """End every stream after its calls, because the hub stops."""
@@ -172,7 +191,8 @@ class McpSse:
         if self._stream_counts[owner] >= SESSIONS_MAX:
             return respond(peer, 429, f"This caller has {SESSIONS_MAX} open streams; close one first")
         loop = asyncio.get_running_loop()
-        session = _SseSession(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, loop.time())
+        now = loop.time()
+        session = _SseSession(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, now, now)
         session.duplex = DuplexSession(
             self._methods, caller, self._surface, self._background, session.send, session.is_crowded
         )

@@ -19,7 +19,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
-from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin
+from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin, SessionAdmin, TaskAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
@@ -49,6 +49,15 @@ from isthmus.frontends.rest.listings import (
 from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.relay import Query, RelayView
+from isthmus.frontends.rest.tasks import (
+    TaskEventStream,
+    TaskRequest,
+    TaskResponder,
+    answer_about_tasks,
+    cancel_task,
+    get_task,
+    list_tasks,
+)
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     EVERYTHING,
@@ -101,10 +110,13 @@ class RestHttp:
         *,
         name: str = "rest",
         admin: HubAdmin | None = None,
+        tasks: TaskAdmin | None = None,
+        sessions: SessionAdmin | None = None,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
 
         Without an `admin` nothing can be restarted, and no calls are counted.
+        Without `tasks` and `sessions` their paths do not exist.
 
         `name` is the name of this frontend in the audit log.
         """
@@ -113,6 +125,8 @@ class RestHttp:
         self.relay = relay
         self.loop_figures = loop_figures
         self.admin = admin
+        self.tasks = tasks
+        self.sessions = sessions
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
@@ -377,6 +391,23 @@ class RestRequest:
         if self.caller.is_operator:
             return None
         return refusal("forbidden", f"Only operators may {what}: set `operator = true` for the caller")
+
+    async def about_tasks(self, respond: TaskResponder) -> Answer | None:
+        """Answer a request about tasks."""
+        if self._frontend.tasks is None:
+            return refusal("unknown_path", "This hub does not offer this")
+        stream = TaskEventStream(self._frontend.streams, self.caller, self._peer) if self._wants_stream() else None
+        assert isinstance(self._query, dict), "check() refuses an invalid query"
+        request = TaskRequest(self._frontend.tasks, self.caller, self._query, self.argument, stream)
+        return await answer_about_tasks(respond, request)
+
+    async def sessions(self) -> Answer:
+        """The open sessions of callers."""
+        if (refused := self._refused("see the sessions of callers")) is not None:
+            return refused
+        if self._frontend.sessions is None:
+            return refusal("unknown_path", "This hub does not offer this")
+        return msgspec.json.encode(self._frontend.sessions.describe(self._frontend.streams.values()))
 
     async def describe(self) -> Answer:
         """The OpenAPI document."""
@@ -752,6 +783,10 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "forget_relay_server": RestRequest.forget,
     "list_relay_tools": lambda request: request.relay(RelayView.list_tools),
     "list_relay_devices": lambda request: request.relay(RelayView.list_devices),
+    "list_tasks": lambda request: request.about_tasks(list_tasks),
+    "get_task": lambda request: request.about_tasks(get_task),
+    "cancel_task": lambda request: request.about_tasks(cancel_task),
+    "list_sessions": RestRequest.sessions,
     "describe": RestRequest.describe,
 }
 """The method for each operation that is not a call; None if it has answered by itself."""

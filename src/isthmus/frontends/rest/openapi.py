@@ -6,7 +6,7 @@ It is the same for every caller and does not mention any server.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from isthmus.frontends.rest.operations import ACTIONS, OPERATIONS, Operation
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.faults import FAULTS
+from isthmus.model.tasks import TaskState
 
 NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
 OPEN_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
@@ -150,6 +151,15 @@ def _schemas() -> dict[str, dict[str, Any]]:
                 "answered": COUNT,
             }
         ),
+        "Tasks": _open(
+            {
+                "tasks": _array_of("TaskEntry"),
+                "next": {**TEXT, "description": "The `cursor` of the next page; empty at the end."},
+            }
+        ),
+        "TaskEntry": _open(_task_entry()),
+        "Task": _task(),
+        "Sessions": _sessions(),
         "Document": OPEN_OBJECT,
         "Problem": _problem(),
     }
@@ -309,6 +319,68 @@ def _relay_server() -> dict[str, Any]:
             "client": ADDRESS,
             "shared": {"type": "boolean", "description": "Whether it shares its socket with other servers."},
             "calls": COUNT,
+        }
+    )
+
+
+def _task_entry() -> dict[str, Any]:
+    progress = {"type": ["object", "null"], "description": "What a running call reported last."}
+    return {
+        "id": TEXT,
+        "protocol": {"enum": ["a2a", "mcp"]},
+        "state": {"enum": list(get_args(TaskState))},
+        "server": {**NULLABLE_TEXT, "description": "Null if the task calls no configured server."},
+        "tool": NULLABLE_TEXT,
+        "caller": TEXT,
+        "tenant": TEXT,
+        "created": TIME,
+        "updated": TIME,
+        "outcome": {**NULLABLE_TEXT, "description": "`result`, `tool_error`, or the reason of a fault."},
+        "executed": {"enum": ["no", "yes", "unknown", None], "description": "Null while the task runs."},
+        "message": {**NULLABLE_TEXT, "description": "The open question, what went wrong, or what the task waits for."},
+        "progress": progress,
+    }
+
+
+def _task() -> dict[str, Any]:
+    part = {**OPEN_OBJECT, "description": "Its `kind` is `text`, `data` or `file`."}
+    message = _open({"id": TEXT, "role": {"enum": ["user", "agent"]}, "parts": {"type": "array", "items": part}})
+    nullable = {"type": ["object", "null"]}
+    content = {
+        "context": TEXT,
+        "content": {"type": "boolean", "description": "Whether the members below are filled."},
+        "messages": {"type": "array", "items": message},
+        "question": {**nullable, "description": "`method` and `params` of the server's open question."},
+        "result": {"description": "As the server sent it; null if it is longer than 1 MiB."},
+        "resultBytes": COUNT,
+        "error": {**nullable, "description": "A server's own error: `code`, `message` and `data`."},
+    }
+    return _open({**_task_entry(), **content})
+
+
+def _sessions() -> dict[str, Any]:
+    session = {
+        "frontend": {"enum": ["mcp", "sse", "console"]},
+        "caller": TEXT,
+        "tenant": TEXT,
+        "client": {**NULLABLE_TEXT, "description": "The name that the client gives itself."},
+        "clientVersion": NULLABLE_TEXT,
+        "protocol": {**NULLABLE_TEXT, "description": "The version of MCP."},
+        "since": TIME,
+        "lastUsed": TIME,
+        "calls": {**COUNT, "description": "Running calls."},
+        "streams": {**COUNT, "description": "Open event streams."},
+    }
+    streams = {"frontend": TEXT, "caller": TEXT, "tenant": TEXT, "streams": COUNT}
+    return _open(
+        {
+            "sessions": {"type": "array", "items": _open(session)},
+            "total": {**COUNT, "description": "All sessions; the list has the 500 last used ones."},
+            "streams": {
+                "type": "array",
+                "items": _open(streams),
+                "description": "Open event streams by caller, those of sessions included.",
+            },
         }
     )
 

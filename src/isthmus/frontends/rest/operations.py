@@ -17,7 +17,7 @@ Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
-    "RelayDevices", "Document",
+    "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
 """The schemas of results; the OpenAPI document defines each."""
 
@@ -74,6 +74,17 @@ STATE = Parameter("state", "Only servers in this state, or agents with such a se
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
 AFTER = Parameter("after", "Only lines with a higher number.", "number")
 LIMIT = Parameter("limit", "At most so many, from 0 to 500 (default 100).", "number")
+TASK_STATES = Parameter(
+    "state",
+    "Only tasks in these states, with commas between: submitted, working, input_required, auth_required, completed,"
+    " failed, canceled, rejected.",
+)
+TASK_TOOL = Parameter("tool", "Only tasks that call this tool: `server.tool`, or the tool's own name.")
+TASK_CALLER = Parameter("caller", "The caller whose tasks are meant; for operators.")
+TASK_TENANT = Parameter("tenant", "The tenant of that caller; for operators.")
+TASK_LIMIT = Parameter("limit", "At most so many, from 1 to 100 (default 50).", "number")
+CURSOR = Parameter("cursor", "The `next` of the page before.")
+CONTENT = Parameter("content", "`true`: an operator wants to see the messages and the result of another caller's task.")
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -159,6 +170,21 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "list_relay_devices", "GET", "/v1/relay/devices", "The connected devices.", "RelayDevices", (AGENT,)
     ),
+    Operation(
+        "list_tasks", "GET", "/v1/tasks", "The caller's durable tasks, the last changed first; operators see all.",
+        "Tasks", (TASK_LIMIT, CURSOR, TASK_STATES, SERVER, TASK_TOOL, TASK_CALLER, TASK_TENANT),
+        events="First `tasks` with the page, then `tasks` with those that changed, at most ten times a second.",
+    ),
+    Operation(
+        "get_task", "GET", "/v1/tasks/{id}", "One task.", "Task", (TASK_CALLER, TASK_TENANT, CONTENT),
+        events="First `task` as it is, then `task` with each change, and `progress` and `log` of the running call; it"
+        " ends with the task.",
+    ),
+    Operation(
+        "cancel_task", "POST", "/v1/cancel/{id}", "Cancel a task. The result is its state.", "Task",
+        (TASK_CALLER, TASK_TENANT),
+    ),
+    Operation("list_sessions", "GET", "/v1/sessions", "The open sessions of callers; for operators.", "Sessions"),
     Operation("describe", "GET", "/openapi.json", "This description.", "Document"),
 )  # fmt: skip
 

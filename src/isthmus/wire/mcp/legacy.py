@@ -54,6 +54,14 @@ def read_server_info(info: Payload | None) -> Implementation | None:
     return Implementation(name, texts.get("version", ""), texts.get("title")) if name else None
 
 
+CLIENT_INFO_BYTES_MAX = 4_096
+
+
+def read_client_info(info: Payload | None) -> Implementation | None:
+    """A client's `clientInfo`; None if it has no name, or is longer than any sensible one."""
+    return None if info is None or len(memoryview(info)) > CLIENT_INFO_BYTES_MAX else read_server_info(info)
+
+
 def initialize_params(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
     """The hub's `initialize` parameters, with the capabilities of the callers whose calls the link carries."""
     capabilities = write_client_capabilities(client_caps)

@@ -7,6 +7,7 @@ import { Overview } from "./pages/overview.js";
 import { Servers } from "./pages/servers.js";
 import { Tools } from "./pages/tools.js";
 import { Activity } from "./pages/activity.js";
+import { Tasks } from "./pages/tasks.js";
 import { Devices } from "./pages/devices.js";
 import { Definitions } from "./pages/definitions.js";
 import { Doctor } from "./pages/doctor.js";
@@ -20,6 +21,7 @@ const PAGES = [
   } },
   { id: "tools", title: "Tools", page: Tools, badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
   { id: "activity", title: "Activity", page: Activity, operators: true, badge: () => ({ text: "live" }) },
+  { id: "tasks", title: "Tasks", page: Tasks, badge: () => null },
   { id: "devices", title: "Devices", page: Devices, badge: () => null },
   { id: "definitions", title: "Definitions", page: Definitions, operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
   { id: "doctor", title: "Doctor", page: Doctor, operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
