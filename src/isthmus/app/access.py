@@ -52,8 +52,10 @@ from isthmus.core.ports import (
     ChangedFeature,
     RuleChange,
     RuleChanges,
+    UnknownName,
 )
 from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
+from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
 Who: TypeAlias = tuple[str, str, FrontendName | None]
@@ -402,7 +404,10 @@ class LiveAccess:
         return [*known, LOCAL_OPERATOR] if self._identities.wants_proof else known
 
     async def _features(self) -> FeatureTable:
-        snapshot = self._running.hub.snapshot
+        hub = self._running.hub
+        if hub.settling:  # servers that start get a moment, as for every list
+            await hub.settle(EVERYTHING)
+        snapshot = hub.snapshot
         if self._table is None or self._table.snapshot is not snapshot:
             self._table = await in_passes(table_passes(snapshot))
         return self._table
@@ -416,7 +421,7 @@ class LiveAccess:
             fits = name_filter(pattern)
             found = [caller for caller in found if fits(caller.name)]
             if not found:
-                raise LookupError(f"Unknown caller: {pattern}")
+                raise UnknownName("caller", pattern)
         if frontend is not None:
             found = [caller.on(frontend) for caller in found]
         shown = [CallerPolicy(caller, snapshot) for caller in found[:CALLERS_MAX]]
@@ -429,7 +434,7 @@ class LiveAccess:
         rows = table.rows
         if query.server is not None:
             if query.server not in self._running.hub.server_queues:
-                raise LookupError(f"Unknown server: {query.server}")
+                raise UnknownName("server", query.server)
             rows = table.by_server.get(ServerName(query.server), [])
         fits = name_filter("*" if query.name is None else query.name)
         at = 0 if query.cursor is None else bisect_right(rows, _read_cursor(query.cursor), key=lambda row: row.key)
@@ -552,18 +557,18 @@ def changed_callers(callers: Sequence[Caller], tenants: Tenants, changes: RuleCh
 
     Raises:
         ValueError: a pattern is malformed, or a caller has no rules that could change.
-        LookupError: there is no such caller or tenant.
+        UnknownName: there is no such caller or tenant.
     """
     known = dict(tenants.known)
     for name, rules in changes.tenants.items():
         if name not in known:
-            raise LookupError(f"Unknown tenant: {name}")
+            raise UnknownName("tenant", name)
         bounds = _changed_grants(known[name].bounds or Grants(("*",)), rules, f"tenants.{name}")
         known[name] = dataclasses.replace(known[name], bounds=bounds)
     other = dataclasses.replace(tenants, known=known)
     names = {caller.name for caller in callers}
     if missing := [name for name in changes.callers if name not in names]:
-        raise LookupError(f"Unknown caller: {missing[0]}")
+        raise UnknownName("caller", missing[0])
     return [_changed_caller(caller, tenants, other, changes.callers.get(caller.name)) for caller in callers]
 
 

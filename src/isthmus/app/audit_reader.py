@@ -454,8 +454,10 @@ class _Stopped(Exception):
     """Nobody reads on."""
 
 
-async def from_thread(work: Callable[[Callable[[T], None]], Coroutine[Any, Any, None]]) -> AsyncGenerator[T]:
-    """Yield what `work` emits, which runs on a thread with an event loop of its own. Closing this stops it.
+async def from_thread(
+    work: Callable[[Callable[[T], None]], Coroutine[Any, Any, None]], ended: asyncio.Future[None] | None = None
+) -> AsyncGenerator[T]:
+    """Yield what `work` emits on a thread with an event loop of its own. Closing this, or `ended`, stops it.
 
     `emit` blocks the thread while its reader is behind, so nothing piles up.
     """
@@ -483,6 +485,8 @@ async def from_thread(work: Callable[[Callable[[T], None]], Coroutine[Any, Any, 
         else:
             tell(None)
 
+    if ended is not None:
+        ended.add_done_callback(lambda _: results.put_nowait(None))
     # A daemon: a database that hangs must not keep the hub from ending.
     threading.Thread(target=run, name="audit-reader", daemon=True).start()
     try:
@@ -536,7 +540,7 @@ class LiveAudit:
         async with self._pages, aclosing(from_thread(work)) as pages:
             return await anext(pages)
 
-    async def export(self, wanted: AuditFilter) -> AsyncGenerator[bytes]:
+    async def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
         """See `AuditReports`."""
         if self._exports >= EXPORTS_MAX:
             raise AuditBusy(f"{EXPORTS_MAX} exports are running: try again when one has ended")
@@ -547,20 +551,20 @@ class LiveAudit:
 
         self._exports += 1
         try:
-            async with aclosing(from_thread(work)) as pieces:
+            async with aclosing(from_thread(work, ended)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
             self._exports -= 1
 
-    async def verify(self) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
+    async def verify(self, ended: asyncio.Future[None]) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
         """See `AuditReports`."""
         if self._is_verifying:
             raise AuditBusy("The audit log is being verified: wait for the end of that")
         configuration = self._running.configuration
         self._is_verifying = True
         try:
-            async with aclosing(from_thread(partial(_verify_live, configuration))) as steps:
+            async with aclosing(from_thread(partial(_verify_live, configuration), ended)) as steps:
                 async for step in steps:
                     yield step
         finally:

@@ -843,8 +843,16 @@ class AccessPreview(msgspec.Struct, frozen=True):
     """Whether everything that changes is listed."""
 
 
+class UnknownName(LookupError):
+    """A report is about something that does not exist."""
+
+    def __init__(self, kind: Literal["caller", "server", "tenant"], name: str) -> None:
+        super().__init__(f"Unknown {kind}: {name}")
+        self.kind = kind
+
+
 class AccessReports(Protocol):
-    """Who can reach what. Every method raises `ValueError` for a bad request and `LookupError` for an unknown name."""
+    """Who can reach what. Every method raises `ValueError` for a bad request, and `UnknownName`."""
 
     async def page(self, query: AccessPageQuery) -> AccessPage:
         """A part of the matrix of callers and features."""
@@ -907,11 +915,14 @@ class AuditReports(Protocol):
     async def page(self, wanted: AuditFilter, limit: int, cursor: str | None) -> AuditPage:
         """The newest records before the cursor. Raises `ValueError` for a bad cursor."""
 
-    def export(self, wanted: AuditFilter) -> AsyncGenerator[bytes]:
-        """All records as JSON Lines, the oldest first, in pieces. Raises `AuditBusy`."""
+    def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
+        """All records as JSON Lines, the oldest first, in pieces, until `ended` is done. Raises `AuditBusy`."""
 
-    def verify(self) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
-        """Verify all logs: progress, and at the end the verdict as JSON has it. Raises `AuditBusy`."""
+    def verify(self, ended: asyncio.Future[None]) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
+        """Verify all logs: progress, and at the end the verdict as JSON has it, unless `ended` is done before.
+
+        Raises `AuditBusy`.
+        """
 
 
 class RelayAdmin(Protocol):
