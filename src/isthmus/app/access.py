@@ -64,6 +64,9 @@ Who: TypeAlias = tuple[str, str, FrontendName | None]
 What: TypeAlias = tuple[ListName, str]
 """A list and a name in it."""
 
+RowKey: TypeAlias = tuple[str, int, str]
+"""The server of a feature, the position of its list, and its name."""
+
 RightChange: TypeAlias = Literal["appear", "vanish"]
 
 POLICIES = Place(None, EXTENSIONS).at("policy").path
@@ -164,16 +167,17 @@ class CallerPolicy:
         """Whether the caller can reach a feature, and why."""
         if row.blocked is not None:
             return row.blocked
-        if row.entry is None:
-            return self._whole(row.server)
-        reason = explain_entry(self.policy, row.entry)
+        return self._whole(row.server) if row.entry is None else self.explain(row.entry)
+
+    def explain(self, entry: ListedEntry) -> AccessCell:
+        """The same for a feature that is not blocked."""
+        reason = explain_entry(self.policy, entry)
         cell = self._cells.get(reason.why)
         if cell is None:  # most features are allowed or denied by the same few rules
-            cell = self._cells[reason.why] = self.cell_of(reason)
+            cell = self._cells[reason.why] = self._in_words(reason)
         return cell
 
-    def cell_of(self, reason: AccessReason) -> AccessCell:
-        """A decision in words."""
+    def _in_words(self, reason: AccessReason) -> AccessCell:
         if reason.is_reached and self.caller.is_anyone:
             return AccessCell(True, "open", "the hub is open: it needs no keys")
         if reason.is_reached and self.caller == LOCAL_OPERATOR:
@@ -214,39 +218,43 @@ class FeatureRow(msgspec.Struct, frozen=True, eq=False):
     """Why nobody can reach it."""
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def key(self) -> RowKey:
         """The order of rows."""
         return (self.server, LISTS.index(self.listed), self.exposed)
 
 
 class FeatureTable:
-    """All features of a snapshot, by server."""
+    """All features of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, entries: Sequence[ListedEntry], rows: Sequence[FeatureRow]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, entries: Mapping[What, ListedEntry], by_server: Mapping[ServerName, list[FeatureRow]]
+    ) -> None:
         self.snapshot = snapshot
         self.entries = entries
         """The features that somebody can reach, by list and name."""
-        self.rows = rows
-        self.by_server: dict[ServerName, list[FeatureRow]] = {}
-        for row in rows:
-            self.by_server.setdefault(row.server, []).append(row)
+        self.by_server = by_server
+        self.rows = [row for server in sorted(by_server) for row in by_server[server]]
 
 
 def table_passes(snapshot: Snapshot) -> Generator[None, None, FeatureTable]:
     """Make the table of a snapshot."""
-    rows: list[FeatureRow] = []
-    entries: list[ListedEntry] = []
+    entries: dict[What, ListedEntry] = {}
+    by_server: dict[ServerName, list[FeatureRow]] = {}
     for number, entry in enumerate(listed_entries(snapshot)):
         if number % SLICE == 0:
             yield
-        entries.append(entry)
-        rows.append(FeatureRow(entry.route.feature.server, entry.listed, entry.exposed, entry))
+        entries[entry.listed, entry.exposed] = entry
+        server = entry.route.feature.server
+        by_server.setdefault(server, []).append(FeatureRow(server, entry.listed, entry.exposed, entry))
     for status in snapshot.server_statuses.values():
-        if status.state != "disabled":
-            rows += _blocked_rows(status)
+        blocked = [] if status.state == "disabled" else [*_blocked_rows(status)]
+        if blocked:
+            yield
+            rows = by_server.setdefault(status.server, [])
+            rows += blocked
+            rows.sort(key=lambda row: row.key)
     yield
-    rows.sort(key=lambda row: row.key)
-    return FeatureTable(snapshot, entries, rows)
+    return FeatureTable(snapshot, entries, by_server)
 
 
 def _blocked_rows(status: ServerStatus) -> Iterator[FeatureRow]:
@@ -287,12 +295,12 @@ def table_of(snapshot: Snapshot) -> FeatureTable:
 
 @dataclass(slots=True)
 class AccessChange:
-    """What changes for one caller; what vanishes has the reason why it is denied then, if it still exists."""
+    """What changes for one caller; None stands for what no longer exists."""
 
     who: Who
     tenant: str
-    appearing: dict[What, AccessReason] = field(default_factory=dict)
-    vanishing: dict[What, AccessReason | None] = field(default_factory=dict)
+    appearing: dict[What, ListedEntry] = field(default_factory=dict)
+    vanishing: dict[What, ListedEntry | None] = field(default_factory=dict)
     changing: dict[What, list[str]] = field(default_factory=dict)
     targets: RightChange | None = None
     """The right to name servers by address."""
@@ -331,35 +339,48 @@ def differences(
         change = AccessChange(who, caller.tenant)
         change.targets = _right_change(*(each is not None and each.can_name_targets for each in (was, is_now)))
         change.operator = _right_change(*(each is not None and each.is_operator for each in (was, is_now)))
-        had = yield from _explained(was, old[1])
-        has = yield from _explained(is_now, new[1])
-        for what, reason in has.items():
-            earlier = had.get(what)
-            if reason.is_reached and (earlier is None or not earlier.is_reached):
-                change.appearing[what] = reason
-            elif reason.is_reached and earlier is not None:
-                changes = _changes(earlier, reason, settings or {})
+        had, has = _Reach(was, old[1]), _Reach(is_now, new[1])
+        for number, (what, entry) in enumerate(new[1].entries.items()):
+            if number % SLICE == 0:
+                yield None
+            earlier = old[1].entries.get(what)
+            was_reached, is_reached = earlier is not None and had.allows(earlier), has.allows(entry)
+            if is_reached and not was_reached:
+                change.appearing[what] = entry
+            elif was_reached and not is_reached:
+                change.vanishing[what] = entry
+            elif is_reached and earlier is not None and old[1] is not new[1]:
+                changes = _changes(earlier, entry, settings or {})
                 if changes:
                     change.changing[what] = changes
-        for what, earlier in had.items():
-            later = has.get(what)
-            if earlier.is_reached and (later is None or not later.is_reached):
-                change.vanishing[what] = later
+        if old[1] is not new[1]:
+            gone = (what for what in old[1].entries if what not in new[1].entries)
+            change.vanishing |= {what: None for what in gone if had.allows(old[1].entries[what])}
+            change.vanishing = dict(sorted(change.vanishing.items(), key=lambda each: _order(each[0])))
         yield change
 
 
-def _explained(caller: Caller | None, table: FeatureTable) -> Generator[None, None, dict[What, AccessReason]]:
-    found: dict[What, AccessReason] = {}
-    if caller is not None:
-        policy = table.snapshot.policy(caller.grants)
-        for number, entry in enumerate(table.entries):
-            if number % SLICE == 0:
-                yield
-            found[entry.listed, entry.exposed] = explain_entry(policy, entry)
-    return found
+def _order(what: What) -> tuple[int, str]:
+    return LISTS.index(what[0]), what[1]
 
 
-def _changes(was: AccessReason, is_now: AccessReason, settings: Mapping[str, Sequence[str]]) -> list[str]:
+class _Reach:
+    """What a caller reaches; nothing, if there is none."""
+
+    def __init__(self, caller: Caller | None, table: FeatureTable) -> None:
+        self._policy = None if caller is None else table.snapshot.policy(caller.grants)
+
+    def allows(self, entry: ListedEntry) -> bool:
+        return self._policy is not None and is_allowed(self._policy, entry)
+
+
+def is_allowed(policy: Policy, entry: ListedEntry) -> bool:
+    """Whether a policy allows a feature."""
+    feature = entry.route.feature
+    return policy.allows(feature.server, FeatureName(feature.name), entry.labels)
+
+
+def _changes(was: ListedEntry, is_now: ListedEntry, settings: Mapping[str, Sequence[str]]) -> list[str]:
     """What a caller may notice of a feature that it can reach before and after."""
     changes = []
     if was.route.feature.digest != is_now.route.feature.digest:
@@ -481,17 +502,22 @@ class LiveAccess:
         after = changed_callers(before, self._running.configuration.tenants, changes)
         table = await self._features()
 
-        def passes() -> Generator[None, None, list[AccessChange]]:
-            found = []
+        now = {(caller.name, caller.key): caller for caller in after}
+
+        def passes() -> Generator[None, None, list[CallerDifference]]:
+            found: list[CallerDifference] = []
+            left = CHANGES_MAX
             for change in differences((before, table), (after, table)):
-                if change is None:
-                    yield
-                elif change:
-                    found.append(change)
+                if change:
+                    difference = yield from _difference(change, now, table.snapshot, left)
+                    left -= len(difference.appear) + len(difference.vanish)
+                    found.append(difference)
+                yield
             return found
 
-        now = {(caller.name, caller.key): caller for caller in after}
-        return _preview(await in_passes(passes()), now, table.snapshot)
+        found = await in_passes(passes())
+        is_complete = all(len(each.appear) + len(each.vanish) == each.appears + each.vanishes for each in found)
+        return AccessPreview(found, is_complete)
 
 
 def _counts_reached(
@@ -501,17 +527,21 @@ def _counts_reached(
     for caller in callers:
         count = yield from _count_reached(caller, server, rows)
         counts.append(count)
+        yield
     return counts
 
 
 def _count_reached(caller: CallerPolicy, server: ServerName, rows: Sequence[FeatureRow]) -> Generator[None, None, int]:
-    if caller.policy.may_use_all_of(server):  # for most callers: then no feature needs a check
+    policy = caller.policy
+    if policy.may_use_all_of(server):  # for most callers: then no feature needs a check
         return sum(row.blocked is None for row in rows)
+    if not (policy.reads_labels or policy.is_narrowed or policy.may_see_server(server)):
+        return 0
     count = 0
     for number, row in enumerate(rows):
         if number % SLICE == SLICE - 1:
             yield
-        count += caller.cell(row).allowed
+        count += caller.cell(row).allowed if row.entry is None else is_allowed(policy, row.entry)
     return count
 
 
@@ -541,7 +571,7 @@ def _write_cursor(row: FeatureRow) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(row.key)).decode().rstrip("=")
 
 
-def _read_cursor(text: str) -> tuple[str, int, str]:
+def _read_cursor(text: str) -> RowKey:
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(data, type=tuple[str, int, str])
@@ -608,28 +638,27 @@ def _changed_grants(grants: Grants, change: RuleChange, place: str) -> Grants:
     return grants
 
 
-def _preview(
-    changes: Sequence[AccessChange], now: Mapping[tuple[str, str], Caller], snapshot: Snapshot
-) -> AccessPreview:
-    left = CHANGES_MAX
-    found: list[CallerDifference] = []
-    for change in changes:
-        name, key, frontend = change.who
-        caller = now[name, key]
-        words = CallerPolicy(caller if frontend is None else caller.on(frontend), snapshot)
-        vanishing = {what: reason for what, reason in change.vanishing.items() if reason is not None}
-        appear = _changed_features(words, change.appearing, left)
-        vanish = _changed_features(words, vanishing, left - len(appear))
-        left -= len(appear) + len(vanish)
-        counts = len(change.appearing), len(vanishing)
-        found.append(CallerDifference(name, change.tenant, key or None, frontend, *counts, appear, vanish))
-    is_complete = all(len(each.appear) + len(each.vanish) == each.appears + each.vanishes for each in found)
-    return AccessPreview(found, is_complete)
+def _difference(
+    change: AccessChange, now: Mapping[tuple[str, str], Caller], snapshot: Snapshot, most: int
+) -> Generator[None, None, CallerDifference]:
+    """A change in words, with at most so many features."""
+    name, key, frontend = change.who
+    caller = now[name, key]
+    words = CallerPolicy(caller if frontend is None else caller.on(frontend), snapshot)
+    appear = yield from _changed_features(words, change.appearing, most)
+    vanish = yield from _changed_features(words, change.vanishing, most - len(appear))
+    counts = len(change.appearing), len(change.vanishing)
+    return CallerDifference(name, change.tenant, key or None, frontend, *counts, appear, vanish)
 
 
-def _changed_features(words: CallerPolicy, found: Mapping[What, AccessReason], most: int) -> list[ChangedFeature]:
-    shown = []
-    for (listed, exposed), reason in islice(found.items(), most):
-        cell = words.cell_of(reason)
-        shown.append(ChangedFeature(listed, exposed, reason.route.feature.server, cell.by, cell.reason))
+def _changed_features(
+    words: CallerPolicy, found: Mapping[What, ListedEntry | None], most: int
+) -> Generator[None, None, list[ChangedFeature]]:
+    shown: list[ChangedFeature] = []
+    for entry in islice(found.values(), most):
+        if len(shown) % SLICE == SLICE - 1:
+            yield
+        assert entry is not None, "a preview has one table"
+        cell = words.explain(entry)
+        shown.append(ChangedFeature(entry.listed, entry.exposed, entry.route.feature.server, cell.by, cell.reason))
     return shown
