@@ -33,6 +33,10 @@ VIEWS = (
     "activity",
     "devices",
     "definitions",
+    "access",
+    "access/local",
+    "audit",
+    "audit/0:1",
     "doctor",
 )
 
