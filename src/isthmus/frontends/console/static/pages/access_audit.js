@@ -49,7 +49,7 @@ export function Access(/** @type {any} */ { title, rest, search }) {
       <${Bad} text=${problem} />
       ${found ? html`<div class="scroll matrix" tabindex="0" role="region" aria-label="Who can reach what"><table>
         <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
-        ${found.servers.map((/** @type {any} */ each) => html`<${Server} key=${each.name + JSON.stringify(more)} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
+        ${found.servers.map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
       ${found?.callersLeftOut ? html`<p class="empty">${count(found.callersLeftOut, "more caller")}: filter by name.</p>` : null}
     </section>
@@ -58,12 +58,13 @@ export function Access(/** @type {any} */ { title, rest, search }) {
 
 /** One server: how much of it callers reach and, if it is open, each of its features. */
 function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
-  const [isOpen, setOpen] = useState(Boolean(filters.tool));
+  const [isPicked, setPicked] = useState(false);
+  const isOpen = isPicked || Boolean(filters.tool);
   const [cursor, setCursor] = useState("");
   const [page, problem] = useAnswer(isOpen ? at("v1/access", { ...filters, cursor }) : "", server.features);
   const all = server.features;
   return html`<tbody>
-    <tr><th scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>${server.name}</button></th>
+    <tr><th scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setPicked(!isPicked)}>${server.name}</button></th>
       ${server.reached.map((/** @type {number} */ n) => html`<td><${State} look=${n === all ? "" : n ? "warn" : "bad"}>${n} of ${all}</${State}></td>`)}${only && html`<td></td>`}</tr>
     ${isOpen && page?.features.map((/** @type {any} */ row) => html`<tr key=${row.list + row.name}><th scope="row" class="leaf"><code>${row.name}</code> <span class="dim">${row.list === "tools" ? "" : row.list.slice(0, -1)}</span></th>
       ${row.cells.map((/** @type {any} */ cell, /** @type {number} */ i) => {
