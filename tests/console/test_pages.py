@@ -34,6 +34,10 @@ VIEWS = (
     "tasks",
     "devices",
     "definitions",
+    "access",
+    "access/local",
+    "audit",
+    "audit/0:1",
     "doctor",
 )
 

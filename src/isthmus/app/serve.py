@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.app.a2a import GrpcService, Pushes, check_grpc, open_a2a, open_grpc
+from isthmus.app.access import LiveAccess
 from isthmus.app.audit import AuditLog, close_audit, open_audit
+from isthmus.app.audit_reader import LiveAudit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
@@ -330,15 +332,8 @@ async def _serve(
         relay = await _relay(running, auth)
         # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
-        rest = RestHttp(
-            running.hub,
-            auth,
-            relay,
-            monitor.figures,
-            admin=running,
-            tasks=TaskBrowser(running),
-            sessions=OpenSessions(mcp, sse, agent, auth),
-        )
+        sessions = OpenSessions(mcp, sse, agent, auth)
+        rest = _rest(running, access.identities, auth, relay, monitor, sessions)
         shown = None if relay is None else relay.frontend
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
@@ -415,6 +410,28 @@ async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
     if (limit := raise_limit(wanted)) < wanted:
         log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
     return relay
+
+
+def _rest(
+    running: RunningHub,
+    identities: Identities,
+    auth: Authenticator,
+    relay: Relay | None,
+    monitor: LoopMonitor,
+    sessions: OpenSessions,
+) -> RestHttp:
+    """The REST frontend, with everything that operators may see and do."""
+    return RestHttp(
+        running.hub,
+        auth,
+        relay,
+        monitor.figures,
+        admin=running,
+        tasks=TaskBrowser(running),
+        sessions=sessions,
+        access=LiveAccess(running, identities),
+        audit=LiveAudit(running),
+    )
 
 
 def _prefix(settings: HubSettings) -> str:

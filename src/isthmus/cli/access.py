@@ -10,20 +10,30 @@ from __future__ import annotations
 import dataclasses
 import os
 import sqlite3
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 import click
 import msgspec
 from msgspec.structs import replace
 
+from isthmus.app.access import (
+    AccessChange,
+    What,
+    callers_of,
+    chain_of,
+    deciding,
+    differences,
+    places_of,
+    reason_words,
+    table_of,
+)
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.hub import LOCAL
-from isthmus.app.identity import Identities
 from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
@@ -33,17 +43,15 @@ from isthmus.cli.options import with_json, with_private, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.config.extensions import EXTENSIONS
-from isthmus.config.findings import ConfigError, Place
+from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
-from isthmus.core.access.policy import BY_CUSTOM_POLICY
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerState, ServerStatus, Snapshot, explain_access
-from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narrowed_on
+from isthmus.core.catalog.snapshot import AccessReason, ServerState, ServerStatus, Snapshot, explain_access
+from isthmus.model.callers import FRONTENDS, Caller, FrontendName
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
@@ -53,21 +61,11 @@ from isthmus.upstream.python.builtin import OPERATORS
 from isthmus.upstream.server_settings import ServerSettings, keys_of, starts_the_same
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS
 
-Who: TypeAlias = tuple[str, str, FrontendName | None]
-"""A caller's name, the id of its key if the state folder has one, and the frontend that it uses."""
-
-What: TypeAlias = tuple[ListName, str]
-"""A list and a name in it."""
-
-RightChange: TypeAlias = Literal["appear", "vanish"]
-
 NAMES_MAX = 20
 """How many names a message lists."""
 
 NAME_WIDTH = 36
 """A longer name gets a line of its own, so that the reasons fit into 80 columns."""
-
-POLICIES = Place(None, EXTENSIONS).at("policy").path
 
 COMPARED = tuple(key.field_name for key in keys_of(ServerSettings) if key.is_noticed)
 """Settings of a server that callers may notice."""
@@ -154,35 +152,8 @@ async def show_access(
 # -- callers ---------------------------------------------------------------------------------------------------------
 
 
-def callers_of(configuration: Configuration) -> list[Caller]:
-    """Every caller that a hub with this configuration knows, sorted by name.
-
-    A caller whose keys all grant the same is listed once. A caller with an issuer's token is `ISSUER/*`, or
-    `ISSUER/* SCOPE` with that scope. Without configured callers, it is the local one.
-
-    Raises:
-        CommandFailed: the key file cannot be read.
-    """
-    try:
-        identities = Identities(configuration)
-    except ConfigError as error:
-        raise refused(error) from error
-    # All keys of a caller in the configuration file grant the same; only keys of the state folder differ.
-    known = {
-        replace(caller, key="" if caller.key.startswith("file:") else caller.key) for caller in identities.callers()
-    }
-    for issuer in configuration.issuers:
-        tenant = issuer.tenant if issuer.tenant_claim is None else "?"
-        plain = Caller(f"{issuer.name}/*", tenant, issuer.grants)
-        known.add(configuration.tenants.bound(plain))
-        for scope, allow in issuer.scopes.items():
-            grants = replace(issuer.grants, allow=(*issuer.grants.allow, *allow))
-            known.add(configuration.tenants.bound(replace(plain, name=f"{issuer.name}/* {scope}", grants=grants)))
-    return sorted(known, key=lambda caller: (caller.name, caller.key)) or [LOCAL]
-
-
 def _find_callers(name: str, configuration: Configuration) -> list[Caller]:
-    known = callers_of(configuration)
+    known = _callers_of(configuration)
     found = [caller for caller in known if caller.name == name]
     if found:
         return found
@@ -197,13 +168,16 @@ def _find_callers(name: str, configuration: Configuration) -> list[Caller]:
     raise CommandFailed(Exit.USAGE, f"there is no caller {name!r}", advice)
 
 
-def places_of(caller: Caller) -> tuple[str, ...]:
-    """Where each set of a caller's permissions is configured, the innermost first."""
-    issuer, slash, _ = caller.name.partition("/*")
-    own = Place(None, "issuers").at(issuer) if slash else Place(None, "callers").at(caller.name)
-    narrowed = [own.at("frontends", frontend).path for frontend in reversed(narrowed_on(caller))]
-    permissions = f"key {caller.key}" if caller.key else own.path
-    return (*narrowed, permissions, Place(None, "tenants").at(caller.tenant).path, POLICIES)
+def _callers_of(configuration: Configuration) -> list[Caller]:
+    """See `app.access.callers_of`.
+
+    Raises:
+        CommandFailed: the key file cannot be read.
+    """
+    try:
+        return callers_of(configuration)
+    except ConfigError as error:
+        raise refused(error) from error
 
 
 # -- what servers offer ----------------------------------------------------------------------------------------------
@@ -367,7 +341,7 @@ def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
     # Denied names that no known tool has: they may be mistyped, and then deny nothing.
     names = {f"{each.route.feature.server}.{each.route.feature.name}" for each in found}
     servers = {str(each.route.feature.server) for each in found}
-    for place, grants in zip(places_of(caller), _chain(caller.grants), strict=False):
+    for place, grants in zip(places_of(caller), chain_of(caller.grants), strict=False):
         for pattern in grants.deny:
             server, _, name = pattern.partition(".")
             if server in servers and name not in ("", "*") and pattern not in names:
@@ -385,17 +359,7 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
     places = places_of(caller)
     width = max((len(reason.exposed) for reason in found if len(reason.exposed) <= NAME_WIDTH), default=0)
     for reason in found:
-        # An outer bound that allows everything decides nothing.
-        deciding = (why for why in reason.why if not (why[1] and why[2] == "*" and why[0] == "allow"))
-        words = []
-        for listed, depth, pattern in deciding:
-            if depth == BY_CUSTOM_POLICY:
-                words.append(f"{pattern} of {places[depth]} refuses it")
-            elif pattern is None:
-                words.append(f"not in {places[depth]}.allow")
-            else:
-                words.append(f"{pattern} in {places[depth]}.{listed}")
-        first, *more = words
+        first, *more = reason_words(deciding(reason), places)
         if len(reason.exposed) > width:
             yield f"  {reason.exposed}"
             more = [first, *more]
@@ -406,7 +370,7 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
 
 def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
     """What may surprise the operator."""
-    wanted = {pattern for grants in _chain(caller.grants) for pattern in grants.allow}
+    wanted = {pattern for grants in chain_of(caller.grants) for pattern in grants.allow}
     claims: dict[str, set[str]] = {}
     for reason in rest:
         if reason.why[0][2] is None and (claimed := (reason.labels.suspected - reason.labels.believed) & wanted):
@@ -421,12 +385,6 @@ def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
     others = [frontend for frontend, _ in caller.frontends] if caller.frontend is None else []
     if others:
         yield from ("", f"Some frontends allow it less: see --frontend {' or --frontend '.join(others)}.")
-
-
-def _chain(grants: Grants | None) -> Iterable[Grants]:
-    while grants is not None:
-        yield grants
-        grants = grants.within
 
 
 def print_missing(snapshot: Snapshot, of: str = "") -> None:
@@ -475,24 +433,6 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
 # -- comparing two configurations ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class AccessChange:
-    """What changes for one caller."""
-
-    who: Who
-    tenant: str
-    appearing: list[What] = field(default_factory=list)
-    vanishing: list[What] = field(default_factory=list)
-    changing: dict[What, list[str]] = field(default_factory=dict)
-    targets: RightChange | None = None
-    """The right to name servers by address."""
-    operator: RightChange | None = None
-    """The right to see the state of every server."""
-
-    def __bool__(self) -> bool:
-        return bool(self.appearing or self.vanishing or self.changing or self.targets or self.operator)
-
-
 async def show_difference(
     old_file: Path | None, new_file: Path, *, wait: float, is_json: bool, is_private: bool = False
 ) -> Exit:
@@ -503,7 +443,8 @@ async def show_difference(
     """
     old, new = configuration_of(old_file), configuration_of(new_file)
     before, after = await snapshots_of(LocalSource(old_file, is_private), old, new, wait=wait)
-    found = [each for each in differences((old, before), (new, after)) if each]
+    was, is_now = (_callers_of(old), table_of(before)), (_callers_of(new), table_of(after))
+    found = [each for each in differences(was, is_now, _changed_settings(old, new)) if each]
     if is_json:
         print_json(msgspec.json.encode([_change_document(each) for each in found]))
     elif found:
@@ -515,67 +456,6 @@ async def show_difference(
     print_missing(before, " of the old configuration")
     print_missing(after, " of the new configuration")
     return Exit.CALL_FAILED if found else Exit.SUCCESS
-
-
-def differences(old: tuple[Configuration, Snapshot], new: tuple[Configuration, Snapshot]) -> Iterator[AccessChange]:
-    """What changes for each caller of either configuration, sorted by name."""
-    known = callers_of(old[0]), callers_of(new[0])
-    # Frontends that allow a caller less, in either configuration, are compared by themselves.
-    narrowed: set[Who] = {
-        (caller.name, caller.key, frontend)
-        for caller in (*known[0], *known[1])
-        for frontend in FRONTENDS
-        if caller.on(frontend).grants != caller.grants
-    }
-    before, after = (_by_frontend(callers, narrowed) for callers in known)
-    settings = _changed_settings(old[0], new[0])
-    for who in sorted({**before, **after}, key=lambda who: (who[0], who[1], who[2] or "")):
-        was, is_now = before.get(who), after.get(who)
-        caller = is_now or was
-        assert caller is not None, "it is in one of them"
-        change = AccessChange(who, caller.tenant)
-        change.targets = _right_change(*(each is not None and each.can_name_targets for each in (was, is_now)))
-        change.operator = _right_change(*(each is not None and each.is_operator for each in (was, is_now)))
-        reached, reaches = _reached(was, old[1]), _reached(is_now, new[1])
-        change.appearing = [what for what in reaches if what not in reached]
-        change.vanishing = [what for what in reached if what not in reaches]
-        for what in (what for what in reaches if what in reached):
-            server = reaches[what].route.feature.server
-            was_reached, is_reached = reached[what].route, reaches[what].route
-            changes = []
-            if was_reached.feature.digest != is_reached.feature.digest:
-                changes.append("definition")
-            if was_reached.keep_seconds != is_reached.keep_seconds:
-                changes.append(f"cache {was_reached.keep_seconds:g} → {is_reached.keep_seconds:g} s")
-            if reached[what].labels.believed != reaches[what].labels.believed:
-                changes.append("tags or hints")
-            changes += settings.get(server, ())
-            if changes:
-                change.changing[what] = changes
-        yield change
-
-
-def _by_frontend(callers: Iterable[Caller], narrowed: Container[Who]) -> dict[Who, Caller]:
-    """Callers in general, and on each frontend that allows them less."""
-    found: dict[Who, Caller] = {}
-    for caller in callers:
-        found[caller.name, caller.key, None] = caller
-        for frontend in FRONTENDS:
-            who: Who = (caller.name, caller.key, frontend)
-            if who in narrowed:
-                found[who] = caller.on(frontend)
-    return found
-
-
-def _right_change(was: bool, is_now: bool) -> RightChange | None:  # noqa: FBT001 - before and after
-    return None if was == is_now else "appear" if is_now else "vanish"
-
-
-def _reached(caller: Caller | None, snapshot: Snapshot) -> dict[What, AccessReason]:
-    if caller is None:
-        return {}
-    found = explain_access(snapshot, caller.grants)
-    return {(reason.listed, reason.exposed): reason for reason in found if reason.is_reached}
 
 
 def _changed_settings(old: Configuration, new: Configuration) -> dict[str, list[str]]:

@@ -13,7 +13,9 @@ open.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from hashlib import blake2b, sha256
 from typing import Any, Literal, TypeAlias
 
@@ -179,6 +181,10 @@ SealKind: TypeAlias = Literal["checkpoint", "anchor"]
 
 VerifySignature: TypeAlias = Callable[[bytes, bytes], bool]
 """Whether the second argument is a valid signature of the first."""
+
+
+NUMBER_MAX = 2**63 - 1
+"""Above the number of any record, and as much as databases can hold."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -368,3 +374,24 @@ def lost_call_record(begun: AuditRow, at: float) -> EncodedRecord | None:
         return None
     lost = msgspec.structs.replace(record, at=at, event=CALL_LOST, outcome=LOST_OUTCOME, executed="unknown")
     return EncodedRecord(at, msgspec.json.encode(lost))
+
+
+# -- times of records --------------------------------------------------------------------------------------------------
+
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_AGO = re.compile(r"([0-9]{1,6})([mhdw])")
+
+
+def read_moment(text: str, now: float) -> float:
+    """A time in seconds since the epoch, from a date, a date and time, or how long ago.
+
+    Raises:
+        ValueError: it is none of these; the message begins with "must".
+    """
+    if (ago := _AGO.fullmatch(text.strip().lower())) is not None:
+        return now - int(ago[1]) * _UNITS[ago[2]]
+    try:
+        read = datetime.fromisoformat(text.strip())
+        return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"must be a time like 2026-11-16, 2026-11-16T09:30:00Z or 24h, got {text!r}") from None

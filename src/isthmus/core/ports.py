@@ -8,14 +8,14 @@ notifications; `app` joins them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from isthmus.core.audit import AuditRow, Fact, LogState, Point, Seal, SealKind
 from isthmus.core.figures import WriteFigures
-from isthmus.model.callers import Caller
+from isthmus.model.callers import Caller, FrontendName
 from isthmus.model.calls import (
     NO_CAPABILITIES,
     Call,
@@ -733,6 +733,224 @@ class HubAdmin(Protocol):
 
     def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
         """What was counted for each server, as JSON has it; None stands for calls that reached no server."""
+
+
+# -- who can reach what, and what was done -----------------------------------------------------------------------------
+
+AccessBy: TypeAlias = Literal[
+    "caller", "key", "issuer", "frontend", "tenant", "policy", "definition", "server", "open", "local"
+]
+"""What decides about a cell: the rules of the caller, of its key or issuer, of a frontend or a tenant; a policy of an
+extension; a definition that waits for approval; a setting of the server; or that the hub is open, or the key local."""
+
+
+class AccessPageQuery(msgspec.Struct, frozen=True):
+    """Which part of the matrix is wanted. In `caller` and `name`, `*` stands for any characters."""
+
+    caller: str | None = None
+    server: str | None = None
+    name: str | None = None
+    frontend: FrontendName | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class AccessCaller(msgspec.Struct, frozen=True):
+    """One row of the matrix."""
+
+    name: str
+    tenant: str
+    key: str | None
+    """The id of a key of the state folder; such keys of one caller may grant different things."""
+    frontend: FrontendName | None
+    frontends: tuple[FrontendName, ...]
+    """The frontends that allow it less."""
+    operator: bool
+    targets: bool
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+
+
+class AccessCell(msgspec.Struct, frozen=True):
+    """Whether one caller can reach one feature, and why."""
+
+    allowed: bool
+    by: AccessBy
+    reason: str
+
+
+class AccessFeature(msgspec.Struct, frozen=True):
+    """One column of the matrix."""
+
+    list: str
+    name: str
+    server: str
+    cells: Sequence[AccessCell]
+    """In the order of the callers."""
+
+
+class AccessPage(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of the matrix."""
+
+    callers: Sequence[AccessCaller]
+    callers_left_out: int
+    features: Sequence[AccessFeature]
+    next: str | None
+    """The cursor of the next part."""
+
+
+class AccessServer(msgspec.Struct, frozen=True):
+    """How much of one server each caller can reach."""
+
+    name: str
+    state: str
+    features: int
+    reached: Sequence[int]
+    """In the order of the callers."""
+
+
+class AccessSummary(msgspec.Struct, frozen=True, rename="camel"):
+    """The matrix by server."""
+
+    callers: Sequence[AccessCaller]
+    callers_left_out: int
+    servers: Sequence[AccessServer]
+
+
+class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Other rules for a caller, a tenant or a frontend; what is not given stays."""
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] | None = None
+
+
+class CallerChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Other rules for a caller."""
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] | None = None
+    frontends: Mapping[FrontendName, RuleChange | None] = {}
+    """None removes the rules of a frontend."""
+
+
+class RuleChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules to try without applying them, by the names of callers and tenants."""
+
+    callers: Mapping[str, CallerChange] = {}
+    tenants: Mapping[str, RuleChange] = {}
+
+
+class ChangedFeature(msgspec.Struct, frozen=True):
+    """A feature that a change gives or takes, and why it is then allowed or denied."""
+
+    list: str
+    name: str
+    server: str
+    by: AccessBy
+    reason: str
+
+
+class CallerDifference(msgspec.Struct, frozen=True):
+    """What a change gives to a caller and takes from it; the numbers count also what is not listed."""
+
+    caller: str
+    tenant: str
+    key: str | None
+    frontend: FrontendName | None
+    appears: int
+    vanishes: int
+    appear: Sequence[ChangedFeature]
+    vanish: Sequence[ChangedFeature]
+
+
+class AccessPreview(msgspec.Struct, frozen=True):
+    """What a change would do."""
+
+    changes: Sequence[CallerDifference]
+    complete: bool
+    """Whether everything that changes is listed."""
+
+
+class UnknownName(LookupError):
+    """A report is about something that does not exist."""
+
+    def __init__(self, kind: Literal["caller", "server", "tenant"], name: str) -> None:
+        super().__init__(f"Unknown {kind}: {name}")
+        self.kind = kind
+
+
+class AccessReports(Protocol):
+    """Who can reach what. Every method raises `ValueError` for a bad request, and `UnknownName`."""
+
+    async def page(self, query: AccessPageQuery) -> AccessPage:
+        """A part of the matrix of callers and features."""
+
+    async def summary(self, caller: str | None, frontend: FrontendName | None) -> AccessSummary:
+        """How much of each server each caller can reach."""
+
+    async def preview(self, changes: RuleChanges) -> AccessPreview:
+        """What other rules would give and take. Nothing is applied."""
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    """Which records are wanted. In `tool` and `event`, `*` stands for any characters."""
+
+    caller: str | None = None
+    server: str | None = None
+    tool: str | None = None
+    outcome: str | None = None
+    event: str | None = None
+    since: float = 0.0
+    until: float = float("inf")
+
+
+class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A record exactly as it is stored, so that the chain of an export can be verified without the hub."""
+
+    seat: int = 0
+    """The slot of its log; 0 for the log of the hub that serves."""
+    number: int
+    digest: str
+    record: msgspec.Raw
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    """Some records, the newest first."""
+
+    mode: str
+    """The `audit` setting of the hub."""
+    records: Sequence[AuditLine]
+    next: str | None
+    """The cursor of older records; also set if the search stopped before it found enough."""
+    scanned: int
+    """How many records were read."""
+
+
+class AuditProgress(msgspec.Struct, frozen=True):
+    """How far a verification is."""
+
+    records: int
+    total: int
+
+
+class AuditBusy(Exception):
+    """Another verification or too many exports run; the message says so."""
+
+
+class AuditReports(Protocol):
+    """The audit logs of a hub. Every method raises `OSError` if a log cannot be read."""
+
+    async def page(self, wanted: AuditFilter, limit: int, cursor: str | None) -> AuditPage:
+        """The newest records before the cursor. Raises `ValueError` for a bad cursor."""
+
+    def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
+        """All records as JSON Lines, the oldest first, in pieces, until `ended` is done. Raises `AuditBusy`."""
+
+    def verify(self, ended: asyncio.Future[None]) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
+        """Verify all logs: progress, and at the end the verdict as JSON has it, unless `ended` is done before.
+
+        Raises `AuditBusy`.
+        """
 
 
 class RelayAdmin(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import NewType
 
 ServerName = NewType("ServerName", str)
@@ -76,3 +77,24 @@ def digits_of(*parts: str) -> str:
     import hashlib  # noqa: PLC0415 - it loads OpenSSL, which a command of one request does without
 
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def name_filter(pattern: str) -> Callable[[str], bool]:
+    """Whether a text has the form of `pattern`, in which `*` stands for any characters. It takes linear time."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return lambda text: text == pattern
+    *middle, last = rest
+
+    def fits(text: str) -> bool:
+        at, end = len(first), len(text) - len(last)
+        if not text.startswith(first) or not text.endswith(last) or at > end:
+            return False
+        for part in middle:
+            found = text.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
+
+    return fits

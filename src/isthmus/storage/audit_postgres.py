@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
+from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, follow
 from isthmus.core.ports import AuditNotary
 from isthmus.storage.settings import StorageSettings
 
@@ -42,6 +42,7 @@ ROWS = """
 SELECT number, at, content, digest FROM audit WHERE number > $1 AND at >= $2 AND at < $3 ORDER BY number
 """
 NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT $1"
+BACK = "SELECT number, at, content, digest FROM audit WHERE number < $1 AND at < $2 ORDER BY number DESC"
 
 CONNECT_SECONDS = 5.0
 
@@ -128,6 +129,11 @@ class PostgresAuditReader:
     async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
         """The records of a period, oldest first."""
         async for row in self._connection.cursor(ROWS, after, since, until, prefetch=500):
+            yield AuditRow(*row)
+
+    async def back(self, *, before: int = NUMBER_MAX, until: float = float("inf")) -> AsyncIterator[AuditRow]:
+        """The records before that number and that time, newest first."""
+        async for row in self._connection.cursor(BACK, before, until, prefetch=500):
             yield AuditRow(*row)
 
     async def newest(self, limit: int) -> list[AuditRow]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
+from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, follow
 from isthmus.core.ports import AuditNotary
 
 SCHEMA = """
@@ -38,6 +38,7 @@ DIGEST = "SELECT digest FROM audit WHERE number = ?"
 DROP = "DELETE FROM audit WHERE number <= ?"
 ROWS = "SELECT number, at, content, digest FROM audit WHERE number > ? AND at >= ? AND at < ? ORDER BY number"
 NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT ?"
+BACK = "SELECT number, at, content, digest FROM audit WHERE number < ? AND at < ? ORDER BY number DESC"
 
 
 class SqliteAuditWriter:
@@ -130,6 +131,11 @@ class SqliteAuditReader:
     async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
         """The records of a period, oldest first."""
         for row in self._connection.execute(ROWS, (after, since, until)):
+            yield AuditRow(*row)
+
+    async def back(self, *, before: int = NUMBER_MAX, until: float = float("inf")) -> AsyncIterator[AuditRow]:
+        """The records before that number and that time, newest first."""
+        for row in self._connection.execute(BACK, (before, until)):
             yield AuditRow(*row)
 
     async def newest(self, limit: int) -> list[AuditRow]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, callers_of, places_of, show_access, show_difference
+from isthmus.app.access import callers_of, places_of
+from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, show_access, show_difference
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource

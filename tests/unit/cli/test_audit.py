@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.audit import close_audit, open_audit
+from isthmus.app.audit_reader import logs_of
 from isthmus.app.serve import open_journal
-from isthmus.cli.audit import logs_of, show_tail
+from isthmus.cli.audit import show_tail
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import START, Fact, Point, RecordEncoder, follow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.model.names import legal_server_name, parse_server_name
+from isthmus.model.names import legal_server_name, name_filter, parse_server_name
 
 
 @given(st.from_regex(r"[A-Za-z0-9_-]{1,50}", fullmatch=True))
@@ -42,3 +44,9 @@ def test_a_name_is_made_legal_and_still_says_something(text: str, name: str) -> 
 @given(st.text())
 def test_every_text_becomes_a_legal_name(text: str) -> None:
     assert parse_server_name(legal_server_name(text)) == legal_server_name(legal_server_name(text))
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=8))
+def test_a_star_stands_for_any_characters(pattern: str, text: str) -> None:
+    meant = ".*".join(map(re.escape, pattern.split("*")))
+    assert name_filter(pattern)(text) == (re.fullmatch(meant, text) is not None)

@@ -31,7 +31,7 @@ from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE, SqliteJournal
 
 if TYPE_CHECKING:
-    from isthmus.cli.audit import ReadableLog
+    from isthmus.app.audit_reader import ReadableLog
     from tests.databases import Database
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -695,6 +695,16 @@ def _add(
 ALL = Grants(("*",))
 
 
+class ListedEntry(msgspec.Struct, frozen=True, eq=False):
+    """One feature of a server, as callers with every permission see it."""
+
+    listed: ListName
+    exposed: str
+    """Its name on the common surface."""
+    route: Route
+    labels: Labels = UNLABELLED
+
+
 class AccessReason(msgspec.Struct, frozen=True):
     """One feature, whether it is reached, and what decided."""
 
@@ -707,19 +717,27 @@ class AccessReason(msgspec.Struct, frozen=True):
     labels: Labels = UNLABELLED
 
 
+def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
+    """Every feature by name."""
+    everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
+    for listed in LISTS:
+        for exposed, route in sorted(_table(everything, listed).items()):
+            rules = snapshot.server_statuses[route.feature.server].rules
+            yield ListedEntry(listed, exposed, route, labels_of(route.feature, rules))
+
+
+def explain_entry(policy: Policy, entry: ListedEntry) -> AccessReason:
+    """Whether and why a policy allows a feature."""
+    feature = entry.route.feature
+    why = policy.why(feature.server, FeatureName(feature.name), entry.labels)
+    is_reached = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
+    return AccessReason(entry.listed, entry.exposed, entry.route, is_reached, why, entry.labels)
+
+
 def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
     """Every feature by name, with whether and why these permissions reach it."""
-    policy, own = snapshot.policy(grants), snapshot.view(grants, EVERYTHING)
-    everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
-    found: list[AccessReason] = []
-    for listed in LISTS:
-        reached = _table(own, listed)
-        for exposed, route in sorted(_table(everything, listed).items()):
-            feature = route.feature
-            labels = labels_of(feature, snapshot.server_statuses[feature.server].rules)
-            why = policy.why(feature.server, FeatureName(feature.name), labels)
-            found.append(AccessReason(listed, exposed, route, exposed in reached, why, labels))
-    return found
+    policy = snapshot.policy(grants)
+    return [explain_entry(policy, entry) for entry in listed_entries(snapshot)]
 
 
 def _table(view: View, listed: ListName) -> Mapping[str, Route]:

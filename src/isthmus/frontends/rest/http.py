@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -19,13 +20,14 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
-from isthmus.core.ports import EndedCall, HubAdmin, RelayAdmin, SessionAdmin, TaskAdmin
+from isthmus.core.ports import AccessReports, AuditReports, EndedCall, HubAdmin, RelayAdmin, SessionAdmin, TaskAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     JSON,
     PEER,
     STREAM,
+    DrainAwarePeer,
     IncomingRequest,
     KeepAlive,
     Message,
@@ -38,6 +40,8 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.frontends.rest import openapi
+from isthmus.frontends.rest.access import access_page, access_summary, preview_access
+from isthmus.frontends.rest.audit import audit_page, export_audit, verify_audit
 from isthmus.frontends.rest.listings import (
     entry_document,
     list_passes,
@@ -112,11 +116,13 @@ class RestHttp:
         admin: HubAdmin | None = None,
         tasks: TaskAdmin | None = None,
         sessions: SessionAdmin | None = None,
+        access: AccessReports | None = None,
+        audit: AuditReports | None = None,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
 
-        Without an `admin` nothing can be restarted, and no calls are counted.
-        Without `tasks` and `sessions` their paths do not exist.
+        Without an `admin` nothing can be restarted, and no calls are counted. Without `tasks`, `sessions`, `access` and
+        `audit` their paths do not exist.
 
         `name` is the name of this frontend in the audit log.
         """
@@ -127,6 +133,8 @@ class RestHttp:
         self.admin = admin
         self.tasks = tasks
         self.sessions = sessions
+        self.access = access
+        self.audit = audit
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
@@ -242,8 +250,11 @@ class RestRequest:
 
     def parameter(self, name: str) -> str | None:
         """A parameter of the query."""
+        return self._parameters().get(name)
+
+    def _parameters(self) -> Query:
         assert isinstance(self._query, dict), "check() refuses an invalid query"
-        return self._query.get(name)
+        return self._query
 
     # -- operations of the hub -------------------------------------------------------------------------------------
 
@@ -349,7 +360,7 @@ class RestRequest:
         calls = admin.latest_calls(limit)
         if not self._wants_stream():
             return msgspec.json.encode({"calls": calls})
-        peer, ended = self._peer, self._frontend.loop.create_future()
+        peer = self._peer
 
         def send(calls: Sequence[EndedCall]) -> None:
             # A slow reader misses calls; their numbers show how many.
@@ -360,16 +371,63 @@ class RestRequest:
         send(calls)
         keep_alive = KeepAlive(peer, self._frontend.loop)
         unfollow = admin.follow_calls(send)
-        self._frontend.streams[ended] = self.caller
-        peer.on_disconnect(lambda: None if ended.done() else ended.set_result(None))
         try:
-            await ended
+            with self._open_stream() as ended:
+                await ended
             peer.end(b"")
         finally:
-            self._frontend.streams.pop(ended)
             unfollow()
             keep_alive.stop()
         return None
+
+    @contextmanager
+    def _open_stream(self) -> Iterator[asyncio.Future[None]]:
+        """A stream of this caller; the future is done when the stream is to end."""
+        ended: asyncio.Future[None] = self._frontend.loop.create_future()
+        self._frontend.streams[ended] = self.caller
+        self._peer.on_disconnect(lambda: None if ended.done() else ended.set_result(None))
+        try:
+            yield ended
+        finally:
+            self._frontend.streams.pop(ended)
+
+    async def access(self, write: Callable[[AccessReports, Query], Awaitable[Answer]]) -> Answer:
+        """Who can reach what."""
+        reports = self._refused("see who can reach what") or self._frontend.access
+        if isinstance(reports, Problem):
+            return reports
+        return _not_offered() if reports is None else await write(reports, self._parameters())
+
+    async def preview(self) -> Answer:
+        """What other rules would change."""
+        depth = self._hub.limits.depth
+        return await self.access(lambda reports, _: preview_access(reports, self._body, depth))
+
+    async def audit(self) -> Answer | None:
+        """A page of the audit log, or all of it."""
+        reports = self._audit()
+        if isinstance(reports, Problem):
+            return reports
+        query = self._parameters()
+        if (form := query.get("format", "jsonl")) != "jsonl":
+            return refusal("bad_request", f"format must be jsonl, not {form!r}")
+        is_export = "format" in query or b"application/x-ndjson" in accepted_types(self._headers)
+        if not is_export or self._is_head:
+            return await audit_page(reports, query)
+        with self._open_stream() as ended:
+            # `serve` gets a peer that says when its output has left.
+            return await export_audit(reports, query, cast("DrainAwarePeer", self._peer), ended)
+
+    async def verify(self) -> Answer | None:
+        """Check that the audit log has not been altered."""
+        reports = self._audit()
+        if isinstance(reports, Problem):
+            return reports
+        with self._open_stream() as ended:
+            return await verify_audit(reports, self._peer, ended, is_streamed=self._wants_stream())
+
+    def _audit(self) -> AuditReports | Problem:
+        return self._refused("read the audit log") or self._frontend.audit or _not_offered()
 
     async def restart(self) -> Answer:
         """Restart a server."""
@@ -385,7 +443,7 @@ class RestRequest:
 
     def _admin(self, what: str) -> HubAdmin | Problem:
         """The hub as operators see it; a problem for other callers, and where a hub offers none of it."""
-        return self._refused(what) or self._frontend.admin or refusal("unknown_path", "This hub does not offer this")
+        return self._refused(what) or self._frontend.admin or _not_offered()
 
     def _refused(self, what: str) -> Problem | None:
         if self.caller.is_operator:
@@ -425,8 +483,7 @@ class RestRequest:
         """A document of the relay."""
         if self._frontend.relay is None:
             return _no_relay()
-        assert isinstance(self._query, dict), "check() refuses an invalid query"
-        document = write(RelayView(self._hub, self._frontend.relay, self.caller), self._query)
+        document = write(RelayView(self._hub, self._frontend.relay, self.caller), self._parameters())
         return refusal("unknown_agent", f"Unknown agent: {self.argument}") if document is None else document
 
     async def relay_agent(self) -> Answer:
@@ -755,6 +812,10 @@ def _no_relay() -> Problem:
     return refusal("unknown_path", "This hub has no relay: set `enabled = true` in [relay]")
 
 
+def _not_offered() -> Problem:
+    return refusal("unknown_path", "This hub does not offer this")
+
+
 def _unknown_server(name: str) -> Problem:
     return refusal("unknown_server", f"Unknown server: {name}")
 
@@ -774,6 +835,11 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "list_definitions": RestRequest.definitions,
     "approve_definition": RestRequest.approve,
     "get_configuration": RestRequest.configuration,
+    "get_access": lambda request: request.access(access_page),
+    "get_access_servers": lambda request: request.access(access_summary),
+    "preview_access": RestRequest.preview,
+    "get_audit": RestRequest.audit,
+    "verify_audit": RestRequest.verify,
     "restart_server": RestRequest.restart,
     "list_servers": RestRequest.servers,
     "get_server": RestRequest.server,

@@ -11,9 +11,11 @@ from typing import Any, get_args
 import msgspec
 
 from isthmus import __version__
+from isthmus.core.ports import AccessBy
 from isthmus.frontends.rest.operations import ACTIONS, OPERATIONS, Operation
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
+from isthmus.model.callers import FRONTENDS
 from isthmus.model.faults import FAULTS
 from isthmus.model.tasks import TaskState
 
@@ -72,6 +74,8 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     elif operation.events is not None:
         content["text/event-stream"] = {"schema": {"type": "string", "description": operation.events}}
+    if operation.id == "get_audit":
+        content["application/x-ndjson"] = {"schema": {"type": "string", "description": "Each line is a record."}}
     parameters = [
         _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
         for each in operation.query
@@ -124,6 +128,12 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
+        "Access": _access(),
+        "AccessServers": _access_servers(),
+        "AccessCaller": _access_caller(),
+        "AccessPreview": _access_preview(),
+        "Audit": _audit(),
+        "AuditVerdict": _audit_verdict(),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
@@ -292,6 +302,109 @@ def _definition() -> dict[str, Any]:
 
 def _finding() -> dict[str, Any]:
     return _open({"code": TEXT, "file": NULLABLE_TEXT, "path": TEXT, "problem": TEXT, "fix": TEXT})
+
+
+BY: dict[str, Any] = {"enum": list(get_args(AccessBy)), "description": "What decides."}
+NULLABLE_FRONTEND: dict[str, Any] = {"enum": [*FRONTENDS, None]}
+PATTERNS: dict[str, Any] = {"type": "array", "items": TEXT}
+LEFT_OUT: dict[str, Any] = {**COUNT, "description": "Callers beyond the first 200: name some with `caller`."}
+NEXT: dict[str, Any] = {**NULLABLE_TEXT, "description": "The `cursor` of the next page; null if there is none."}
+
+
+def _access_caller() -> dict[str, Any]:
+    return _open(
+        {
+            "name": TEXT,
+            "tenant": TEXT,
+            "key": {**NULLABLE_TEXT, "description": "The id of a key of the state folder."},
+            "frontend": NULLABLE_FRONTEND,
+            "frontends": {"type": "array", "items": {"enum": list(FRONTENDS)}, "description": "Those that allow less."},
+            "operator": {"type": "boolean"},
+            "targets": {"type": "boolean"},
+            "allow": PATTERNS,
+            "deny": PATTERNS,
+        }
+    )
+
+
+def _access() -> dict[str, Any]:
+    cell = _open({"allowed": {"type": "boolean"}, "by": BY, "reason": TEXT})
+    cells = {"type": "array", "items": cell, "description": "In the order of the callers."}
+    feature = _open({"list": TEXT, "name": TEXT, "server": TEXT, "cells": cells})
+    return _open(
+        {
+            "callers": _array_of("AccessCaller"),
+            "callersLeftOut": LEFT_OUT,
+            "features": {"type": "array", "items": feature},
+            "next": NEXT,
+        }
+    )
+
+
+def _access_servers() -> dict[str, Any]:
+    reached = {"type": "array", "items": COUNT, "description": "By caller, in the order of the callers."}
+    server = _open({"name": TEXT, "state": TEXT, "features": COUNT, "reached": reached})
+    return _open(
+        {
+            "callers": _array_of("AccessCaller"),
+            "callersLeftOut": LEFT_OUT,
+            "servers": {"type": "array", "items": server},
+        }
+    )
+
+
+def _access_preview() -> dict[str, Any]:
+    feature = _open({"list": TEXT, "name": TEXT, "server": TEXT, "by": BY, "reason": TEXT})
+    features = {"type": "array", "items": feature}
+    change = _open(
+        {
+            "caller": TEXT,
+            "tenant": TEXT,
+            "key": NULLABLE_TEXT,
+            "frontend": NULLABLE_FRONTEND,
+            "appears": COUNT,
+            "vanishes": COUNT,
+            "appear": features,
+            "vanish": features,
+        }
+    )
+    complete = {"type": "boolean", "description": "Whether everything that changes is listed: at most 5,000 entries."}
+    return _open({"changes": {"type": "array", "items": change}, "complete": complete})
+
+
+def _audit() -> dict[str, Any]:
+    record = _open(
+        {"number": COUNT, "digest": TEXT, "record": OPEN_OBJECT},
+        {"seat": {**COUNT, "description": "The slot of its log, if it is not the serving hub's."}},
+    )
+    return _open(
+        {
+            "mode": {"enum": ["off", "batched", "strict"]},
+            "records": {"type": "array", "items": record},
+            "next": {**NEXT, "description": "The `cursor` of older records, also if the search found few or none yet."},
+            "scanned": {**COUNT, "description": "How many records were read."},
+        }
+    )
+
+
+def _audit_verdict() -> dict[str, Any]:
+    bad = _open({"record": {"type": ["integer", "null"]}, "why": TEXT})
+    return _open(
+        {
+            "good": {"type": "boolean"},
+            "records": COUNT,
+            "first": COUNT,
+            "last": COUNT,
+            "digest": TEXT,
+            "key": NULLABLE_TEXT,
+            "open": COUNT,
+            "lost": COUNT,
+            "unsigned": COUNT,
+            "bad": {"anyOf": [bad, {"type": "null"}], "description": "The first record that was altered."},
+            "seats": {"type": "array", "items": OPEN_OBJECT, "description": "The same of each other log."},
+            "said": {"type": "array", "items": TEXT, "description": "The verdict in plain words."},
+        }
+    )
 
 
 def _array_of(shape: str) -> dict[str, Any]:

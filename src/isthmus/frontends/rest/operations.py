@@ -15,7 +15,8 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
-    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration",
+    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration", "Access", "AccessServers",
+    "AccessPreview", "Audit", "AuditVerdict",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
@@ -85,6 +86,21 @@ TASK_TENANT = Parameter("tenant", "The tenant of that caller; for operators.")
 TASK_LIMIT = Parameter("limit", "At most so many, from 1 to 100 (default 50).", "number")
 CURSOR = Parameter("cursor", "The `next` of the page before.")
 CONTENT = Parameter("content", "`true`: an operator wants to see the messages and the result of another caller's task.")
+CALLER = Parameter("caller", "Only callers of this name; `*` stands for any characters.")
+FRONTEND = Parameter("frontend", "As on this frontend, which may allow callers less: mcp, sse, a2a or rest.")
+NAME = Parameter("tool", "Only what has this name, `server.tool`; `*` stands for any characters.")
+ROWS = Parameter("limit", "At most so many, from 1 to 1000 (default 100); fewer if there are many callers.", "number")
+RECORDS = Parameter("limit", "At most so many, from 1 to 500 (default 100).", "number")
+AUDIT_FILTERS = (
+    Parameter("caller", "Only records of this caller."),
+    Parameter("server", "Only records of this server."),
+    Parameter("tool", "Only calls of this name; `*` stands for any characters."),
+    Parameter("outcome", "Only calls that ended so: `result`, `tool_error`, or the reason of a fault."),
+    Parameter("event", "Only records of this event, such as `call` or `key.*`."),
+    Parameter("since", "From this time on: 2026-11-16, 2026-11-16T09:30:00Z, or 24h ago."),
+    Parameter("until", "Before this time."),
+)
+FORMAT = Parameter("format", "`jsonl` exports all records as JSON Lines, the oldest first.")
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -143,6 +159,29 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
         "Configuration",
+    ),
+    Operation(
+        "get_access", "GET", "/v1/access", "Who can reach what, and why; for operators.", "Access",
+        (CALLER, SERVER, NAME, FRONTEND, ROWS, CURSOR),
+    ),
+    Operation(
+        "get_access_servers", "GET", "/v1/access/servers", "How much of each server a caller reaches; for operators.",
+        "AccessServers", (CALLER, FRONTEND),
+    ),
+    Operation(
+        "preview_access", "POST", "/v1/access/preview", "What other rules would change, without applying them;"
+        " for operators.", "AccessPreview",
+        body='`{"callers": {NAME: {"allow": […], "deny": […], "frontends": {…}}}, "tenants": {NAME: {…}}}`; what is not'
+        " given stays.",
+    ),
+    Operation(
+        "get_audit", "GET", "/v1/audit", "Records of the audit log, the newest first; for operators.", "Audit",
+        (*AUDIT_FILTERS, RECORDS, CURSOR, FORMAT),
+    ),
+    Operation(
+        "verify_audit", "POST", "/v1/audit/verify", "Check that the audit log has not been altered; for operators.",
+        "AuditVerdict",
+        events="`progress` with the `records` so far and in `total`, then one `result` or `error` (a problem).",
     ),
     Operation("list_servers", "GET", "/v1/servers", "The state of all servers.", "Servers"),
     Operation(

@@ -11,6 +11,7 @@ import { Tasks } from "./pages/tasks.js";
 import { Devices } from "./pages/devices.js";
 import { Definitions } from "./pages/definitions.js";
 import { Doctor } from "./pages/doctor.js";
+import { Access, Audit } from "./pages/access_audit.js";
 
 /** Pages in the order of the navigation. Those for operators are hidden from other callers. */
 const PAGES = [
@@ -24,6 +25,8 @@ const PAGES = [
   { id: "tasks", title: "Tasks", page: Tasks, badge: () => null },
   { id: "devices", title: "Devices", page: Devices, badge: () => null },
   { id: "definitions", title: "Definitions", page: Definitions, operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
+  { id: "access", title: "Access", page: Access, operators: true, badge: () => null },
+  { id: "audit", title: "Audit", page: Audit, operators: true, badge: () => null },
   { id: "doctor", title: "Doctor", page: Doctor, operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
 ];
 

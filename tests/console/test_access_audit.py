@@ -1,0 +1,166 @@
+"""The pages Access and Audit: reasons, a change that is tried, records, verification and export."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from tests.console.conftest import SERVER
+from tests.console.pages import Scheme, console, is_too_wide
+from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+
+OPERATOR = "the-key-of-ops-0123456789"
+CALLERS = {
+    "ops": {"key": OPERATOR, "allow": ["*"], "operator": True},
+    "cal": {"key": "the-key-of-cal-0123456789", "allow": ["desk.*"], "deny": ["desk.die"]},
+    "<b>loud</b>": {"key": "the-key-of-loud-123456789", "allow": ["builtin.echo"]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audited")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def locked(folder: Path) -> AsyncIterator[HubProcess]:
+    """A hub with callers and a few calls."""
+    servers = {"desk": stdio([sys.executable, str(SERVER)])}
+    async with serving(folder, servers, callers=CALLERS, limits=PATIENT) as running:
+        async with Raw(running.url, key=OPERATOR) as caller:
+            await caller.call("desk.add", {"a": 1, "b": 2})
+            await caller.call("desk.fail")
+            await caller.call("<img src=x onerror=alert(1)>")
+        yield running
+
+
+@asynccontextmanager
+async def signed_in(
+    browser: Browser, hub: HubProcess, view: str, *, width: int = 1440, scheme: Scheme = "light", may_fail: bool = False
+) -> AsyncIterator[Page]:
+    async with console(browser, hub.port, view, width=width, scheme=scheme, may_fail=may_fail) as page:
+        await page.get_by_label("Key").fill(OPERATOR)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("Signed in as ops")).to_be_attached()
+        yield page
+
+
+async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access") as page:
+        matrix = page.get_by_role("region", name="Who can reach what")
+        server = matrix.get_by_role("row").filter(has=page.get_by_role("button", name="desk", exact=True))
+        await expect(server).to_contain_text("6 of 7")
+        await expect(matrix.get_by_role("columnheader", name="<b>loud</b>")).to_be_visible()
+        await server.get_by_role("button").click()
+        row = matrix.get_by_role("row").filter(has_text="desk.die")
+        await expect(row.get_by_role("button")).to_have_text(["denied", "denied", "allowed", "allowed"])
+        await row.get_by_role("button").nth(1).focus()
+        why = page.get_by_role("status").filter(has_text="desk.die")
+        await expect(why).to_have_text("cal, desk.die: denied, desk.die in callers.cal.deny.")
+        await row.get_by_role("button").nth(2).hover()
+        await expect(why).to_have_text("ops (operator), desk.die: allowed, * in callers.ops.allow.")
+        await page.get_by_label("Filter callers").fill("ca")
+        await expect(row.get_by_role("button")).to_have_count(2)  # cal and local; the server stays open
+        await page.get_by_label("Filter tools").fill("echo")
+        await expect(matrix.get_by_role("row").filter(has_text="builtin.echo")).to_contain_text("denied")
+        await expect(matrix.get_by_role("columnheader", name="ops")).to_have_count(0)
+
+
+async def test_a_change_is_tried_without_being_applied(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access/cal", may_fail=True) as page:
+        change = page.get_by_role("region", name="Try a change")
+        await expect(change.get_by_label("Allow")).to_have_value("desk.*")
+        await expect(change.get_by_label("Deny")).to_have_value("desk.die")
+        await change.get_by_label("Allow").fill("desk.*\nbuiltin.echo")
+        await change.get_by_label("Deny").fill("desk.add")
+        await change.get_by_role("button", name="See the difference").click()
+        await expect(change.get_by_role("heading", level=3)).to_have_text("cal: 2 appear, 1 vanish")
+        appear = change.get_by_role("row").filter(has_text="builtin.echo")
+        await expect(appear).to_contain_text("appears")
+        await expect(change.get_by_role("row").filter(has_text="vanishes")).to_contain_text(
+            "desk.add in callers.cal.deny"
+        )
+        await expect(change.locator(".cmd code")).to_contain_text('deny = ["desk.add"]')
+        await change.get_by_label("Allow").fill("de*k")
+        await change.get_by_role("button", name="See the difference").click()
+        await expect(change.get_by_role("alert")).to_contain_text("* cannot be part of a name")
+        await page.get_by_role("button", name="desk", exact=True).click()
+        await expect(page.get_by_role("row").filter(has_text="desk.die")).to_contain_text(
+            "desk.die in callers.cal.deny"
+        )
+
+
+async def test_records_are_filtered_shown_and_exported(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "audit") as page:
+        table = page.get_by_role("region", name="Records")
+        await expect(table).to_contain_text("hub.started")
+        await expect(table).to_contain_text("<img src=x onerror=alert(1)>")
+        await page.get_by_label("Outcome").fill("tool_error")
+        await expect(table.get_by_role("row")).to_have_count(2)
+        await expect(table).to_contain_text("tool error")
+        async with page.expect_download() as downloading:
+            await page.get_by_role("link", name="Export as JSON Lines").click()
+        exported = (await (await downloading.value).path()).read_text().splitlines()
+        assert [json.loads(line)["record"]["name"] for line in exported] == ["desk.fail"]
+        await table.get_by_role("link").click()
+        record = page.get_by_role("region", name="Record")
+        await expect(record.first).to_contain_text('"desk.fail"')
+        await expect(record.first).to_contain_text("digest")
+        await page.get_by_label("Outcome").fill("nothing")
+        await expect(page.get_by_text("No record matches these filters.")).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
+async def test_both_pages_are_accessible_when_they_are_full(
+    browser: Browser, locked: HubProcess, width: int, scheme: Scheme
+) -> None:
+    async with signed_in(browser, locked, "access", width=width, scheme=scheme) as page:
+        await page.get_by_role("button", name="desk", exact=True).click()
+        await expect(page.get_by_role("row").filter(has_text="desk.die")).to_be_visible()
+        await check(page)
+        await page.evaluate("location.hash = '#/access/cal'")
+        await expect(page.get_by_label("Allow")).to_have_value("desk.*")
+        await page.get_by_label("Deny").fill("desk.add")
+        await page.get_by_role("button", name="See the difference").click()
+        await expect(page.get_by_role("heading", level=3)).to_be_visible()
+        await check(page)
+        await page.evaluate("location.hash = '#/audit/0:2'")
+        await page.get_by_role("button", name="Verify the log").click()
+        await expect(page.get_by_role("region", name="Verify")).to_contain_text("The audit log is intact")
+        await check(page)
+
+
+async def check(page: Page) -> None:
+    found = await Axe().run(page)
+    assert [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")] == []
+    assert await is_too_wide(page) == []
+
+
+async def test_an_altered_log_is_told_in_plain_words(browser: Browser, tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub:
+        with closing(sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)) as journal:
+            journal.execute("UPDATE audit SET content = replace(content, 'hub', 'bad') WHERE number = 1")
+        async with console(browser, hub.port, "audit") as page:
+            await page.get_by_role("button", name="Verify the log").click()
+            verdict = page.get_by_role("region", name="Verify").get_by_role("status")
+            await expect(verdict).to_contain_text("The audit log failed verification: record 1: it was changed")
+
+
+async def test_empty_pages_teach(browser: Browser, tmp_path: Path) -> None:
+    async with serving(tmp_path, hub={"audit": "off"}) as hub, console(browser, hub.port, "audit") as page:
+        await expect(page.get_by_text("This hub keeps no audit log.")).to_be_visible()
+        await expect(page.locator(".cmd code")).to_have_text('[hub]\naudit = "batched"')
+        await page.evaluate("location.hash = '#/access'")
+        await expect(page.get_by_text("This hub is open")).to_be_visible()
+        await expect(page.locator(".cmd code")).to_contain_text("isthmus token create NAME --allow")
