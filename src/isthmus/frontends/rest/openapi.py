@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from isthmus import __version__
-from isthmus.frontends.rest.operations import ACTIONS, OPERATIONS, Operation
+from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.faults import FAULTS
@@ -49,6 +49,7 @@ def document() -> bytes:
                 "summary": "The tools, resources and prompts of many MCP servers, and the state of the servers.",
             },
             "security": [{}, {"bearer": []}, {"key": []}],
+            "tags": [{"name": tag} for tag in dict.fromkeys([*TAGS.values(), HUB_TAG])],
             "paths": paths,
             "components": {
                 "schemas": _schemas(),
@@ -80,6 +81,7 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         parameters.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
     described: dict[str, Any] = {
         "operationId": operation.id,
+        "tags": [tag_of(operation)],
         "summary": operation.summary,
         "parameters": parameters,
         "responses": {
@@ -88,7 +90,8 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         },
     }
     if operation.body is not None:
-        body = {"application/json": {"schema": OPEN_OBJECT}}
+        example = msgspec.json.decode(operation.example)
+        body = {"application/json": {"schema": OPEN_OBJECT, "example": example}}
         described["requestBody"] = {"description": operation.body, "required": False, "content": body}
     return described
 
@@ -123,6 +126,15 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
+        "ServerPreview": _server_preview(),
+        "SwitchedServer": _open(
+            {
+                "name": TEXT,
+                "enabled": {"type": "boolean"},
+                "saved": {"type": "boolean", "description": "Whether the configuration file says so, too."},
+                "note": {**TEXT, "description": "How long it stays so."},
+            }
+        ),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
@@ -284,6 +296,31 @@ def _finding() -> dict[str, Any]:
     return _open({"code": TEXT, "file": NULLABLE_TEXT, "path": TEXT, "problem": TEXT, "fix": TEXT})
 
 
+def _server_preview() -> dict[str, Any]:
+    entry = {
+        "name": {**TEXT, "description": "A name that is free, or that of the same server in the hub."},
+        "wanted": {**TEXT, "description": "The name in the text, or one from the address or the command."},
+        "outcome": {"enum": ["new", "same", "broken"], "description": "`same`: the hub has it already."},
+        "transport": NULLABLE_TEXT,
+        "entry": {**OPEN_OBJECT, "description": "Its keys in the hub's own file."},
+        "text": {**TEXT, "description": "Its lines in the hub's own file."},
+        "command": {**NULLABLE_TEXT, "description": "The `isthmus add` that does the same, if there is one."},
+        "hasSecrets": {"type": "boolean", "description": "Whether it contains a secret in plain text."},
+    }
+    return _open(
+        {
+            "form": {"enum": ["json", "toml", "yaml", "url", "command"]},
+            "client": {**NULLABLE_TEXT, "description": "The client whose format it is, if that is known."},
+            "file": {**TEXT, "description": "The hub's configuration file."},
+            "isNewFile": {"type": "boolean"},
+            "place": {**TEXT, "description": "Where in the file the text belongs."},
+            "text": {**TEXT, "description": "All new servers, ready to be put there."},
+            "servers": {"type": "array", "items": _open(entry)},
+            "findings": {"type": "array", "items": _finding()},
+        }
+    )
+
+
 def _array_of(shape: str) -> dict[str, Any]:
     return {"type": "array", "items": {"$ref": f"#/components/schemas/{shape}"}}
 
@@ -338,4 +375,8 @@ def _problem() -> dict[str, Any]:
         "retryAfter": {"type": "number", "description": "Seconds."},
         "error": _open({"code": {"type": "integer"}, "message": {"type": "string"}}, {"data": {}}),
     }
-    return _open(required, optional)
+    # The statuses are for people and for the page at /docs; programs compare the reason.
+    refused = [(status, reason, title) for reason, (status, title) in REFUSALS.items()]
+    rows = sorted([*refused, *((fault.http, reason, fault.title) for reason, fault in FAULTS.items())])
+    listed = [{"status": status, "reason": reason, "title": title} for status, reason, title in rows]
+    return {**_open(required, optional), "x-reasons": listed}
