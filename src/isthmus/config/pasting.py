@@ -295,6 +295,8 @@ def _table(text: str, file: Path) -> Document:
         return _one(file, name if isinstance(name, str) and name else _name_of_entry(table), table, warnings)
     if isinstance(table.get("name"), str) and isinstance(table.get("config"), dict):  # as registries show it
         return _one(file, str(table["name"]), table["config"], warnings)
+    if table and all(isinstance(each, dict) and _is_entry(each) for each in table.values()):
+        return Document(file, {"mcpServers": table}, STANDARD, warnings)
     dialect = VSCODE if "inputs" in table and "servers" in table else dialect_of(file, table)
     if dialect is OWN and not table.keys() & {"servers", "mcpServers"}:
         dialect = STANDARD  # a table of entries, or another client's keys in TOML or YAML
@@ -460,7 +462,9 @@ def _place(target: ServerFile, root: Keys) -> str:
         return "At the end of the file."
     if not target.at(root):
         return "In the outermost object of the file." if target.text else "The whole file."
-    return f"Below {'.'.join(root)}, after the last server."
+    if target.file.suffix.lower() in (".yaml", ".yml"):
+        return f"Below {'.'.join(root)}, after the last server."
+    return f"Inside {'.'.join(root)}: a comma after the last server, then this."
 
 
 def _snippet(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[str, object]]) -> str:
@@ -481,11 +485,23 @@ def _snippet(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[str, o
         )  # fmt: skip
         indent = " " * 2 * len(root) if has_root else ""
         return "".join(f"{indent}{line}\n" for line in made.splitlines())
-    made = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+    made = _json_lines(content, len(root) + 1 if not has_root else 1)
     if not target.text:
         return f"{made}\n"
     # Without the braces: the members go into an object that is there.
     return "\n".join(line.removeprefix("  ") for line in made.splitlines()[1:-1]) + "\n"
+
+
+def _json_lines(content: object, depth: int, indent: str = "") -> str:
+    """JSON with one key of a server in a line: `depth` objects are around the entries."""
+    if depth < 0 or not isinstance(content, dict) or not content:
+        return json.dumps(content, ensure_ascii=False, default=str)
+    inner = indent + "  "
+    members = [
+        f"{inner}{json.dumps(key, ensure_ascii=False)}: {_json_lines(value, depth - 1, inner)}"
+        for key, value in content.items()
+    ]
+    return "{\n" + ",\n".join(members) + f"\n{indent}}}"
 
 
 def _not_editable(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[str, object]]) -> list[Finding]:

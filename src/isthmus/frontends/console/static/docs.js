@@ -91,6 +91,13 @@ function Schema(/** @type {any} */ { schema }) {
       <dd>${kindOf(each)}${inner.required?.includes(name) ? "" : ", may be absent"}${/** @type {any} */ (each).description && !objectIn(each) ? html`. <${Text} text=${/** @type {any} */ (each).description} />` : null}${objectIn(each) ? html`<${Schema} schema=${each} />` : null}</dd>`)}</dl>` : html`<p class="dim">${kindOf(schema)}</p>`}`;
 }
 
+function Named(/** @type {any} */ { name, schema, isOpen }) {
+  const [open, setOpen] = useState(false);
+  useEffect(() => { if (isOpen) setOpen(true); }, [isOpen]);
+  return html`<details class="panel op" id=${`schema-${name}`} open=${open} onToggle=${(/** @type {any} */ e) => setOpen(e.currentTarget.open)}><summary><code>${name}</code></summary>
+    ${open ? html`<div class="pad"><${Schema} schema=${schema} /></div>` : null}</details>`;
+}
+
 // -- the page ------------------------------------------------------------------------------------------------------------
 
 const readHash = () => decodeURIComponent(location.hash.slice(1));
@@ -123,7 +130,7 @@ function Page() {
         <section class="panel" aria-labelledby="problems"><h2 id="problems">Problems</h2><div class="pad"><${Schema} schema=${found.components.schemas.Problem} /></div>
           <div class="scroll" tabindex="0" role="region" aria-label="Reasons"><table><thead><tr><th class="r">Status</th><th>Reason</th><th>Meaning</th></tr></thead>
             <tbody>${found.components.schemas.Problem["x-reasons"].map((/** @type {any} */ each) => html`<tr><td class="r">${each.status}</td><td><code>${each.reason}</code></td><td class="wrap">${each.title}</td></tr>`)}</tbody></table></div></section>
-        <section class="stack" aria-labelledby="schemas"><h2 id="schemas">Schemas</h2>${schemas.map(([name, schema]) => html`<details class="panel op" id=${`schema-${name}`} open=${target.value === `schema-${name}`}><summary><code>${name}</code></summary><div class="pad"><${Schema} schema=${schema} /></div></details>`)}</section>
+        <section class="stack" aria-labelledby="schemas"><h2 id="schemas">Schemas</h2>${schemas.map(([name, schema]) => html`<${Named} key=${name} name=${name} schema=${schema} isOpen=${target.value === `schema-${name}`} />`)}</section>
       </div></main></div>`;
 }
 
