@@ -23,6 +23,16 @@ TEXT: dict[str, Any] = {"type": "string"}
 TIME: dict[str, Any] = {"type": "number", "description": "Seconds since the epoch."}
 ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "The client's address; only operators see it."}
 
+BODIES: dict[str, dict[str, Any]] = {
+    "preview_servers": {
+        "type": "object",
+        "required": ["text"],
+        "properties": {"text": TEXT, "name": {"type": "string", "minLength": 1}},
+    },
+    "approve_definition": {"type": "object", "required": ["fingerprint"], "properties": {"fingerprint": TEXT}},
+}
+"""Bodies with members of their own; all others are the arguments of tools and prompts, or as in MCP."""
+
 MISSING: dict[str, Any] = {
     "type": "object",
     "description": "Servers that are away, by name. `listed`: whether the list still includes their entries.",
@@ -91,7 +101,7 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     }
     if operation.body is not None:
         example = msgspec.json.decode(operation.example)
-        body = {"application/json": {"schema": OPEN_OBJECT, "example": example}}
+        body = {"application/json": {"schema": BODIES.get(operation.id, OPEN_OBJECT), "example": example}}
         described["requestBody"] = {"description": operation.body, "required": False, "content": body}
     return described
 

@@ -58,7 +58,7 @@ function Operation(/** @type {any} */ { operation, isOpen }) {
       <${Command} text=${curlOf(operation)} />
       ${operation.parameters.length ? html`<div><h3>Parameters</h3><dl class="facts">${operation.parameters.map((/** @type {any} */ each) => html`<dt><code>${each.name}</code></dt>
         <dd>${each.in === "path" ? "in the path" : `in the query, ${each.schema.type}`}${each.required ? ", required" : ""}. <${Text} text=${each.description} /></dd>`)}</dl></div>` : null}
-      ${operation.requestBody ? html`<div><h3>Body</h3><p><${Text} text=${operation.requestBody.description} /></p></div>` : null}
+      ${operation.requestBody ? html`<div><h3>Body</h3><p><${Text} text=${operation.requestBody.description} /></p><${Members} schema=${operation.requestBody.content["application/json"].schema} /></div>` : null}
       <div><h3>Answer</h3><${Schema} schema=${answers["application/json"].schema} />
         ${answers["text/event-stream"] ? html`<p>With <code>Accept: text/event-stream</code>: <${Text} text=${answers["text/event-stream"].schema.description} /></p>` : null}
         <p>Everything else is a <a href="#problems">problem</a>.</p></div>
@@ -87,8 +87,13 @@ function Schema(/** @type {any} */ { schema }) {
   }
   const inner = objectIn(schema);
   return html`${schema.description ? html`<p><${Text} text=${schema.description} /></p>` : null}
-    ${inner ? html`<dl class="facts schema">${Object.entries(inner.properties).map(([name, each]) => html`<dt><code>${name}</code></dt>
-      <dd>${kindOf(each)}${inner.required?.includes(name) ? "" : ", may be absent"}${/** @type {any} */ (each).description && !objectIn(each) ? html`. <${Text} text=${/** @type {any} */ (each).description} />` : null}${objectIn(each) ? html`<${Schema} schema=${each} />` : null}</dd>`)}</dl>` : html`<p class="dim">${kindOf(schema)}</p>`}`;
+    ${inner ? html`<${Members} schema=${inner} />` : html`<p class="dim">${kindOf(schema)}</p>`}`;
+}
+
+/** The members of an object; nothing for one that may have any. */
+function Members(/** @type {any} */ { schema: inner }) {
+  return inner.properties ? html`<dl class="facts schema">${Object.entries(inner.properties).map(([name, each]) => html`<dt><code>${name}</code></dt>
+      <dd>${kindOf(each)}${inner.required?.includes(name) ? "" : ", may be absent"}${/** @type {any} */ (each).description && !objectIn(each) ? html`. <${Text} text=${/** @type {any} */ (each).description} />` : null}${objectIn(each) ? html`<${Schema} schema=${each} />` : null}</dd>`)}</dl>` : null;
 }
 
 function Named(/** @type {any} */ { name, schema, isOpen }) {
