@@ -36,7 +36,12 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     folder = tmp_path_factory.mktemp("hub")
     (folder / "other.json").write_text(json.dumps({"mcpServers": {"guest": stdio([sys.executable, str(SERVER)])}}))
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
-    tables = {"callers": CALLERS, "limits": PATIENT, "log": {"level": "debug"}, "import": ["other.json"]}
+    tables: dict[str, Any] = {
+        "callers": CALLERS,
+        "limits": PATIENT,
+        "log": {"level": "debug"},
+        "import": ["other.json"],
+    }
     async with serving(folder, servers, **tables) as running:
         yield running
 
