@@ -136,7 +136,7 @@ function Pasted(/** @type {any} */ { found, name, setName }) {
       const [word, look] = /** @type {any} */ (OUTCOMES)[each.outcome];
       return html`<div class="pasted" key=${each.wanted}><div class="bar"><h3>${each.name}</h3><${State} look=${look}>${word}</${State}><span class="dim">${each.transport ?? ""}</span>
         ${found.servers.length === 1 && each.outcome !== "broken" ? html`<label class="grow bar">Name <input value=${name || each.name} maxlength="50" onInput=${(/** @type {any} */ e) => setName(e.target.value.trim())} /></label>` : null}</div>
-        ${each.hasSecrets ? html`<p class="dim">It contains a secret in plain text. <code>env:NAME</code> as the value keeps it out of the file.</p>` : null}</div>`;
+        ${each.hasSecrets ? html`<p class="dim">It contains a secret in plain text. <code>${"${NAME}"}</code> as the value, and the variable set where the hub starts, keeps it out of the file.</p>` : null}</div>`;
     })}
     ${found.findings.length ? html`<div><h3>Findings</h3><ul>${found.findings.map((/** @type {any} */ each) => html`<li>${each.problem}. <span class="dim">${each.fix}</span></li>`)}</ul></div>` : null}
     ${found.text ? html`<div><h3>Put this into the file</h3><p class="dim"><code>${found.file}</code>${found.isNewFile ? ", which does not exist yet" : ""}. ${found.place} A running hub follows by itself.</p></div>
