@@ -110,9 +110,13 @@ function AddServer() {
     const timer = setTimeout(async () => {
       try {
         const answer = await send("POST", "v1/configuration/preview", name ? { text, name } : { text });
-        if (isCurrent) [setFound(answer), setProblem("")];
+        if (!isCurrent) return;
+        setFound(answer);
+        setProblem("");
       } catch (error) {
-        if (isCurrent) [setFound(null), setProblem(/** @type {Error} */ (error).message)];
+        if (!isCurrent) return;
+        setFound(null);
+        setProblem(/** @type {Error} */ (error).message);
       }
     }, PREVIEW_MS);
     return () => { isCurrent = false; clearTimeout(timer); };
@@ -123,7 +127,8 @@ function AddServer() {
     <div class="field"><label for="paste">Paste the entry of any client, a URL, or a command</label>
       <textarea id="paste" spellcheck="false" autocomplete="off" value=${text} onInput=${(/** @type {any} */ e) => paste(e.target.value)} aria-describedby="paste-help" placeholder=${SAMPLES.join("\n")}></textarea>
       <p id="paste-help" class="hint">You see here what the hub makes of it. Nothing is written or started: you put the text into the file, or run the command.</p></div>
-    <div role="status" class="stack">${problem ? html`<p class="note bad">${problem}</p>` : found ? html`<${Pasted} found=${found} name=${name} setName=${setName} />` : null}</div>
+    <p role="status" class=${problem ? "note bad" : ""}>${problem || (found ? `This is ${/** @type {any} */ (FORMS)[found.form]}${found.client ? ` of ${found.client}` : ""} with ${count(found.servers.length, "server")}.` : "")}</p>
+    ${found ? html`<${Pasted} found=${found} name=${name} setName=${setName} />` : null}
   </section>`;
 }
 
@@ -131,8 +136,7 @@ function Pasted(/** @type {any} */ { found, name, setName }) {
   const fresh = found.servers.filter((/** @type {any} */ each) => each.outcome === "new");
   const commands = fresh.map((/** @type {any} */ each) => each.command);
   const arrived = found.servers.filter((/** @type {any} */ each) => servers.value.some((server) => server.name === each.name));
-  return html`<p>This is ${/** @type {any} */ (FORMS)[found.form]}${found.client ? ` of ${found.client}` : ""} with ${count(found.servers.length, "server")}.</p>
-    ${found.servers.map((/** @type {any} */ each) => {
+  return html`${found.servers.map((/** @type {any} */ each) => {
       const [word, look] = /** @type {any} */ (OUTCOMES)[each.outcome];
       return html`<div class="pasted" key=${each.wanted}><div class="bar"><h3>${each.name}</h3><${State} look=${look}>${word}</${State}><span class="dim">${each.transport ?? ""}</span>
         ${found.servers.length === 1 && each.outcome !== "broken" ? html`<label class="grow bar">Name <input value=${name || each.name} maxlength="50" onInput=${(/** @type {any} */ e) => setName(e.target.value.trim())} /></label>` : null}</div>
