@@ -33,7 +33,7 @@ def main() -> int:
 
 def _run(folder: Path, examples: int) -> int:
     config = folder / "isthmus.json"
-    callers = {"fuzz": {"key": KEY, "allow": ["*"]}}
+    callers = {"fuzz": {"key": KEY, "allow": ["*"], "operator": True}}
     config.write_text(json.dumps({"hub": {"state": str(folder / "state")}, "callers": callers}))
     words = [sys.executable, "-m", "isthmus", "serve", "--config", str(config), "--port", "0"]
     paths = os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")])

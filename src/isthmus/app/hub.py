@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
+from isthmus.app.server_edits import NotSaved, ServerEdits
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
@@ -21,7 +23,14 @@ from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.pauses import use_reader
-from isthmus.core.ports import ConfigurationFinding, DefinitionReview, Journal, Recorder
+from isthmus.core.ports import (
+    ConfigurationFinding,
+    DefinitionReview,
+    Journal,
+    Recorder,
+    ServerPreview,
+    SwitchedServer,
+)
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
@@ -130,6 +139,7 @@ class RunningHub:
         Without `telemetry` calls are counted by server only.
         """
         self.configuration = configuration
+        self.server_edits = ServerEdits(environment)
         self.callers: Container[Caller] = ()
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
@@ -194,6 +204,31 @@ class RunningHub:
     def restart(self, server: ServerName) -> bool:
         """See `core.ports.HubAdmin`."""
         return self.supervisor.restart(server)
+
+    async def preview_servers(self, text: str, name: str | None) -> ServerPreview | str:
+        """See `core.ports.HubAdmin`."""
+        return await self.server_edits.preview(self.configuration, tuple(self.hub.server_queues), text, name)
+
+    async def switch_server(self, server: ServerName, by: Caller, *, is_on: bool) -> SwitchedServer | None:
+        """See `core.ports.HubAdmin`."""
+        present = next((each for each in self.configuration.servers if each.name == server), None)
+        if present is None:
+            return None
+        try:
+            file = await self.server_edits.save_switch(self.configuration, server, is_on=is_on)
+            is_saved, note = True, f"Saved in {file}."
+        except NotSaved as why:
+            is_saved, note = False, f"Until the configuration is read again or the hub restarts, because {why}."
+        # The file is watched, too: a reload may have done it by now, and finds nothing to do otherwise.
+        before = self.configuration.servers
+        servers = tuple(replace(each, disabled=not is_on) if each.name == server else each for each in before)
+        if servers != before:
+            self.apply(replace(self.configuration, servers=servers))
+        if present.disabled is is_on:
+            event = f"server.{'enabled' if is_on else 'disabled'}"
+            log.info("server switched by an operator", server=server, enabled=is_on, saved=is_saved)
+            self.note(event, server=server, caller=by.name, tenant=by.tenant, saved=is_saved)
+        return SwitchedServer(server, is_on, is_saved, note)
 
     def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
         """See `core.ports.HubAdmin`."""

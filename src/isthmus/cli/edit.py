@@ -9,7 +9,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,12 @@ from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.client_files import HostContext, read_client_files
 from isthmus.config.dialects import CLIENTS, OWN
 from isthmus.config.editing import CannotEdit, edit, replace_file
-from isthmus.config.entry_conversion import server_names
 from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
 from isthmus.config.findings import ConfigError, Place, closest_match
 from isthmus.config.formats import parse
 from isthmus.config.importing import ImportPlan, load_servers
 from isthmus.config.redaction import secrets_of
+from isthmus.config.server_file import ServerFile
 from isthmus.upstream.server_settings import ServerSettings
 
 FILE_NAME = "isthmus.toml"
@@ -341,15 +342,10 @@ def _switch(names: Sequence[str], config: Path | None, *, is_on: bool) -> Exit:
     text, changed = target.text, []
     for name in names:
         path = target.path_of(name)
-        fields = target.at(path)
-        was_on = not fields.get("disabled", False) and fields.get("enabled", True) is not False
-        if was_on is is_on:
-            continue
-        changed.append(name)
-        if "enabled" in fields:
-            text = target.edited((*path, "enabled"), is_on, text)
-        if "disabled" in fields or not is_on:
-            text = target.edited((*path, "disabled"), None if is_on else True, text)
+        if target.is_on(path) is not is_on:
+            changed.append(name)
+            with target.editing():
+                text = target.switched(path, is_on=is_on, text=text)
     if same := [name for name in names if name not in changed]:
         print_output(f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} {word} already.")
     if changed:
@@ -362,12 +358,9 @@ def _switch(names: Sequence[str], config: Path | None, *, is_on: bool) -> Exit:
 
 
 @dataclass(slots=True)
-class ConfigFile:
-    """The configuration in use, as text and as the table that it means."""
+class ConfigFile(ServerFile):
+    """The configuration in use; what goes wrong with it ends the command."""
 
-    file: Path
-    text: str
-    document: Document
     context: HostContext
 
     @classmethod
@@ -392,45 +385,15 @@ class ConfigFile:
         except ConfigError as error:
             raise refused(error) from error
 
-    @property
-    def is_own(self) -> bool:
-        """Whether only the hub reads the file."""
-        return self.document.dialect.is_own
-
-    def _roots(self) -> list[tuple[str, ...]]:
-        roots = self.document.dialect.roots
-        return [root for root in roots if isinstance(self.at(root), dict) and self.at(root)]
-
-    def at(self, path: Sequence[str]) -> dict[str, Any]:
-        """The table at a path; empty if the path does not exist."""
-        table: Any = self.document.table
-        for key in path:
-            table = table.get(key) if isinstance(table, dict) else None
-        return table if isinstance(table, dict) else {}
-
-    def root_of(self, name: str) -> tuple[str, ...]:
-        """The keys of the table that has a server, or would have it."""
-        present = self._roots()
-        usual = ("servers",) if self.is_own else self.document.dialect.roots[0]
-        return next((root for root in present if name in self.at(root)), present[0] if present else usual)
-
-    def raw(self, name: str) -> dict[str, Any] | None:
-        """The entry of a server as it is written; None if no server has this name."""
-        return self.at(self.root_of(name)).get(name)
-
     def path_of(self, name: str) -> tuple[str, ...]:
         """The keys that lead to a server's entry, by its name in the file or in the hub.
 
         Raises:
             CommandFailed: the file has no such server.
         """
-        root = self.root_of(name)
-        if name in self.at(root):
-            return (*root, name)
-        names = [str(each) for root in self._roots() for each in self.at(root)]
-        for written, called in server_names(names).items():
-            if called == name:
-                return (*self.root_of(written), written)
+        if (path := self.find(name)) is not None:
+            return path
+        names = self.names()
         advice = f"It has {', '.join(names)}." if names else "`isthmus add` adds one."
         if meant := closest_match(name, names):
             advice = f"Did you mean {meant}?"
@@ -447,8 +410,14 @@ class ConfigFile:
         Raises:
             CommandFailed: it cannot be edited without changing something else.
         """
-        try:
+        with self.editing():
             return edit(self.file, self.text if text is None else text, path, value)
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Turn a file that cannot be edited without changing something else into `CommandFailed`."""
+        try:
+            yield
         except CannotEdit as error:
             advice = "Nothing was changed. Edit it by hand; a running hub follows."
             raise CommandFailed(Exit.CONFIGURATION, f"{self.file}: {error}", advice) from error

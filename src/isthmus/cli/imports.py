@@ -22,17 +22,8 @@ from isthmus.config.editing import CannotEdit, replace_file
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
-from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome
+from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, transport_of
 from isthmus.config.variables import Variables, variables_of
-from isthmus.upstream.server_settings import (
-    AgentSettings,
-    HttpSettings,
-    JsonRpcSettings,
-    PythonSettings,
-    Reach,
-    StdioSettings,
-    WebSocketSettings,
-)
 
 FILE_NAME = "isthmus.toml"
 BACKUP_SUFFIX = ".bak"
@@ -199,25 +190,6 @@ def _as_json(found: ClientFiles, plan: ImportPlan, *, is_written: bool) -> bytes
 
 def _findings(found: ClientFiles, plan: ImportPlan) -> list[Finding]:
     return list(dict.fromkeys([*found.findings, *plan.findings]))
-
-
-def transport_of(reach: Reach) -> str:
-    """The transport of a server, as the configuration names it."""
-    match reach:
-        case StdioSettings():
-            return "stdio"
-        case HttpSettings(carrier="auto"):
-            return "http or sse"
-        case HttpSettings(carrier=carrier):
-            return carrier
-        case WebSocketSettings():
-            return "ws"
-        case JsonRpcSettings():
-            return "rpc"
-        case AgentSettings():
-            return "agent"
-        case PythonSettings():
-            return "python"
 
 
 def _print(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bool) -> None:

@@ -61,7 +61,7 @@ def token() -> None:
 @click.option("--deny", multiple=True, metavar="PATTERN", help="What it may not call, even if allowed.")
 @click.option("--tenant", metavar="T", help="The tenant of the caller.  [default: default]")
 @click.option("--targets", is_flag=True, help="It may name servers by address, as [targets] allows.")
-@click.option("--operator", is_flag=True, help="It sees state and logs of every server, and may restart it.")
+@click.option("--operator", is_flag=True, help="It sees state and logs of every server, and may restart or disable it.")
 @click.option("--expires", metavar="TIME", help="When the key expires, such as 12h or 90d.  [default: never]")
 @with_config
 @with_json

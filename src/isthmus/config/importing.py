@@ -31,9 +31,11 @@ from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import (
     SERVER_KEYS,
     WAYS,
+    AgentSettings,
     HttpSettings,
     JsonRpcSettings,
     PythonSettings,
+    Reach,
     ServerSettings,
     StdioSettings,
     WebSocketSettings,
@@ -119,7 +121,7 @@ class ImportPlan:
         outcome: Outcome = "replaced" if self.may_replace and name in self._in_file else "differs"
         if name not in self._known:
             outcome = "new"
-        elif known is not None and written is not None and _comparable(known) == _comparable(written):
+        elif known is not None and written is not None and has_same_effect(known, written):
             outcome = "same"
         self.candidates.append(ImportCandidate(name, entry, server, outcome, toml_table(name, fields)))
         if outcome in ("new", "replaced"):
@@ -132,7 +134,7 @@ class ImportPlan:
         """Return the server as the file would have it; variables may have other values there."""
         loaded = LoadedServers()
         entry = entry_of(name, dict(fields), Place(self.file, SERVERS).at(name), OWN)
-        loaded.add([entry], _context(self.file, self.file.parent, self.around))
+        loaded.add([entry], context_of(self.file, self.file.parent, self.around))
         reported = {(finding.code, finding.message) for finding in self.findings}
         self.findings += [
             finding
@@ -157,8 +159,10 @@ class ImportPlan:
         return merge_tables(text, tables, replaced)
 
 
-def _comparable(server: ServerSettings) -> ServerSettings:
-    return replace(server, secrets=frozenset(), extra={})
+def has_same_effect(one: ServerSettings, other: ServerSettings) -> bool:
+    """Whether two entries mean the same server, whatever keys they keep for other programs."""
+    one, other = (replace(each, secrets=frozenset(), extra={}) for each in (one, other))
+    return one == other
 
 
 def load_servers(
@@ -174,13 +178,33 @@ def load_servers(
     loaded = LoadedServers()
     entries, findings = entries_of(document, around.home, around.cwd, runs_in)
     loaded.findings += findings
-    loaded.add(entries, _context(document.file, document.base(around.home, around.cwd), around, limits))
+    loaded.add(entries, context_of(document.file, document.base(around.home, around.cwd), around, limits))
     return loaded
 
 
-def _context(file: Path, folder: Path, around: HostContext, limits: Limits | None = None) -> EntryContext:
+def context_of(file: Path, folder: Path, around: HostContext, limits: Limits | None = None) -> EntryContext:
+    """Return what the entries of a file are read with."""
     visible, _ = variables_of(file, around.environment)
     return EntryContext(Variables(visible, folder, around.home), folder, around.home, limits or Limits())
+
+
+def transport_of(reach: Reach) -> str:
+    """Return the transport of a server, as the configuration names it."""
+    match reach:
+        case StdioSettings():
+            return "stdio"
+        case HttpSettings(carrier="auto"):
+            return "http or sse"
+        case HttpSettings(carrier=carrier):
+            return carrier
+        case WebSocketSettings():
+            return "ws"
+        case JsonRpcSettings():
+            return "rpc"
+        case AgentSettings():
+            return "agent"
+        case PythonSettings():
+            return "python"
 
 
 # -- an entry in our own format ------------------------------------------------------------------------------

@@ -710,8 +710,60 @@ class ConfigurationFinding(msgspec.Struct, frozen=True):
     fix: str
 
 
+class ServerPreviewEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """One server that a person pasted, as the hub understands it."""
+
+    name: str
+    """A name that is free, or that of the same server in the hub."""
+    wanted: str
+    """The name that the paste has, or that its address or command suggests."""
+    outcome: Literal["new", "same", "broken"]
+    transport: str | None
+    entry: Mapping[str, object]
+    """Its keys in the hub's own file."""
+    text: str
+    """Its lines in the hub's own file."""
+    command: str | None
+    """The `isthmus add` that does the same; None if there is none."""
+    has_secrets: bool
+    """Whether it contains a secret in plain text."""
+
+
+class ServerPreview(msgspec.Struct, frozen=True, rename="camel"):
+    """What a paste would add to the hub's configuration file. Nothing was written."""
+
+    form: Literal["json", "toml", "yaml", "url", "command"]
+    client: str | None
+    """The client whose format it is, if that is known."""
+    file: str
+    is_new_file: bool
+    place: str
+    """Where in the file the text belongs, as a sentence."""
+    text: str
+    """All new servers, ready to be put there."""
+    servers: Sequence[ServerPreviewEntry]
+    findings: Sequence[ConfigurationFinding]
+
+
+class SwitchedServer(msgspec.Struct, frozen=True):
+    """A server that was enabled or disabled."""
+
+    name: ServerName
+    enabled: bool
+    saved: bool
+    """Whether the configuration file says so, too."""
+    note: str
+    """How long it stays so, as a sentence."""
+
+
 class HubAdmin(Protocol):
     """What operators may do with a running hub, and see of its calls."""
+
+    async def preview_servers(self, text: str, name: str | None) -> ServerPreview | str:
+        """What a pasted text would add to the configuration file; a text says why it is no server."""
+
+    async def switch_server(self, server: ServerName, by: Caller, *, is_on: bool) -> SwitchedServer | None:
+        """Enable or disable a server, which finishes its calls first; None if it is not a configured one."""
 
     async def pending_definitions(self) -> Sequence[DefinitionReview]:
         """The tools that are withheld until an operator approves their definition. Raises `OSError`."""

@@ -90,8 +90,11 @@ class Supervisor:
         present = self.reconnectors.get(settings.name)
         self._drop_successor(settings.name)
         if present is None or settings.disabled:
-            self.remove(settings.name)
+            log_lines = self._hub.server_queues[settings.name].log
+            self.remove(settings.name, "it was disabled")
             self.add(settings, is_awaited=False)
+            self._hub.server_queues[settings.name].log = log_lines
+            log_lines.add(time.time(), "hub", "disabled" if settings.disabled else "enabled")
         elif starts_the_same(present.settings, settings):
             present.adjust(settings)
         else:
@@ -141,7 +144,7 @@ class Supervisor:
 
     # -- going -----------------------------------------------------------------------------------------------------
 
-    def remove(self, server: ServerName) -> None:
+    def remove(self, server: ServerName, why: str = "it was removed from the configuration") -> None:
         """Remove a server: it is hidden at once; its running calls may finish."""
         self._drop_successor(server)
         reconnector = self.reconnectors.pop(server, None)
@@ -150,9 +153,9 @@ class Supervisor:
             self._hub.subscriptions.detach(server)
         self._hub.close_server_queue(server)
         if reconnector is not None:
-            self._background.spawn(f"end of {server}", self._drain(reconnector))
+            self._background.spawn(f"end of {server}", self._drain(reconnector, why))
 
-    async def _drain(self, reconnector: Reconnector) -> None:
+    async def _drain(self, reconnector: Reconnector, why: str = "it was replaced") -> None:
         """Let the calls of a removed server finish, then close its link."""
         reconnector.is_leaving = True
         server_queue = reconnector.server_queue
@@ -161,7 +164,7 @@ class Supervisor:
         if server_queue.running or server_queue.queued:
             await asyncio.wait({idle}, timeout=self._hub.limits.drain_seconds)
         server_queue.on_idle = None
-        server_queue.detach("it was removed from the configuration", is_failure=False)
+        server_queue.detach(why, is_failure=False)
         await self._end(reconnector)
 
     async def _end(self, reconnector: Reconnector) -> None:

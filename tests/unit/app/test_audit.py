@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit import CUT, STARTED, STOPPED, UNCLEAN, UNSIGNED, Point, follow
 from isthmus.identity.minted_keys import mint
-from isthmus.model.callers import Grants
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
@@ -28,6 +29,7 @@ from isthmus.storage.audit_signatures import FileAuditSigner
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
 from isthmus.telemetry.audit import AuditMode
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 
 
 def configured(state: Path, audit: AuditMode = "batched") -> Configuration:
@@ -211,3 +213,21 @@ async def test_a_login_that_changed_is_told_once(tmp_path: Path) -> None:
         await pins.aclose()
     changed = [each for each in await told(tmp_path) if each["event"] == "login.changed"]
     assert [(each["server"], each["caller"], each["tenant"]) for each in changed] == [("files", "ann", "acme")]
+
+
+async def test_a_switched_server_is_told_with_who_did_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        server = ServerSettings(ServerName("files"), StdioSettings("/no/such/program"))
+        configuration = replace(configured(tmp_path), servers=(server,))
+        access, pins = Access(configuration), DefinitionPins(configuration)
+        running = RunningHub(configuration, {}, pins=pins, audit=log.audit)
+        log.attach(running, access.open(), access.identities, pins)
+        ann = Caller("ann", "acme", Grants(("*",)), is_operator=True)
+        for is_on in (False, False, True):
+            await running.switch_server(server.name, ann, is_on=is_on)
+        await running.aclose()
+        await pins.aclose()
+    switched = [each for each in await told(tmp_path) if str(each["event"]).startswith("server.")]
+    expected = [("server.disabled", "files", "ann", "acme", False), ("server.enabled", "files", "ann", "acme", False)]
+    keys = ("event", "server", "caller", "tenant", "saved")
+    assert [tuple(each[key] for key in keys) for each in switched] == expected

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.imports import ImportOptions, import_servers, transport_of
+from isthmus.cli.imports import ImportOptions, import_servers
 from isthmus.cli.main import main
 from isthmus.config.dialects import CLIENTS
+from isthmus.config.importing import transport_of
 from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,

@@ -1,5 +1,7 @@
 """Serves the console at `/console/`: static files, and the sessions of browsers that sign in with a key.
 
+`/docs` is one of these files: the OpenAPI document of the REST API for people.
+
 Everything that the console shows and does goes through the REST API. The files are small and are kept in memory,
 compressed, after the first request.
 """
@@ -35,6 +37,8 @@ from isthmus.model.callers import Caller
 
 PATH = "/console"
 SESSION_PATH = f"{PATH}/session"
+DOCS_PATH = "/docs"
+DOCS_FILE = "docs.html"
 FOLDER = Path(__file__).parent / "static"
 
 TYPES = {
@@ -97,7 +101,7 @@ class ConsoleHttp:
 
     def is_at(self, path: str) -> bool:
         """Whether a path belongs to the console."""
-        return path == PATH or path.startswith(f"{PATH}/")
+        return path in (PATH, DOCS_PATH) or path.startswith(f"{PATH}/")
 
     def is_visit(self, scope: Message) -> bool:
         """Whether a person opens the hub's address in a browser; programs get the agent card there."""
@@ -115,10 +119,14 @@ class ConsoleHttp:
             return await self._serve_session(peer, scope, fields, receive)
         if scope["method"] not in ("GET", "HEAD"):
             return respond(peer, 405, "Use GET", [(b"allow", b"GET, HEAD")])
-        if not path.startswith(f"{PATH}/"):
+        if path == DOCS_PATH:
+            name = DOCS_FILE
+        elif path.startswith(f"{PATH}/"):
+            name = path.removeprefix(f"{PATH}/") or "index.html"
+        else:
             # Relative, because a proxy may serve the hub under a path.
             return respond(peer, 303, "", [(b"location", b"console/"), (b"vary", b"accept")])
-        file = static_files().get(path.removeprefix(f"{PATH}/") or "index.html")
+        file = static_files().get(name)
         if file is None:
             return respond(peer, 404, "The console has no such file", SECURITY)
         headers = [(b"etag", file.tag), (b"cache-control", b"no-cache"), (b"vary", b"accept-encoding"), *SECURITY]

@@ -46,6 +46,7 @@ from isthmus.frontends.rest.listings import (
     entry_document,
     list_passes,
     log_document,
+    search_passes,
     server_document,
     servers_document,
     stats_document,
@@ -93,6 +94,11 @@ PARAMETERS_MAX = 16
 """Far more parameters than any operation has."""
 
 NUMBER_LENGTH_MAX = 15
+
+QUERY_LENGTH_MAX = 200
+
+PREVIEW_BYTES_MAX = 512 * 1024
+"""Reading a longer body at once would hold the event loop."""
 
 ACTIVITY_MAX = 500
 ACTIVITY_DEFAULT = 100
@@ -268,15 +274,20 @@ class RestRequest:
 
     async def list(self, shape: ListShape) -> Answer:
         """A list of all servers, or of one."""
-        server = self.parameter("server")
+        server, query, view = self.parameter("server"), self.parameter("query"), None
+        if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
+            return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
         if server is None:
-            return await in_passes(list_passes(await self.view(), shape, is_operator=self.caller.is_operator))
+            view = await self.view()
         # The snapshot caches a view for each name; unknown names must not push out those in use.
-        if server in self._hub.server_queues:
+        elif server in self._hub.server_queues:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
-            if view.servers:
-                return await in_passes(list_passes(view, shape, is_operator=self.caller.is_operator))
-        return _unknown_server(server)
+        if view is None or (server is not None and not view.servers):
+            return _unknown_server(server or "")
+        is_operator = self.caller.is_operator
+        if query is None:
+            return await in_passes(list_passes(view, shape, is_operator=is_operator))
+        return await in_passes(search_passes(view, query, is_operator=is_operator))
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
         """One entry of a list."""
@@ -398,7 +409,7 @@ class RestRequest:
             return reports
         return _not_offered() if reports is None else await write(reports, self._parameters())
 
-    async def preview(self) -> Answer:
+    async def preview_access(self) -> Answer:
         """What other rules would change."""
         depth = self._hub.limits.depth
         return await self.access(lambda reports, _: preview_access(reports, self._body, depth))
@@ -440,6 +451,37 @@ class RestRequest:
             text = f"{name} cannot be restarted: it is built in, disabled, or dialled in from elsewhere"
             return refusal("not_restartable", text)
         return server_document(self._hub, self.caller, name) or _unknown_server(name)
+
+    async def preview_servers(self) -> Answer:
+        """What a pasted text would add to the configuration."""
+        admin = self._admin("add servers")
+        if isinstance(admin, Problem):
+            return admin
+        if len(self._body) > PREVIEW_BYTES_MAX:
+            text = f"The text is too long, over {PREVIEW_BYTES_MAX // 1024} KiB. Save it as a file: isthmus import FILE"
+            return refusal("not_a_server", text)
+        read = decode_object(self._body, max_depth=self._hub.limits.depth)
+        members = None if isinstance(read, Malformed) else object_members(read)
+        pasted = None if members is None else read_string(members.get("text"))
+        if members is None or pasted is None:
+            return refusal("bad_request", 'The body must be an object with the pasted "text"')
+        name = None
+        if "name" in members and not (name := read_string(members["name"])):
+            return refusal("bad_request", '"name" must be a text that is not empty; leave it out otherwise')
+        found = await admin.preview_servers(pasted, name)
+        return refusal("not_a_server", found) if isinstance(found, str) else msgspec.json.encode(found)
+
+    async def switch(self, *, is_on: bool) -> Answer:
+        """Enable or disable a server."""
+        admin, name = self._admin("enable and disable servers"), ServerName(self.argument)
+        if isinstance(admin, Problem):
+            return admin
+        if name not in self._hub.server_queues:
+            return _unknown_server(name)
+        switched = await admin.switch_server(name, self.caller, is_on=is_on)
+        if switched is None:
+            return refusal("not_switchable", f"{name} is built in, or dialled in from elsewhere")
+        return msgspec.json.encode(switched)
 
     def _admin(self, what: str) -> HubAdmin | Problem:
         """The hub as operators see it; a problem for other callers, and where a hub offers none of it."""
@@ -837,9 +879,12 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "get_configuration": RestRequest.configuration,
     "get_access": lambda request: request.access(access_page),
     "get_access_servers": lambda request: request.access(access_summary),
-    "preview_access": RestRequest.preview,
+    "preview_access": RestRequest.preview_access,
     "get_audit": RestRequest.audit,
     "verify_audit": RestRequest.verify,
+    "preview_servers": RestRequest.preview_servers,
+    "enable_server": lambda request: request.switch(is_on=True),
+    "disable_server": lambda request: request.switch(is_on=False),
     "restart_server": RestRequest.restart,
     "list_servers": RestRequest.servers,
     "get_server": RestRequest.server,

@@ -17,7 +17,17 @@ from isthmus.model.calls import EVERYTHING
 from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Passes, finish
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_passes, write_entry
+from isthmus.wire.mcp.lists import (
+    ENTRIES_BYTES,
+    PROMPTS,
+    RESOURCES,
+    TEMPLATES,
+    TOOLS,
+    ListShape,
+    array_passes,
+    write_entry,
+)
+from isthmus.wire.mcp.messages import read_string
 
 NO_CALLS: dict[str, object] = {"calls": 0, "seconds": 0.0, "late": 0, "outcomes": {}, "latency": None}
 
@@ -33,17 +43,44 @@ def list_passes(view: View, shape: ListShape, *, is_operator: bool) -> Passes[by
     rendered = view.memo.get(key)
     if rendered is None:
         entries = yield from array_passes(_entry(shape, route) for route in _table(view, shape).values())
-        absent = {
-            server: {
-                "state": missing.state,
-                "reason": _reason(missing.reason, is_operator=is_operator),
-                "listed": missing.is_listed,
-            }
-            for server, missing in view.missing.items()
-        }
-        parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', msgspec.json.encode(absent), b"}")
-        rendered = view.memo[key] = b"".join(parts)
+        rendered = view.memo[key] = _whole_list(view, shape, entries, is_operator=is_operator)
     return rendered
+
+
+def _whole_list(view: View, shape: ListShape, entries: bytes, *, is_operator: bool) -> bytes:
+    absent = {
+        server: {
+            "state": missing.state,
+            "reason": _reason(missing.reason, is_operator=is_operator),
+            "listed": missing.is_listed,
+        }
+        for server, missing in view.missing.items()
+    }
+    parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', msgspec.json.encode(absent), b"}")
+    return b"".join(parts)
+
+
+def search_passes(view: View, query: str, *, is_operator: bool) -> Passes[bytes]:
+    """The list of tools whose name, title or description has every word of a query.
+
+    Tools with all words in their name come first; then those with at least one.
+    """
+    words = query.lower().split()
+    found: list[tuple[int, Route]] = []
+    size = 0
+    for route in view.routes.values():
+        definition = route.feature.definition
+        name = route.exposed.lower()
+        texts = [read_string(definition.get(key)) or "" for key in ("title", "description")]
+        text = "\n".join((name, *texts)).lower()
+        if all(word in text for word in words):
+            found.append((-sum(word in name for word in words), route))
+        if (size := size + len(text)) > ENTRIES_BYTES:
+            size = 0
+            yield
+    found.sort(key=lambda each: each[0])
+    entries = yield from array_passes(_entry(TOOLS, route) for _, route in found)
+    return _whole_list(view, TOOLS, entries, is_operator=is_operator)
 
 
 def entry_document(view: View, shape: ListShape, name: str) -> bytes | None:

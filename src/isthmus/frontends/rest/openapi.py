@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus import __version__
 from isthmus.core.ports import AccessBy
-from isthmus.frontends.rest.operations import ACTIONS, OPERATIONS, Operation
+from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.callers import FRONTENDS
@@ -25,6 +25,16 @@ COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 TEXT: dict[str, Any] = {"type": "string"}
 TIME: dict[str, Any] = {"type": "number", "description": "Seconds since the epoch."}
 ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "The client's address; only operators see it."}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "preview_servers": {
+        "type": "object",
+        "required": ["text"],
+        "properties": {"text": TEXT, "name": {"type": "string", "minLength": 1}},
+    },
+    "approve_definition": {"type": "object", "required": ["fingerprint"], "properties": {"fingerprint": TEXT}},
+}
+"""Bodies with members of their own; all others are the arguments of tools and prompts, or as in MCP."""
 
 MISSING: dict[str, Any] = {
     "type": "object",
@@ -52,6 +62,7 @@ def document() -> bytes:
                 "summary": "The tools, resources and prompts of many MCP servers, and the state of the servers.",
             },
             "security": [{}, {"bearer": []}, {"key": []}],
+            "tags": [{"name": tag} for tag in dict.fromkeys([*TAGS.values(), HUB_TAG])],
             "paths": paths,
             "components": {
                 "schemas": _schemas(),
@@ -85,6 +96,7 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         parameters.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
     described: dict[str, Any] = {
         "operationId": operation.id,
+        "tags": [tag_of(operation)],
         "summary": operation.summary,
         "parameters": parameters,
         "responses": {
@@ -93,7 +105,8 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         },
     }
     if operation.body is not None:
-        body = {"application/json": {"schema": OPEN_OBJECT}}
+        example = msgspec.json.decode(operation.example)
+        body = {"application/json": {"schema": BODIES.get(operation.id, OPEN_OBJECT), "example": example}}
         described["requestBody"] = {"description": operation.body, "required": False, "content": body}
     return described
 
@@ -134,6 +147,15 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "AccessPreview": _access_preview(),
         "Audit": _audit(),
         "AuditVerdict": _audit_verdict(),
+        "ServerPreview": _server_preview(),
+        "SwitchedServer": _open(
+            {
+                "name": TEXT,
+                "enabled": {"type": "boolean"},
+                "saved": {"type": "boolean", "description": "Whether the configuration file says so, too."},
+                "note": {**TEXT, "description": "How long it stays so."},
+            }
+        ),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
@@ -407,6 +429,31 @@ def _audit_verdict() -> dict[str, Any]:
     )
 
 
+def _server_preview() -> dict[str, Any]:
+    entry = {
+        "name": {**TEXT, "description": "A name that is free, or that of the same server in the hub."},
+        "wanted": {**TEXT, "description": "The name in the text, or one from the address or the command."},
+        "outcome": {"enum": ["new", "same", "broken"], "description": "`same`: the hub has it already."},
+        "transport": NULLABLE_TEXT,
+        "entry": {**OPEN_OBJECT, "description": "Its keys in the hub's own file."},
+        "text": {**TEXT, "description": "Its lines in the hub's own file."},
+        "command": {**NULLABLE_TEXT, "description": "The `isthmus add` that does the same, if there is one."},
+        "hasSecrets": {"type": "boolean", "description": "Whether it contains a secret in plain text."},
+    }
+    return _open(
+        {
+            "form": {"enum": ["json", "toml", "yaml", "url", "command"]},
+            "client": {**NULLABLE_TEXT, "description": "The client whose format it is, if that is known."},
+            "file": {**TEXT, "description": "The hub's configuration file."},
+            "isNewFile": {"type": "boolean"},
+            "place": {**TEXT, "description": "Where in the file the text belongs."},
+            "text": {**TEXT, "description": "All new servers, ready to be put there."},
+            "servers": {"type": "array", "items": _open(entry)},
+            "findings": {"type": "array", "items": _finding()},
+        }
+    )
+
+
 def _array_of(shape: str) -> dict[str, Any]:
     return {"type": "array", "items": {"$ref": f"#/components/schemas/{shape}"}}
 
@@ -523,4 +570,8 @@ def _problem() -> dict[str, Any]:
         "retryAfter": {"type": "number", "description": "Seconds."},
         "error": _open({"code": {"type": "integer"}, "message": {"type": "string"}}, {"data": {}}),
     }
-    return _open(required, optional)
+    # The statuses are for people and for the page at /docs; programs compare the reason.
+    refused = [(status, reason, title) for reason, (status, title) in REFUSALS.items()]
+    rows = sorted([*refused, *((fault.http, reason, fault.title) for reason, fault in FAULTS.items())])
+    listed = [{"status": status, "reason": reason, "title": title} for status, reason, title in rows]
+    return {**_open(required, optional), "x-reasons": listed}

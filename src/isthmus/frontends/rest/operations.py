@@ -17,6 +17,7 @@ Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration", "Access", "AccessServers",
     "AccessPreview", "Audit", "AuditVerdict",
+    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration", "ServerPreview", "SwitchedServer",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
@@ -46,6 +47,8 @@ class Operation(msgspec.Struct, frozen=True):
     shape: Shape
     query: tuple[Parameter, ...] = ()
     body: str | None = None
+    example: str = "{}"
+    """A body as it may be sent."""
     is_call: bool = False
     """It calls a server: it may take long, report progress, and be streamed."""
     events: str | None = None
@@ -57,6 +60,7 @@ class Operation(msgspec.Struct, frozen=True):
         return self.path.rpartition("{")[2].removesuffix("}") if self.path.endswith("}") else None
 
 
+QUERY = Parameter("query", "Only tools with all these words in name, title or description; names that fit come first.")
 SERVER = Parameter("server", "Only the entries of this server.")
 TIMEOUT = Parameter(
     "timeout",
@@ -104,11 +108,11 @@ FORMAT = Parameter("format", "`jsonl` exports all records as JSON Lines, the old
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER,)),
+    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, QUERY)),
     Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool"),
     Operation(
         "call_tool", "POST", "/v1/tools/{name}", "Call a tool.", "Result", CALLING,
-        body="The tool's arguments; may be empty.", is_call=True,
+        body="The tool's arguments; may be empty.", example='{"text": "hello"}', is_call=True,
     ),
     Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", (SERVER,)),
     Operation("list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER,)),
@@ -125,11 +129,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "complete", "POST", "/v1/completions", "Suggest values for an argument.", "Completion", (TIMEOUT,),
         body='`{"ref": {"type": "ref/prompt", "name": …}, "argument": {"name": …, "value": …}}`, or a `ref` of the '
         "type `ref/resource` with the `uri` of a template; `context` may hold the arguments so far.",
+        example='{"ref": {"type": "ref/prompt", "name": "NAME"}, "argument": {"name": "NAME", "value": ""}}',
         is_call=True,
     ),
     Operation(
         "answer_question", "POST", "/v1/questions/{id}", "Answer a question of a running call.", "Answer",
         body='`{"action": "accept", "content": {…}}`, or an `action` of `decline` or `cancel`.',
+        example='{"action": "decline"}',
     ),
     Operation("get_hub", "GET", "/v1/hub", "The delay of the hub's event loop; for operators.", "Hub"),
     Operation(
@@ -154,7 +160,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "approve_definition", "POST", "/v1/definitions/{name}",
         "Approve the definition of a withheld tool; for operators.", "Definition",
-        body='`{"fingerprint": …}` of the definition that was read.',
+        body='`{"fingerprint": …}` of the definition that was read.', example='{"fingerprint": "FINGERPRINT"}',
     ),
     Operation(
         "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
@@ -182,6 +188,21 @@ OPERATIONS: tuple[Operation, ...] = (
         "verify_audit", "POST", "/v1/audit/verify", "Check that the audit log has not been altered; for operators.",
         "AuditVerdict",
         events="`progress` with the `records` so far and in `total`, then one `result` or `error` (a problem).",
+    ),
+    Operation(
+        "preview_servers", "POST", "/v1/configuration/preview",
+        "What a pasted text would add to the configuration file; for operators. Nothing is written or started.",
+        "ServerPreview",
+        body='`{"text": …}` with servers in any client\'s JSON, TOML or YAML, a URL, or a command line. `name` '
+        "may rename a single server.",
+        example='{"text": "npx -y @modelcontextprotocol/server-filesystem ."}',
+    ),
+    Operation(
+        "enable_server", "POST", "/v1/enable/{name}", "Enable a server; for operators.", "SwitchedServer",
+    ),
+    Operation(
+        "disable_server", "POST", "/v1/disable/{name}",
+        "Disable a server, which finishes its calls; for operators.", "SwitchedServer",
     ),
     Operation("list_servers", "GET", "/v1/servers", "The state of all servers.", "Servers"),
     Operation(
@@ -226,6 +247,36 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("list_sessions", "GET", "/v1/sessions", "The open sessions of callers; for operators.", "Sessions"),
     Operation("describe", "GET", "/openapi.json", "This description.", "Document"),
 )  # fmt: skip
+
+
+TAGS = {
+    "tools": "Tools",
+    "resources": "Resources and prompts",
+    "prompts": "Resources and prompts",
+    "completions": "Resources and prompts",
+    "questions": "Tools",
+    "servers": "Servers",
+    "logs": "Servers",
+    "restart": "Servers",
+    "enable": "Servers",
+    "disable": "Servers",
+    "configuration": "Servers",
+    "tasks": "Tasks and sessions",
+    "cancel": "Tasks and sessions",
+    "sessions": "Tasks and sessions",
+    "access": "Access and audit",
+    "audit": "Access and audit",
+    "relay": "Relay",
+}
+"""The group of an operation, by the first word of its path after `/v1`; the others are about the hub itself."""
+
+HUB_TAG = "Hub"
+
+
+def tag_of(operation: Operation) -> str:
+    """The group of an operation in the document."""
+    first = operation.path.removeprefix("/v1/").partition("/")[0]
+    return TAGS.get(first, HUB_TAG)
 
 
 class RouteMatch(msgspec.Struct, frozen=True):

@@ -65,6 +65,20 @@ def test_problems_name_every_reason() -> None:
     assert {leaf.reason for leaf in leaves()} < set(reasons)
 
 
+def test_every_operation_is_in_a_group_and_every_body_has_an_example() -> None:
+    groups = [tag["name"] for tag in DOCUMENT["tags"]]
+    assert {operation["tags"][0] for operation in described().values()} == set(groups)
+    for operation in described().values():
+        if "requestBody" in operation:
+            assert isinstance(operation["requestBody"]["content"]["application/json"]["example"], dict)
+
+
+def test_every_reason_has_its_status() -> None:
+    problem = DOCUMENT["components"]["schemas"]["Problem"]
+    assert {row["reason"] for row in problem["x-reasons"]} == set(problem["properties"]["reason"]["enum"])
+    assert {"status": 422, "reason": "not_a_server", "title": "The text is no server"} in problem["x-reasons"]
+
+
 def test_every_operation_that_is_no_call_has_somebody_to_answer_it() -> None:
     assert set(RESPONDERS) == {operation.id for operation in OPERATIONS if not operation.is_call}
 

@@ -65,6 +65,7 @@ function App() {
       <nav aria-label="Pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
       <div class="foot">
         <button class="plain" onClick=${switchTheme}>Light or dark</button>
+        <a class="hide" href="../docs">REST API</a>
         <span class="hide">Version ${session.value.version}</span>
         ${session.value.needsKey
           ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><button class="plain" onClick=${() => signOut()}>Sign out</button>`
