@@ -55,7 +55,7 @@ async def show(page: Page, view: str) -> None:
     """Go to another view, and wait until it has what the hub knows."""
     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
     await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
-    await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+    await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
     await expect(page.get_by_text("Loading")).to_have_count(0)
 
 
@@ -188,7 +188,7 @@ async def test_activity_is_filtered_and_one_call_is_shown(browser: Browser, hub:
 async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port) as page:
         await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+        await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
         await page.keyboard.press("/")
         await page.keyboard.type("desk.add")
         await expect(page.get_by_role("option", name="desk.add tool")).to_be_visible()

@@ -26,6 +26,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_path": (404, "Unknown path"),
     "unknown_server": (404, "Unknown server"),
     "unknown_agent": (404, "Unknown agent"),
+    "unknown_call": (404, "Unknown call"),
     "unknown_question": (404, "Unknown question"),
     "unknown_definition": (404, "No such definition waits"),
     "method_not_allowed": (405, "Method not allowed"),
