@@ -99,7 +99,9 @@ async def test_a_tool_is_called_from_a_form(browser: Browser, hub: HubProcess) -
         await expect(form.get_by_role("alert")).to_have_text("a needs a number.")
         await form.get_by_label(named("a")).fill("2")
         await form.get_by_label(named("b")).fill("40")
-        await expect(form.locator(".cmd code")).to_have_text("isthmus call desk.add a=2 b=40")
+        await expect(form.locator(".cmd code")).to_have_text(
+            f"isthmus call --hub http://127.0.0.1:{hub.port} desk.add a=2 b=40"
+        )
         await form.get_by_role("button", name="Call", exact=True).click()
         await expect(form.locator(".out pre")).to_have_text("42")
 

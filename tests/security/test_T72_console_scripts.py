@@ -102,7 +102,7 @@ async def test_results_can_be_saved_and_opened_without_running(browser: Browser,
 
 
 async def test_captured_arguments_and_results_are_text(browser: Browser, hub: HubProcess) -> None:
-    given = [{PAYLOADS[0]: PAYLOADS[0]}, *({"more": PAYLOADS[at : at + 20]} for at in range(0, len(PAYLOADS), 20))]
+    given = [{PAYLOADS[0]: PAYLOADS[0]}, *({"more": PAYLOADS[at : at + 40]} for at in range(0, len(PAYLOADS), 40))]
     async with Raw(hub.url) as caller:
         origin = hub.url.removesuffix("/mcp")
         await caller.http.post(f"{origin}/v1/activity/capture", json={"seconds": 600, "server": "evil"})
