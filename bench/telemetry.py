@@ -20,6 +20,7 @@ from bench.scenarios import CALLER, SERVER, Silent, Work, hub_with_instant_serve
 from bench.steps import steps_of
 from isthmus.core.ports import Recorder
 from isthmus.model.calls import EVERYTHING, Call
+from isthmus.telemetry.activity import RecentCalls
 from isthmus.telemetry.counters import Counters
 from isthmus.telemetry.metrics import CallMetrics, Exposition, write_calls
 from isthmus.telemetry.protobuf import envelope, scope
@@ -37,9 +38,14 @@ def _traced(recorder: Recorder, sampler: Sampler, ended: list[TracedCall]) -> Re
     return TracingRecorder(recorder, sampler, ended.append, lambda _: "http")
 
 
+def _remembered(recorder: Recorder) -> Recorder:
+    return RecentCalls(recorder, lambda event, **about: None, lambda *_: "")
+
+
 KINDS: dict[str, tuple[Make, dict[str, msgspec.Raw], float | None]] = {
     "nothing": (lambda _: Silent(), {}, None),
     "telemetry off": (lambda _: Counters(), {}, 1.0),
+    "telemetry off, the last calls": (lambda _: _remembered(Counters()), {}, 2.0),
     "/metrics": (lambda _: Counters(CallMetrics()), {}, 5.0),
     "/metrics, traces, caller does not sample": (
         lambda ended: _traced(Counters(CallMetrics()), Sampler(), ended),

@@ -26,6 +26,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     servers = {
         "desk": stdio([sys.executable, str(SERVER)]),
+        "narrow": stdio([sys.executable, str(SERVER)], max_calls=1),
         "broken": {"command": "/no/such/program"},
     }
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT) as running:

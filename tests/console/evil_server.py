@@ -18,6 +18,8 @@ CONTENT: list[dict[str, Any]] = [
     {"type": "audio", "mimeType": f"text/html,<script>{RUN}</script>", "data": SVG},
     {"type": "resource_link", "uri": f"javascript:{RUN}", "name": PAYLOADS[0]},
     {"type": "resource", "resource": {"uri": f"javascript:{RUN}", "mimeType": "text/html", "text": PAYLOADS[0]}},
+    {"type": "resource", "resource": {"uri": f"x:{PAYLOADS[1]}", "mimeType": "text/html", "blob": SVG}},
+    {"type": "resource", "resource": {"uri": f"x:{PAYLOADS[2]}", "mimeType": PAYLOADS[3], "blob": PAYLOADS[4]}},
 ]
 
 

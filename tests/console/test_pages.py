@@ -60,7 +60,7 @@ async def show(page: Page, view: str) -> None:
     """Go to another view, and wait until it has what the hub knows."""
     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
     await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
-    await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+    await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
     await expect(page.get_by_text("Loading")).to_have_count(0)
 
 
@@ -104,7 +104,9 @@ async def test_a_tool_is_called_from_a_form(browser: Browser, hub: HubProcess) -
         await expect(form.get_by_role("alert")).to_have_text("a needs a number.")
         await form.get_by_label(named("a")).fill("2")
         await form.get_by_label(named("b")).fill("40")
-        await expect(form.locator(".cmd code")).to_have_text("isthmus call desk.add a=2 b=40")
+        await expect(form.locator(".cmd code")).to_have_text(
+            f"isthmus call --hub http://127.0.0.1:{hub.port} desk.add a=2 b=40"
+        )
         await form.get_by_role("button", name="Call", exact=True).click()
         await expect(form.locator(".out pre")).to_have_text("42")
 
@@ -193,7 +195,7 @@ async def test_activity_is_filtered_and_one_call_is_shown(browser: Browser, hub:
 async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port) as page:
         await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        await expect(page.get_by_role("navigation")).to_contain_text("Tools10")
+        await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
         await page.keyboard.press("/")
         await page.keyboard.type("desk.add")
         await expect(page.get_by_role("option", name="desk.add tool")).to_be_visible()

@@ -1,11 +1,13 @@
 """An MCP server in plain Python with the tools that the console's tests call: forms, progress, questions, pictures."""
 
 import base64
+import io
 import json
 import os
 import struct
 import sys
 import threading
+import wave
 import zlib
 from pathlib import Path
 from queue import Queue
@@ -21,6 +23,17 @@ def png() -> str:
     rows = b"".join(b"\0" + b"\xc8\x41\x2f" * 24 for _ in range(24))
     image = chunk(b"IHDR", struct.pack(">IIBBBBB", 24, 24, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows))
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + image + chunk(b"IEND", b"")).decode()
+
+
+def wav() -> str:
+    """A tenth of a second of silence, as base64."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(1)
+        sound.setframerate(8000)
+        sound.writeframes(b"\x80" * 800)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 NESTED = {
@@ -52,9 +65,19 @@ TOOLS: list[dict[str, Any]] = [
         "type": "object", "properties": {"gate": {"type": "string"}}, "required": ["gate"]}},
     {"name": "sign", "description": "Asks who signs.", "inputSchema": {"type": "object"}},
     {"name": "picture", "description": "Draws.", "inputSchema": {"type": "object"}},
+    {"name": "look", "description": "Repeats what it is given.", "annotations": {"readOnlyHint": True}, "inputSchema": {
+        "type": "object", "properties": {
+            "text": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "object", "properties": {
+                "flags": {"type": "array", "items": {"type": "boolean"}}}}}}},
+    {"name": "upload", "description": "Says how long a file is.", "inputSchema": {"type": "object", "properties": {
+        "scan": {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}},
+        "required": ["scan"]}},
+    {"name": "sound", "description": "Makes a sound.", "inputSchema": {"type": "object"}},
+    {"name": "papers", "description": "Hands out papers.", "inputSchema": {"type": "object"}},
     {"name": "fail", "description": "Fails.", "inputSchema": {"type": "object"}},
     {"name": "die", "description": "Ends the server.", "inputSchema": {"type": "object"}},
 ]  # fmt: skip
+CAN: dict[str, Any] = {"tools": {}, "resources": {}}
 waiting: dict[str, Queue[dict[str, Any]]] = {}
 pen = threading.Lock()
 
@@ -86,6 +109,31 @@ def run(id: Any, params: dict[str, Any]) -> None:
             result = text(json.dumps(answer.get()))
         case "picture":
             result = {"content": [{"type": "image", "mimeType": "image/png", "data": png()}]}
+        case "upload":
+            result = text(f"{len(base64.b64decode(given['scan'], validate=True))} bytes")
+        case "sound":
+            result = {"content": [{"type": "audio", "mimeType": "audio/wav", "data": wav()}]}
+        case "papers":
+            blob = base64.b64encode(b"%PDF-1.4").decode()
+            result = {
+                "content": [
+                    {
+                        "type": "resource",
+                        "resource": {"uri": "desk://memo", "mimeType": "text/plain", "text": "Buy ink."},
+                    },
+                    {
+                        "type": "resource",
+                        "resource": {"uri": "desk://scan", "mimeType": "application/pdf", "blob": blob},
+                    },
+                    {
+                        "type": "resource_link",
+                        "uri": "desk://letter",
+                        "name": "letter",
+                        "description": "The last letter",
+                    },
+                ],
+                "structuredContent": {"papers": [{"kind": "memo"}, {"kind": "scan"}]},
+            }
         case "fail":
             result = {**text("out of paper"), "isError": True}
         case "die":
@@ -100,11 +148,16 @@ def respond(id: Any, method: str, params: dict[str, Any]) -> None:
     match method:
         case "initialize":
             about = {"name": "desk", "version": "1"}
-            say(id=id, result={"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about})
+            say(id=id, result={"protocolVersion": "2025-11-25", "capabilities": CAN, "serverInfo": about})
         case "tools/list":
             say(id=id, result={"tools": TOOLS})
         case "tools/call":
             threading.Thread(target=run, args=(id, params), daemon=True).start()
+        case "resources/list":
+            say(id=id, result={"resources": [{"uri": "desk://letter", "name": "letter"}]})
+        case "resources/read":
+            letter = {"uri": params["uri"], "mimeType": "text/plain", "text": "Dear Ada"}
+            say(id=id, result={"contents": [letter]})
         case "ping":
             say(id=id, result={})
         case _:

@@ -110,6 +110,39 @@ async def test_tasks_and_sessions_are_text(browser: Browser, hub: HubProcess) ->
         assert not await is_owned(page)
 
 
+async def test_results_can_be_saved_and_opened_without_running(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/evil.t0", may_fail=True) as page:
+        await page.get_by_role("button", name="Call", exact=True).click()
+        for button in await page.get_by_role("button", name="Download").all():
+            async with page.expect_download():
+                await button.click()
+        await page.get_by_role("button", name="Open", exact=True).click()
+        await expect(page.get_by_role("alert").filter(has_text="Resource not found")).to_be_visible()
+        assert not await is_owned(page)
+        assert len(page.context.pages) == 1
+
+
+async def test_captured_arguments_and_results_are_text(browser: Browser, hub: HubProcess) -> None:
+    given = [{PAYLOADS[0]: PAYLOADS[0]}, *({"more": PAYLOADS[at : at + 40]} for at in range(0, len(PAYLOADS), 40))]
+    async with Raw(hub.url) as caller:
+        origin = hub.url.removesuffix("/mcp")
+        await caller.http.post(f"{origin}/v1/activity/capture", json={"seconds": 600, "server": "evil"})
+        for arguments in given:
+            assert "result" in await caller.call("evil.t0", arguments)
+        last = (await caller.http.get(f"{origin}/v1/activity?limit=1")).json()["calls"][0]["number"]
+    async with console(browser, hub.port, "activity", may_fail=True) as page:
+        await expect(page.get_by_text("are being captured")).to_be_visible()
+        for number in range(last, last - len(given), -1):
+            await page.evaluate("number => { location.hash = `#/activity/${number}`; }", number)
+            one = page.get_by_role("region", name=f"Call {number}", exact=True)
+            for name in ("Arguments", "Result"):
+                await expect(one.get_by_role("region", name=name)).to_contain_text(RUN)
+            assert not await is_owned(page)
+        await one.get_by_role("button", name="Open the form with these arguments").click()
+        await expect(page.get_by_role("region", name="evil.t0")).to_contain_text(RUN)
+        assert not await is_owned(page)
+
+
 async def test_the_policy_would_stop_a_script_that_got_in(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port, may_fail=True) as page:
         await expect(page.get_by_role("heading", level=1)).to_be_visible()

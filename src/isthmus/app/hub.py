@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from isthmus.app.config_diff import ConfigDiff, compare
@@ -22,6 +24,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.pauses import use_reader
 from isthmus.core.ports import (
     ConfigurationFinding,
@@ -54,7 +57,8 @@ from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints
-from isthmus.upstream.server_settings import PythonSettings
+from isthmus.upstream.redaction import MARK, redact_beginning
+from isthmus.upstream.server_settings import SECRET_LENGTH_MIN, PythonSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.named_servers import NamedServers
 from isthmus.wire.mcp.messages import Implementation
@@ -145,9 +149,13 @@ class RunningHub:
         self.background = BackgroundTasks()
         self.counters = Counters(None if telemetry is None else telemetry.calls)
         self._traced = self.counters if telemetry is None else telemetry.over(self.counters, self._carrier_of)
-        self.recent_calls = RecentCalls(self._traced)
+        self.recent_calls = RecentCalls(self._traced, self.note, self._beginning_of)
         self.latest_calls = self.recent_calls.latest
         self.follow_calls = self.recent_calls.follow
+        self.call_details = self.recent_calls.details
+        self.capture_state = self.recent_calls.capture_state
+        self.start_capture = self.recent_calls.start_capture
+        self.end_capture = self.recent_calls.end_capture
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         self.hub.custom_policy = narrowing_of(configuration)
@@ -261,6 +269,22 @@ class RunningHub:
         if self.audit is not None:
             self.audit.note(event, **about)
 
+    def _beginning_of(self, inflight: InFlight, payload: msgspec.Raw, length: int) -> str:
+        """The beginning of a call's arguments or result, without what the hub sends to its server as a secret."""
+        call, server = inflight.call, None if inflight.route is None else inflight.route.feature.server
+        reconnector = None if server is None else self.supervisor.reconnectors.get(server)
+
+        def redact(text: str) -> str:
+            for value in call.headers.values():
+                text = text.replace(value, MARK) if len(value) >= SECRET_LENGTH_MIN else text
+            if reconnector is not None:
+                text = reconnector.settings.redact(text)
+                for secret in reconnector.settings.secrets:  # a text in a result is often JSON itself
+                    text = text.replace(json.dumps(secret)[1:-1], MARK) if len(secret) >= SECRET_LENGTH_MIN else text
+            return text if server is None else self.logins.hide(server, call.caller, text)
+
+        return redact_beginning(payload, redact, length)
+
     def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
         """A login at a server was made, changed or deleted."""
         whose = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
@@ -350,5 +374,6 @@ class RunningHub:
             await self.supervisor.aclose()
         finally:
             self.functions.close()
+            self.recent_calls.close()
             use_reader(None, instead_of=self.reader)
             await self.background.aclose()

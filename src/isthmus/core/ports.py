@@ -685,6 +685,65 @@ class EndedCall(msgspec.Struct, frozen=True):
     """What a fault says."""
 
 
+class CallStep(msgspec.Struct, frozen=True):
+    """A point on the way of a call."""
+
+    step: str
+    """`received`, `checked`, `queued`, `assigned`, `sent`, `first_byte`, `progress`, `log`, `question`, `answer` or
+    `done`; `docs/rest.md` explains them."""
+    seconds: float
+    """Since the call was received."""
+
+
+class CapturedText(msgspec.Struct, frozen=True, rename="camel"):
+    """The beginning of a call's arguments or result, as JSON text."""
+
+    text: str
+    bytes: int
+    """How long the whole is."""
+    is_cut: bool
+    is_redacted: bool
+    """Whether a secret of the server was replaced by `***`."""
+
+
+class CallDetails(msgspec.Struct, frozen=True, rename="camel"):
+    """One call that has ended: its way, and what was captured of it."""
+
+    call: EndedCall
+    tool: str | None
+    """The canonical name of the tool; None if it is no tool, or was not found."""
+    steps: Sequence[CallStep]
+    is_cut: bool
+    """Whether events are left out because there were too many."""
+    arguments: CapturedText | None
+    result: CapturedText | None
+
+
+class CaptureOrder(msgspec.Struct, frozen=True):
+    """A request to capture arguments and results for some time, of all calls or of some."""
+
+    by: Caller
+    seconds: float
+    server: str | None = None
+    tool: str | None = None
+    caller: str | None = None
+
+
+class CaptureState(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether arguments and results are being captured, or were; for all operators to see."""
+
+    is_on: bool
+    by: str
+    since: float
+    until: float
+    """When it ends or ended; both in seconds since the epoch."""
+    calls: int
+    """How many calls were captured."""
+    server: str | None
+    tool: str | None
+    caller: str | None
+
+
 class DefinitionReview(msgspec.Struct, frozen=True, rename="camel"):
     """A tool whose definition changed, or was never seen before, and waits for an operator."""
 
@@ -778,7 +837,22 @@ class HubAdmin(Protocol):
         """At most so many of the last calls, the oldest first."""
 
     def follow_calls(self, feed: Callable[[Sequence[EndedCall]], None]) -> Callable[[], None]:
-        """Pass new calls to `feed` in batches, until the returned function is called."""
+        """Pass new calls to `feed` in batches, until the returned function is called.
+
+        It is also called, perhaps without calls, when a capture has begun or ended.
+        """
+
+    def call_details(self, number: int, reader: Caller) -> CallDetails | None:
+        """What is known of one of the last calls. The audit log notes who reads arguments and results."""
+
+    def capture_state(self) -> CaptureState | None:
+        """Whether arguments and results are being captured; None if nothing is captured and nothing was."""
+
+    def start_capture(self, order: CaptureOrder) -> CaptureState:
+        """Capture arguments and results from now on; what was captured before is deleted."""
+
+    def end_capture(self, by: Caller, *, forget: bool) -> CaptureState | None:
+        """Stop capturing, and delete what was captured if `forget`."""
 
     def restart(self, server: ServerName) -> bool:
         """Start a server anew, and replace it when the new one is ready; False if the hub does not start it."""

@@ -601,6 +601,13 @@ class Logins:
             subject = Subject(caller.tenant, caller.name, caller.rights)
             self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
+    def hide(self, server: ServerName, caller: Caller, text: str) -> str:
+        """Remove the tokens from a text that a call of this caller brought: the shared one, and the caller's own."""
+        for (slot, _), (_, login) in self._known.items():
+            if slot.server == server and slot.caller in ("", caller.name):
+                text = login.hide(text)
+        return text
+
     def forget(self, server: ServerName) -> None:
         """A server was removed."""
         for place in [place for place in self._known if place[0].server == server]:

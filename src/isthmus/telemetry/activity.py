@@ -1,4 +1,8 @@
-"""The last calls of a hub, and a feed of new ones. REST shows them to operators; `app.hub` creates the recorder."""
+"""The last calls of a hub: a list, a feed of new ones, the way of each, and on request arguments and results.
+
+REST shows them to operators; `app.hub` creates the recorder. What a call leaves here is a few names and the times that
+its path takes anyway. Arguments and results are captured only while an operator wants that, and never written to disk.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,53 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports import AuditGate, EndedCall, Recorder
+import msgspec
+
+from isthmus.core.audit import Value
+from isthmus.core.calls.inflight import STEPS_MAX, InFlight
+from isthmus.core.ports import (
+    AuditGate,
+    CallDetails,
+    CallStep,
+    CapturedText,
+    CaptureOrder,
+    CaptureState,
+    EndedCall,
+    Recorder,
+)
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 
 KEPT_CALLS = 500
-"""How many calls are remembered: names and a sentence each, no arguments and no results; about 200 KB."""
+"""How many calls are remembered: names, times and a sentence each; about 300 KB."""
 
 FEED_SECONDS = 0.1
 """New calls reach a feed this often, however many there are."""
 
+CAPTURED_CALLS = 200
+"""A capture ends after so many calls."""
+
+CAPTURED_LENGTH = 4_096
+"""Characters that are kept of arguments, and of a result."""
+
+CAPTURE_SECONDS_MAX = 600.0
+"""How long a capture lasts at most, and how long after its end its texts are deleted."""
+
 Feed: TypeAlias = Callable[[Sequence[EndedCall]], None]
+
+Shorten: TypeAlias = Callable[[InFlight, msgspec.Raw, int], str]
+"""At most so many characters of a call's arguments or result, without secrets."""
+
+
+class Note(Protocol):
+    """Writes an event to the audit log."""
+
+    def __call__(self, event: str, **about: Value) -> None:
+        """Write it."""
 
 
 class RecentCalls:
@@ -29,17 +65,25 @@ class RecentCalls:
 
     audit_gate: AuditGate | None = None
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, note: Note, shorten: Shorten) -> None:
         self._recorder = recorder
         self.started = recorder.started
         self.waited = recorder.waited
         self.late = recorder.late
+        self._note = note
+        self._shorten = shorten
         self._count = 0
         self._calls: deque[EndedCall] = deque(maxlen=KEPT_CALLS)
+        self._ways: deque[_Way] = deque(maxlen=KEPT_CALLS)
+        """The ways of the same calls."""
         self._feeds: list[Feed] = []
         self._fed = 0
         """The number of the last call that the feeds have."""
         self._timer: asyncio.TimerHandle | None = None
+        self._capture: _Capture | None = None
+        """The capture that is on, or the last one while its texts are kept."""
+        self._is_capturing = False
+        self._capture_timer: asyncio.TimerHandle | None = None
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Remember and forward the end of a call."""
@@ -55,6 +99,9 @@ class RecentCalls:
         else:
             ended = EndedCall(*about, server, "tool_error" if outcome.is_error else "result", "yes", None)
         self._calls.append(ended)
+        self._ways.append((inflight.link is not None, inflight.wait_seconds, inflight.steps, inflight.name))
+        if self._is_capturing:
+            self._capture_call(ended, inflight, outcome)
         if self._feeds and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FEED_SECONDS, self._feed)
 
@@ -63,7 +110,7 @@ class RecentCalls:
         return list(islice(self._calls, max(0, len(self._calls) - count), None))
 
     def follow(self, feed: Feed) -> Callable[[], None]:
-        """Pass new calls to `feed` in batches, until the returned function is called."""
+        """See `core.ports.HubAdmin.follow_calls`."""
         if not self._feeds:
             self._fed = self._count
         self._feeds.append(feed)
@@ -75,3 +122,162 @@ class RecentCalls:
         self._fed = self._count
         for feed in list(self._feeds):
             feed(calls)
+
+    def details(self, number: int, reader: Caller) -> CallDetails | None:
+        """See `core.ports.HubAdmin.call_details`."""
+        at = number - self._count - 1
+        if number < 1 or not -len(self._calls) <= at < 0:
+            return None
+        call, way = self._calls[at], self._ways[at]
+        arguments, result = (None, None) if self._capture is None else self._capture.texts.get(number, (None, None))
+        if arguments is not None:
+            self._note("capture.read", caller=reader.name, tenant=reader.tenant, call=number, name=call.name)
+        tool = f"{call.server}.{way[3]}" if call.kind == "tool" and call.server is not None else None
+        is_cut = way[2] is not None and len(way[2]) >= STEPS_MAX
+        return CallDetails(call, tool, steps_of(call, way), is_cut, arguments, result)
+
+    # -- capture -------------------------------------------------------------------------------------------------------
+
+    def capture_state(self) -> CaptureState | None:
+        """See `core.ports.HubAdmin`."""
+        capture = self._capture
+        if capture is None:
+            return None
+        order = capture.order
+        return CaptureState(
+            self._is_capturing,
+            order.by.name,
+            capture.since,
+            capture.until,
+            len(capture.texts),
+            order.server,
+            order.tool,
+            order.caller,
+        )
+
+    def start_capture(self, order: CaptureOrder) -> CaptureState:
+        """See `core.ports.HubAdmin`."""
+        self.end_capture(order.by, forget=True)
+        seconds = min(order.seconds, CAPTURE_SECONDS_MAX)
+        now = time.time()
+        self._capture = _Capture(order, now, now + seconds)
+        self._is_capturing = True
+        only = {"server": order.server, "tool": order.tool, "of_caller": order.caller}
+        about = {name: value for name, value in only.items() if value is not None}
+        self._note("capture.started", caller=order.by.name, tenant=order.by.tenant, seconds=seconds, **about)
+        loop = asyncio.get_running_loop()
+        self._capture_timer = loop.call_later(seconds, self._stop_capturing, "its time was over")
+        self._feed_soon()
+        state = self.capture_state()
+        assert state is not None
+        return state
+
+    def end_capture(self, by: Caller, *, forget: bool) -> CaptureState | None:
+        """See `core.ports.HubAdmin`."""
+        if self._is_capturing:
+            self._stop_capturing("an operator ended it", by)
+        if forget:
+            self._forget_captured()
+        return self.capture_state()
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in (self._timer, self._capture_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _capture_call(self, ended: EndedCall, inflight: InFlight, outcome: Outcome) -> None:
+        capture = self._capture
+        assert capture is not None
+        order = capture.order
+        tool = f"{ended.server}.{inflight.name}"
+        if (
+            (order.server is not None and order.server != ended.server)
+            or (order.tool is not None and order.tool not in (ended.name, tool))
+            or (order.caller is not None and order.caller != ended.caller)
+        ):
+            return
+        result = None if isinstance(outcome, Fault) else self._text_of(inflight, outcome.payload)
+        capture.texts[ended.number] = _Texts(self._text_of(inflight, inflight.call.arguments), result)
+        if len(capture.texts) >= CAPTURED_CALLS:
+            self._stop_capturing(f"it had {CAPTURED_CALLS} calls")
+
+    def _text_of(self, inflight: InFlight, payload: msgspec.Raw) -> CapturedText:
+        whole = memoryview(payload)
+        text = self._shorten(inflight, payload, CAPTURED_LENGTH)
+        # A character has at most four bytes.
+        plain = bytes(whole[: 4 * CAPTURED_LENGTH]).decode("utf-8", "replace")
+        return CapturedText(text, len(whole), len(plain) > CAPTURED_LENGTH, text != plain[:CAPTURED_LENGTH])
+
+    def _stop_capturing(self, why: str, by: Caller | None = None) -> None:
+        """Capture no more; the texts are kept for a while."""
+        capture = self._capture
+        assert capture is not None
+        self._is_capturing = False
+        capture.until = time.time()
+        whose = {} if by is None else {"caller": by.name, "tenant": by.tenant}
+        self._note("capture.ended", why=why, calls=len(capture.texts), **whose)
+        if self._capture_timer is not None:
+            self._capture_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._capture_timer = loop.call_later(CAPTURE_SECONDS_MAX, self._forget_captured)
+        self._feed_soon()
+
+    def _forget_captured(self) -> None:
+        self._capture = None
+        if self._capture_timer is not None:
+            self._capture_timer.cancel()
+            self._capture_timer = None
+        self._feed_soon()
+
+    def _feed_soon(self) -> None:
+        if self._feeds and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FEED_SECONDS, self._feed)
+
+
+_Way: TypeAlias = tuple[bool, float, Sequence[tuple[str, float]] | None, str]
+"""Whether a call was sent, how long it waited in the queue, the steps that it noted, and the server's own name of the
+tool. A bare tuple, because every call creates one."""
+
+
+class _Capture:
+    """Arguments and results of calls, by the calls' numbers."""
+
+    __slots__ = ("order", "since", "texts", "until")
+
+    def __init__(self, order: CaptureOrder, since: float, until: float) -> None:
+        self.order = order
+        self.since = since
+        self.until = until
+        self.texts: dict[int, _Texts] = {}
+
+
+class _Texts(NamedTuple):
+    arguments: CapturedText
+    result: CapturedText | None
+
+
+def steps_of(call: EndedCall, way: _Way) -> list[CallStep]:
+    """The way of a call in the order of time, from `received` to `done`."""
+    was_sent, wait_seconds, noted, _ = way
+    times: dict[str, float] = {}
+    """When the call came as far as this last; the hub may send it a second time."""
+    events: list[CallStep] = []
+    for step, at in noted or ():
+        if step in ("checked", "queued", "sent"):
+            times[step] = at
+        elif at <= call.seconds:
+            events.append(CallStep(step, at))
+    steps = [
+        CallStep("received", 0.0),
+        *(CallStep(step, times[step]) for step in ("checked", "queued") if step in times),
+    ]
+    if was_sent:
+        left_at = max(wait_seconds, times.get("checked", 0.0))
+        sent_at = max(times.get("sent", 0.0), left_at)
+        if sent_at > left_at:  # it had a slot, and waited for a link of its own or for the journal
+            steps.append(CallStep("assigned", left_at))
+        steps.append(CallStep("sent", sent_at))
+    if events or (was_sent and call.executed == "yes"):
+        steps.append(CallStep("first_byte", events[0].seconds if events else call.seconds))
+    return [*steps, *events, CallStep("done", call.seconds)]

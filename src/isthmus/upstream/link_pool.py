@@ -549,6 +549,7 @@ class LinkPool:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
             inflight.heartbeat()
+            inflight.note("sent")
             self._send(link, inflight)
             if self._asks and not any(member.key.scope[2:3]):  # it does not belong to one session
                 self._send_elsewhere(member, inflight.call.session)
@@ -631,6 +632,7 @@ class LinkPool:
             return
         inflight.carriage = None
         if member.link is not None and not member.link.lost.done():
+            inflight.note("sent")
             self._send(member.link, inflight)
             return
         del self._of[inflight]

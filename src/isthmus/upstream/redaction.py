@@ -35,6 +35,9 @@ MARK = "***"
 REDACTED = msgspec.Raw(b'"***"')
 REDACTED_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
 
+AHEAD_BYTES = 16_384
+"""A secret that begins in the wanted part of a text and ends behind it is found if it is at most so long."""
+
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
 
@@ -57,6 +60,20 @@ def redact_error(reply: ErrorReply, redact: Redact) -> ErrorReply:
 def redact_result(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
     """An error result without the credentials."""
     return redact_json(payload, redact, RESULT_LENGTH_MIN, REDACTED_RESULT)
+
+
+def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
+    """The first `length` characters of a JSON text without the credentials."""
+    whole = memoryview(payload)
+    text = bytes(whole[: length + AHEAD_BYTES]).decode("utf-8", "replace")
+    if redact is str:
+        return text[:length]
+    if len(whole) > length + AHEAD_BYTES:
+        # An escape that is cut in half is no JSON, and a string without an end is not searched.
+        half = text.rfind("\\", len(text) - 6)
+        text = (text if half < 0 else text[:half]) + '""'
+    # The second time without escapes, for what is left of a cut string.
+    return redact(bytes(redact_json(msgspec.Raw(text.encode()), redact)).decode("utf-8", "replace"))[:length]
 
 
 def redact_json(

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from isthmus.upstream.redaction import (
+    AHEAD_BYTES,
     REDACTED,
     REDACTED_RESULT,
     RESULT_LENGTH_MIN,
     STRINGS_MAX,
+    redact_beginning,
     redact_error,
     redact_json,
     redact_result,
@@ -83,3 +85,21 @@ def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
 def test_what_holds_no_secret_is_not_changed(value: object) -> None:
     text = json.dumps(value).encode()
     assert bytes(redact_json(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize("before", [0, 80, 99, 100])
+@pytest.mark.parametrize("after", [0, 50, AHEAD_BYTES + 200])
+def test_the_beginning_of_a_text_contains_no_part_of_a_secret(*, is_ascii: bool, before: int, after: int) -> None:
+    payload = json.dumps(["é" * before + SECRET + "\\" * after], ensure_ascii=is_ascii).encode()
+    shown = redact_beginning(msgspec.Raw(payload), redact, 100)
+    assert len(shown) <= 100
+    assert "abc" not in shown
+
+
+@given(some.recursive(some.text(), some.lists), some.integers(0, 60), some.integers(0, 40))
+def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> None:
+    payload = msgspec.Raw(json.dumps(value).encode())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("isthmus.upstream.redaction.AHEAD_BYTES", ahead)
+        assert len(redact_beginning(payload, redact, length)) <= length

@@ -166,6 +166,7 @@ class Hub:
 
     def start_again(self, inflight: InFlight) -> None:
         """Run the stages of a call again; a name that is still unknown stays unknown."""
+        inflight.note("checked")
         try:
             outcome = next((found for stage in STAGES if (found := stage(self, inflight)) is not None), None)
             if outcome is not None:
@@ -186,6 +187,7 @@ class Hub:
         """Submit a call that waited for the audit log or the worker to its server's queue, unless it has ended."""
         if inflight.is_over:
             return
+        inflight.note("checked")
         try:
             # The configuration may have changed since the queue was found.
             server = inflight.target.feature.server

@@ -29,7 +29,19 @@ from isthmus.core.ports import (
     Recorder,
     RetractingExchange,
 )
-from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Call, Event, OnReply, Outcome, Question, Reply, Result
+from isthmus.model.calls import (
+    GIVEN_UP,
+    NOT_ASKED,
+    TOO_LATE,
+    Call,
+    Event,
+    LogMessage,
+    OnReply,
+    Outcome,
+    Question,
+    Reply,
+    Result,
+)
 from isthmus.model.faults import Cancelled, Executed, Fault, Lost, NotConnected, ServerError, TimedOut, Unanswered
 from isthmus.model.trace_context import parent_of
 
@@ -113,6 +125,10 @@ QUESTION_SECONDS = 300.0
 caller's own timeout, but `hard_seconds` holds. The call keeps its slot, as far as its server's queue allows."""
 
 
+STEPS_MAX = 32
+"""Steps of one call that are remembered, the first ones: a server may report progress without end."""
+
+
 class InFlight:
     """Ends exactly once, by the first of: the server's response, a fault, the deadline, the caller's cancellation.
 
@@ -146,6 +162,7 @@ class InFlight:
         "rounds",
         "route",
         "server_queue",
+        "steps",
         "timeout",
         "trace",
         "wait_seconds",
@@ -194,6 +211,8 @@ class InFlight:
         """Open questions that concern this call, or may."""
         self.rounds = 0
         """How often the call was sent again with answers to the server's questions."""
+        self.steps: list[tuple[str, float]] | None = None
+        """What happened on its way besides being sent at once and answered; see `note`."""
 
     @property
     def target(self) -> Route:
@@ -242,11 +261,19 @@ class InFlight:
         """
         self._get_clock().alive_at = self._loop.time()
 
+    def note(self, step: str) -> None:
+        """Remember that the call has come this far; `telemetry.activity` shows it. Most calls note nothing."""
+        if self.steps is None:
+            self.steps = []
+        if len(self.steps) < STEPS_MAX:
+            self.steps.append((step, self._loop.time() - self._started))
+
     def emit(self, event: Event) -> None:
         """Send an event to the caller, unless the call has ended. It is a sign of life."""
         if self.outcome is not None:
             return
         self.heartbeat()
+        self.note("log" if isinstance(event, LogMessage) else "progress")
         try:
             self.exchange.emit(event)
         except Exception:  # as in `finish`
@@ -277,6 +304,7 @@ class InFlight:
             reply(TOO_LATE if self.is_over else NOT_ASKED)
             return None
         self._get_clock().asked += 1
+        self.note("question")
         asked = OpenQuestion(self, others, reply, lasts=lasts)
         try:
             self.exchange.ask(question, asked)
@@ -326,6 +354,7 @@ class InFlight:
         """A question is closed: the clock runs again once none is open."""
         self.questions = tuple(each for each in self.questions if each is not asked)
         if not self.questions:
+            self.note("answer")
             clock, now = self._get_clock(), self._loop.time()
             clock.answer_seconds += now - clock.asked_at
             clock.alive_at = now

@@ -556,6 +556,7 @@ class ServerQueue:
             self._return_probe(inflight)
             return Overloaded(self.server, self.running, self.queued)
         self._queue.add(inflight)
+        inflight.note("queued")
         if self._unanswered:
             self._loop.call_soon(self._end_unanswered)
         return None
@@ -569,6 +570,7 @@ class ServerQueue:
             return Overloaded(self.server, self.running, waiting)
         if not inflight.put_back():
             self._queue.add(inflight)
+            inflight.note("queued")
             self._wait_or_refuse(self._why_not)
         return None
 
@@ -673,6 +675,7 @@ class ServerQueue:
                 inflight.finish(fault)
             return
         inflight.carriage = None
+        inflight.note("sent")
         try:
             self._link.send(inflight)
         except Exception:  # as in `_send`

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Annotated, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -20,7 +20,17 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
-from isthmus.core.ports import AccessReports, AuditReports, EndedCall, HubAdmin, RelayAdmin, SessionAdmin, TaskAdmin
+from isthmus.core.ports import (
+    AccessReports,
+    AuditReports,
+    CaptureOrder,
+    CaptureState,
+    EndedCall,
+    HubAdmin,
+    RelayAdmin,
+    SessionAdmin,
+    TaskAdmin,
+)
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
@@ -106,6 +116,19 @@ ACTIVITY_DEFAULT = 100
 DEFAULT_LEVEL: LogLevel = "info"
 
 Answer: TypeAlias = "bytes | Problem"
+
+
+CaptureSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=600)]
+CaptureName: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class CaptureRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /v1/activity/capture`."""
+
+    seconds: CaptureSeconds
+    server: CaptureName | None = None
+    tool: CaptureName | None = None
+    caller: CaptureName | None = None
 
 
 class RestHttp:
@@ -370,13 +393,17 @@ class RestRequest:
             return refusal("bad_request", f"limit must be a whole number from 0 to {ACTIVITY_MAX}, not {given!r}")
         calls = admin.latest_calls(limit)
         if not self._wants_stream():
-            return msgspec.json.encode({"calls": calls})
+            return msgspec.json.encode({"calls": calls, "capture": admin.capture_state()})
         peer = self._peer
+        known: list[CaptureState | None] = [None]
 
         def send(calls: Sequence[EndedCall]) -> None:
             # A slow reader misses calls; their numbers show how many.
             if peer.buffered_bytes() <= CROWDED_BYTES:
                 peer.push(sse.frame(msgspec.json.encode(calls), event="calls"))
+                if (state := admin.capture_state()) != known[0]:
+                    known[0] = state
+                    peer.push(sse.frame(msgspec.json.encode(state), event="capture"))
 
         peer.begin(200, STREAM)
         send(calls)
@@ -439,6 +466,43 @@ class RestRequest:
 
     def _audit(self) -> AuditReports | Problem:
         return self._refused("read the audit log") or self._frontend.audit or _not_offered()
+
+    async def call_details(self) -> Answer:
+        """The way of one call, with what was captured of it."""
+        admin = self._admin("see the calls of all callers")
+        if isinstance(admin, Problem):
+            return admin
+        if not self.argument.isdecimal() or len(self.argument) > NUMBER_LENGTH_MAX:
+            return refusal("bad_request", f"The end of the path must be the number of a call, not {self.argument!r}")
+        details = admin.call_details(int(self.argument), self.caller)
+        if details is None:
+            text = f"Call {self.argument} is not among the last {ACTIVITY_MAX}; the audit log has all calls"
+            return refusal("unknown_call", text)
+        return msgspec.json.encode(details)
+
+    async def start_capture(self) -> Answer:
+        """Capture arguments and results for some time."""
+        admin = self._admin("capture arguments and results")
+        if isinstance(admin, Problem):
+            return admin
+        read = decode_object(self._body, max_depth=self._hub.limits.depth)
+        try:
+            if isinstance(read, Malformed):
+                raise ValueError(read.message)
+            wanted = msgspec.json.decode(read, type=CaptureRequest)
+        except ValueError as error:
+            return refusal("bad_request", f'The body must be an object with the "seconds" of the capture: {error}')
+        if wanted.seconds == 0:
+            return msgspec.json.encode({"capture": admin.end_capture(self.caller, forget=False)})
+        order = CaptureOrder(self.caller, wanted.seconds, wanted.server, wanted.tool, wanted.caller)
+        return msgspec.json.encode({"capture": admin.start_capture(order)})
+
+    async def forget_captured(self) -> Answer:
+        """End the capture and delete what it caught."""
+        admin = self._admin("capture arguments and results")
+        if isinstance(admin, Problem):
+            return admin
+        return msgspec.json.encode({"capture": admin.end_capture(self.caller, forget=True)})
 
     async def restart(self) -> Answer:
         """Restart a server."""
@@ -874,6 +938,9 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "get_stats": RestRequest.stats,
     "get_log": RestRequest.log,
     "get_activity": RestRequest.activity,
+    "get_call": RestRequest.call_details,
+    "start_capture": RestRequest.start_capture,
+    "forget_captured": RestRequest.forget_captured,
     "list_definitions": RestRequest.definitions,
     "approve_definition": RestRequest.approve,
     "get_configuration": RestRequest.configuration,

@@ -137,7 +137,9 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Server": _server(),
         "Stats": _stats(),
         "Log": _log(),
-        "Activity": _open({"calls": {"type": "array", "items": _ended_call()}}),
+        "Activity": _open({"calls": {"type": "array", "items": _ended_call()}, "capture": _capture_state()}),
+        "CallDetails": _call_details(),
+        "Capture": _open({"capture": _capture_state()}),
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
@@ -305,6 +307,35 @@ def _ended_call() -> dict[str, Any]:
             "message": {**NULLABLE_TEXT, "description": "What a fault says."},
         }
     )
+
+
+def _call_details() -> dict[str, Any]:
+    text = _open({"text": TEXT, "bytes": COUNT, "isCut": {"type": "boolean"}, "isRedacted": {"type": "boolean"}})
+    captured = {"description": "Null unless it was captured.", "anyOf": [text, {"type": "null"}]}
+    return _open(
+        {
+            "call": _ended_call(),
+            "tool": {**NULLABLE_TEXT, "description": "The canonical name of the tool."},
+            "steps": {"type": "array", "items": _open({"step": TEXT, "seconds": {"type": "number", "minimum": 0}})},
+            "isCut": {"type": "boolean", "description": "Whether events are left out."},
+            "arguments": captured,
+            "result": captured,
+        }
+    )
+
+
+def _capture_state() -> dict[str, Any]:
+    state = _open(
+        {
+            "isOn": {"type": "boolean"},
+            "by": {**TEXT, "description": "The operator who began it."},
+            "since": TIME,
+            "until": TIME,
+            "calls": {**COUNT, "description": "How many calls were captured."},
+            **dict.fromkeys(("server", "tool", "caller"), NULLABLE_TEXT),
+        }
+    )
+    return {"description": "Null if nothing is captured.", "anyOf": [state, {"type": "null"}]}
 
 
 def _definition() -> dict[str, Any]:

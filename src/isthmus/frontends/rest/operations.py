@@ -15,9 +15,8 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
-    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration", "Access", "AccessServers",
-    "AccessPreview", "Audit", "AuditVerdict",
-    "Stats", "Log", "Activity", "Definitions", "Definition", "Configuration", "ServerPreview", "SwitchedServer",
+    "Stats", "Log", "Activity", "CallDetails", "Capture", "Definitions", "Definition", "Configuration", "ServerPreview",
+    "SwitchedServer", "Access", "AccessServers", "AccessPreview", "Audit", "AuditVerdict",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
@@ -147,7 +146,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "get_activity", "GET", "/v1/activity", "The last calls of all callers; for operators.", "Activity", (LIMIT,),
-        events="First `calls` with the last calls, then `calls` with new ones, at most ten times a second.",
+        events="First `calls` with the last calls, then `calls` with new ones, at most ten times a second; `capture`"
+        " whenever a capture of arguments and results begins, ends or has caught a call.",
+    ),
+    Operation(
+        "get_call", "GET", "/v1/activity/{number}",
+        "The way of one of the last calls, with its arguments and result if they were captured; for operators.",
+        "CallDetails",
+    ),
+    Operation(
+        "start_capture", "POST", "/v1/activity/capture",
+        "Capture arguments and results of calls for some time, or end that; for operators.", "Capture",
+        body='`{"seconds": …}` from 0 to 600, where 0 ends it; with `server`, `tool` or `caller` only calls of these.',
+    ),
+    Operation(
+        "forget_captured", "DELETE", "/v1/activity/capture",
+        "End the capture and delete what it caught; for operators.", "Capture",
     ),
     Operation(
         "restart_server", "POST", "/v1/restart/{name}", "Restart a server; for operators. The result is its state.",

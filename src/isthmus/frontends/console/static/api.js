@@ -20,6 +20,10 @@ export const calls = signal(/** @type {any[]} */ ([]));
 export const pending = signal(/** @type {any[]} */ ([]));
 export const findings = signal(/** @type {any[]} */ ([]));
 export const tools = signal(/** @type {any[] | null} */ (null));
+/** Whether arguments and results of calls are being captured, or were; null if not. */
+export const capture = signal(/** @type {any} */ (null));
+/** Arguments that another page hands to the form of a tool: `{tool, value, runs}`; the form takes them. */
+export const draft = signal(/** @type {any} */ (null));
 const CALLS_KEPT = 2000;
 
 /** A failed request: what the hub says of it, with `executed` where a call was made. */
@@ -102,6 +106,7 @@ function signedOut(why) {
   session.value = { ...session.value, caller: null, operator: false, csrf: null, why };
   [servers.value, calls.value, pending.value, findings.value] = [[], [], [], []];
   [stats.value, tools.value, isLoaded.value] = [null, null, false];
+  [capture.value, draft.value] = [null, null];
 }
 
 /** Whether the pages can be shown. */
@@ -149,7 +154,7 @@ function start(control) {
   if (!session.value.operator) return;
   (async () => {
     while (!aborted.aborted) {
-      await stream("v1/activity?limit=500", { signal: aborted }, (_, data) => addCalls(data)).catch(() => {});
+      await stream("v1/activity?limit=500", { signal: aborted }, (event, data) => (event === "capture" ? (capture.value = data) : addCalls(data))).catch(() => {});
       if (!aborted.aborted) await pause(1000);
     }
   })();

@@ -1,7 +1,7 @@
 // @ts-check
 // A form made from a JSON schema: texts, numbers, yes/no, choices, files, lists and nested objects. Whatever a form
 // cannot show (unions, free objects) is a field for JSON. `read` turns the form's state into the value.
-import { html, useRef } from "./vendor/ui.js";
+import { html, useRef, useState } from "./vendor/ui.js";
 
 let ids = 0;
 
@@ -27,12 +27,33 @@ function resolve(/** @type {any} */ schema, /** @type {any} */ root, depth = 0) 
   return schema;
 }
 
+/** Whether a text is a file in base64. A text of a text type is itself, without an encoding (JSON Schema, contents). */
+const isFile = (/** @type {any} */ { contentEncoding, contentMediaType, format }) =>
+  contentEncoding === "base64" || (contentEncoding === undefined && (format === "byte" || format === "binary" || (typeof contentMediaType === "string" && !/^text\/|json$|xml$/.test(contentMediaType))));
+
+/** The hub takes requests of 4 MiB, and base64 makes a file a third longer. */
+const FILE_BYTES_MAX = 3_000_000;
+
+/** Bytes as base64, and back. */
+function base64Of(/** @type {Uint8Array} */ bytes) {
+  let binary = "";
+  for (let at = 0; at < bytes.length; at += 32768) binary += String.fromCharCode(...bytes.subarray(at, at + 32768));
+  return btoa(binary);
+}
+export function bytesOf(/** @type {string} */ data) {
+  try {
+    return Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  } catch {
+    return new TextEncoder().encode(data); // it is not base64: saved as it is
+  }
+}
+
 /** How a schema is shown. */
 export function kindOf(/** @type {any} */ schema) {
   if (Array.isArray(schema.enum)) return "choice";
   const types = Array.isArray(schema.type) ? schema.type.filter((/** @type {string} */ each) => each !== "null") : [schema.type];
   const type = types.length === 1 ? types[0] : undefined;
-  if (type === "string") return schema.contentEncoding === "base64" || schema.format === "byte" || schema.format === "binary" ? "file" : "text";
+  if (type === "string") return isFile(schema) ? "file" : "text";
   if (type === "integer" || type === "number") return "number";
   if (type === "boolean") return "yes";
   if (type === "array" && schema.items && !Array.isArray(schema.items)) return "list";
@@ -51,18 +72,19 @@ export function blank(/** @type {any} */ given, root = given, depth = 0) {
     case "list": return has && Array.isArray(schema.default) ? schema.default.map((/** @type {any} */ each) => fill(schema.items, each, root, depth + 1)) : [];
     case "yes": return has ? Boolean(schema.default) : null;
     case "json": return has ? JSON.stringify(schema.default) : "";
-    case "choice": return has ? String(schema.enum.indexOf(schema.default)) : "";
+    case "choice": return schema.enum.includes(schema.default) ? String(schema.enum.indexOf(schema.default)) : "";
     default: return has ? String(schema.default) : "";
   }
 }
 
 /** The state of a form that shows this value. */
-function fill(/** @type {any} */ given, /** @type {any} */ value, /** @type {any} */ root, depth = 0) {
+export function fill(/** @type {any} */ given, /** @type {any} */ value, /** @type {any} */ root = given, depth = 0) {
   const schema = resolve(given, root), kind = depth > DEPTH_MAX ? "json" : kindOf(schema);
+  if (value === null || value === undefined) return blank(given, root, depth);
   if (kind === "json") return JSON.stringify(value);
   if (kind === "object") return Object.fromEntries(Object.entries(schema.properties).map(([key, each]) => [key, value?.[key] === undefined ? blank(each, root, depth + 1) : fill(each, value[key], root, depth + 1)]));
-  if (kind === "list") return (value ?? []).map((/** @type {any} */ each) => fill(schema.items, each, root, depth + 1));
-  if (kind === "choice") return String(schema.enum.indexOf(value));
+  if (kind === "list") return (Array.isArray(value) ? value : []).map((/** @type {any} */ each) => fill(schema.items, each, root, depth + 1));
+  if (kind === "choice") return schema.enum.includes(value) ? String(schema.enum.indexOf(value)) : "";
   return kind === "yes" ? Boolean(value) : String(value);
 }
 
@@ -94,6 +116,7 @@ export function read(given, state, { root = given, isNeeded = true, path = "", d
       if (Number.isNaN(number)) throw new Error(`${name} must be a number, not ${state}.`);
       return number;
     }
+    case "file": if (!state) { if (isNeeded) throw new Error(`Choose a file for ${name}.`); return undefined; } return state;
     case "json": {
       if (!state?.trim()) { if (isNeeded && path) throw new Error(`${name} needs a value (JSON).`); return path ? undefined : {}; }
       try { return JSON.parse(state); } catch { throw new Error(`${name} must be JSON: a text needs quotes, for example "text".`); }
@@ -107,7 +130,7 @@ export function Field({ schema: given, state, onChange, root = given, name = "",
   const schema = resolve(given, root), kind = depth > DEPTH_MAX ? "json" : kindOf(schema);
   const id = useRef(/** @type {any} */ (null));
   id.current ??= `field-${++ids}`;
-  const title = schema.title && schema.title.toLowerCase() !== name.toLowerCase().replaceAll("_", " ") ? `${name} · ${schema.title}` : name;
+  const title = !name && kind === "json" ? schema.title ?? "Arguments" : schema.title && schema.title.toLowerCase() !== name.toLowerCase().replaceAll("_", " ") ? `${name} · ${schema.title}` : name;
   const head = html`${title}${isNeeded ? html` <span class="need" title="required">*<span class="vh">required</span></span>` : null}`;
   const hint = schema.description ? html`<p class="hint" id=${`${id.current}-hint`}>${schema.description}</p>` : null;
   const about = schema.description ? `${id.current}-hint` : undefined;
@@ -133,21 +156,29 @@ export function Field({ schema: given, state, onChange, root = given, name = "",
     return html`<div class="field"><label for=${id.current}>${head}</label>${hint}<select id=${id.current} aria-describedby=${about} value=${state ?? ""} onChange=${text}>
       <option value="">${isNeeded ? "choose …" : "not set"}</option>${schema.enum.map((/** @type {any} */ each, /** @type {number} */ i) => html`<option value=${String(i)}>${schema.enumNames?.[i] ?? String(each)}</option>`)}</select></div>`;
   }
-  if (kind === "file") {
-    const load = async (/** @type {any} */ event) => {
-      const file = event.currentTarget.files[0];
-      if (!file) return onChange("");
-      const bytes = new Uint8Array(await file.arrayBuffer());
-      let binary = "";
-      for (let at = 0; at < bytes.length; at += 32768) binary += String.fromCharCode(...bytes.subarray(at, at + 32768));
-      return onChange(btoa(binary));
-    };
-    return html`<div class="field"><label for=${id.current}>${head}</label>${hint}<input id=${id.current} type="file" aria-describedby=${about} onChange=${load} />${state ? html`<p class="hint">${Math.round((state.length * 3) / 4).toLocaleString("en")} bytes</p>` : null}</div>`;
-  }
+  if (kind === "file") return html`<${FileField} id=${id.current} head=${head} hint=${hint} about=${about} type=${schema.contentMediaType} state=${state} onChange=${onChange} />`;
   const isLong = kind === "json" || schema.maxLength > 200 || schema.format === "textarea" || /(content|text|body|query|code|prompt|message)$/i.test(name);
   if (isLong) return html`<div class="field"><label for=${id.current}>${head}${kind === "json" ? html` <span class="unit">JSON</span>` : null}</label>${hint}<textarea id=${id.current} aria-describedby=${about} value=${state ?? ""} onInput=${text} placeholder=${kind === "json" ? exampleOf(schema) : ""}></textarea></div>`;
   const type = kind === "number" ? "number" : { email: "email", uri: "url", date: "date" }[/** @type {string} */ (schema.format)] ?? "text";
   return html`<div class="field"><label for=${id.current}>${head}</label>${hint}<input id=${id.current} type=${type} step="any" aria-describedby=${about} value=${state ?? ""} onInput=${text} placeholder=${schema.examples?.[0] ?? ""} /></div>`;
+}
+
+function FileField(/** @type {any} */ { id, head, hint, about, type, state, onChange }) {
+  const [problem, setProblem] = useState("");
+  const load = async (/** @type {any} */ event) => {
+    const input = event.currentTarget, file = input.files[0];
+    setProblem("");
+    if (!file) return onChange("");
+    if (file.size > FILE_BYTES_MAX) {
+      setProblem(`${file.name} has ${file.size.toLocaleString("en")} bytes. A file may have ${FILE_BYTES_MAX.toLocaleString("en")} here: the hub takes requests of 4 MiB. Give the tool a path or an address instead, if it takes one.`);
+      input.value = "";
+      return onChange("");
+    }
+    return onChange(base64Of(new Uint8Array(await file.arrayBuffer())));
+  };
+  return html`<div class="field"><label for=${id}>${head}</label>${hint}<input id=${id} type="file" accept=${type} aria-describedby=${about} onChange=${load} />
+    ${state ? html`<p class="hint">${Math.floor((state.replace(/=+$/, "").length * 3) / 4).toLocaleString("en")} bytes, sent as base64</p>` : null}
+    ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}</div>`;
 }
 
 const exampleOf = (/** @type {any} */ schema) => (schema.examples?.[0] !== undefined ? JSON.stringify(schema.examples[0]) : schema.type === "array" ? "[ ]" : "{ }");

@@ -1,15 +1,28 @@
 // @ts-check
-// Activity: the calls of all callers as they end, with filters.
-import { html, useState } from "../vendor/ui.js";
-import { calls, servers } from "../api.js";
-import { clock, Command, frontendOf, go, link, outcomeOf, State, took } from "../parts.js";
+// Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
+import { html, useEffect, useState } from "../vendor/ui.js";
+import { calls, capture, draft, get, send, servers, tools } from "../api.js";
+import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree } from "../parts.js";
 
 const ROWS = 200;
 const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
 
+const width = (/** @type {number} */ share) => (/** @type {any} */ el) => el && (el.style.width = `${share * 100}%`);
+
+/** How the server of a call is reached, by name. */
+const transportsOf = () => Object.fromEntries(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
+
+/** One row of the table: cells only. */
+function callCells(/** @type {any} */ call, /** @type {any} */ { longest, transports }) {
+  const { word, look } = outcomeOf(call);
+  return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
+    <td class="dim hide">${frontendOf(call.frontend)} → ${transports[call.server] ?? call.server ?? "nowhere"}</td>
+    <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
+    <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${width(call.seconds / longest)}></i></span>` : call.message ?? ""}</td>`;
+}
+
 export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null }) {
-  const longest = Math.max(0.001, ...shown.map((/** @type {any} */ call) => call.seconds));
-  const transports = Object.fromEntries(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
+  const shared = { longest: Math.max(0.001, ...shown.map((/** @type {any} */ call) => call.seconds)), transports: transportsOf() };
   const pick = onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))));
   const move = (/** @type {KeyboardEvent} */ event) => {
     const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
@@ -20,54 +33,208 @@ export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPic
   };
   return html`<div class="scroll" tabindex="0" data-keys role="region" aria-label="Calls" onKeyDown=${move}><table>
     <thead><tr><th>Time</th><th>Caller</th><th>Tool</th><th class="hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="hide"><span class="vh">Duration</span></th></tr></thead>
-    <tbody>${shown.map((/** @type {any} */ call) => {
-      const { word, look } = outcomeOf(call);
-      return html`<tr key=${call.number} class="pick" aria-selected=${call.number === selected} onClick=${() => pick(call)}>
-        <td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
-        <td class="dim hide">${frontendOf(call.frontend)} → ${transports[call.server] ?? call.server ?? "nowhere"}</td>
-        <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
-        <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${(call.seconds / longest) * 100}%`)}></i></span>` : call.message ?? ""}</td></tr>`;
-    })}</tbody></table></div>`;
+    <tbody>${shown.map((/** @type {any} */ call) => html`<tr key=${call.number} class="pick" aria-selected=${call.number === selected} onClick=${() => pick(call)}>${callCells(call, shared)}</tr>`)}</tbody></table></div>`;
+}
+
+// -- the page ----------------------------------------------------------------------------------------------------------
+
+/** The filters with a fixed choice: their label, the name for all, and what a call has. */
+const FILTERS = /** @type {[string, string, (call: any) => string][]} */ ([
+  ["Caller", "All callers", (call) => call.caller],
+  ["Server", "All servers", (call) => call.server ?? ""],
+  ["Tool", "All tools", (call) => call.name],
+  ["Frontend", "All frontends", (call) => frontendOf(call.frontend)],
+  ["Outcome", "All outcomes", (call) => outcomeOf(call).word],
+]);
+const CHOICES_MAX = 300;
+
+function Choice(/** @type {any} */ { label, all, choices, value, onChange }) {
+  return html`<select aria-label=${label} value=${value} onChange=${(/** @type {any} */ e) => onChange(e.target.value)}>
+    <option value="">${all}</option>${choices.map((/** @type {string} */ each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>`;
 }
 
 export function Activity(/** @type {any} */ { title, rest, search }) {
-  const [server, setServer] = useState("");
-  const [word, setWord] = useState("");
+  const [wanted, setWanted] = useState(/** @type {Record<string, string>} */ ({}));
   const [text, setText] = useState("");
   const [held, setHeld] = useState(/** @type {any[] | null} */ (null));
   const all = held ?? calls.value;
-  const fits = (/** @type {any} */ call) =>
-    (!server || call.server === server) && (!word || outcomeOf(call).word === word) &&
-    (!text || `${call.caller} ${call.tenant} ${call.name} ${call.message ?? ""}`.toLowerCase().includes(text.toLowerCase()));
-  const found = all.filter(fits);
+  const words = text.toLowerCase();
+  const found = all.filter((call) => FILTERS.every(([label, , of]) => !wanted[label] || of(call) === wanted[label])
+    && (!words || `${call.caller} ${call.tenant} ${call.name} ${call.message ?? ""}`.toLowerCase().includes(words)));
+  const choicesOf = (/** @type {string} */ label, /** @type {(call: any) => string} */ of) => {
+    if (label === "Outcome") return WORDS;
+    const seen = new Set(all.map(of).filter(Boolean));
+    if (label === "Server") for (const server of servers.value) seen.add(server.name);
+    if (wanted[label]) seen.add(wanted[label]);
+    return [...seen].sort().slice(0, CHOICES_MAX);
+  };
   const number = Number(rest[0] ?? 0);
-  const picked = all.find((call) => call.number === number);
-  const names = [...new Set([...servers.value.map((each) => each.name), ...all.map((call) => call.server).filter(Boolean)])].sort();
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : "live"}</span>${search}</div>
-    ${number && !picked ? html`<p class="note">Call ${number} is not among the calls that the hub remembers. The audit log has it: <code>isthmus audit tail</code>.</p>` : null}
-    ${picked ? html`<${OneCall} call=${picked} />` : null}
+    <${CaptureNote} />
+    ${number ? html`<${OneCall} key=${number} number=${number} known=${all.find((call) => call.number === number)} />` : null}
     <section class="panel">
-      <div class="bar"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
-        <select aria-label="Server" value=${server} onChange=${(/** @type {any} */ e) => setServer(e.target.value)}><option value="">All servers</option>${names.map((name) => html`<option>${name}</option>`)}</select>
-        <select aria-label="Outcome" value=${word} onChange=${(/** @type {any} */ e) => setWord(e.target.value)}><option value="">All outcomes</option>${WORDS.map((each) => html`<option>${each}</option>`)}</select>
+      <div class="bar filters"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
+        ${FILTERS.map(([label, name, of]) => html`<${Choice} key=${label} label=${label} all=${name} choices=${choicesOf(label, of)} value=${wanted[label] ?? ""} onChange=${(/** @type {string} */ value) => setWanted({ ...wanted, [label]: value })} />`)}
         <button type="button" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></div>
+      <${CaptureForm} wanted=${wanted} />
       ${found.length ? html`<${CallTable} calls=${found.slice(0, ROWS)} selected=${number} />`
         : html`<div class="empty"><p>${all.length ? "No call matches these filters." : "No calls yet. This one makes the first:"}</p>${all.length ? null : html`<${Command} text="isthmus call builtin.echo text=hello" />`}</div>`}
       ${found.length > ROWS ? html`<p class="empty">The newest ${ROWS} of ${found.length} calls. The audit log has all of them.</p>` : null}
     </section>`;
 }
 
+// -- capture of arguments and results ----------------------------------------------------------------------------------
+
+const CAPTURE = "v1/activity/capture";
+const TIMES = /** @type {[number, string][]} */ ([[60, "one minute"], [300, "five minutes"], [600, "ten minutes"]]);
+const CAPTURED_MAX = 200;
+
+/** What a capture is limited to, in words. */
+const limitsOf = (/** @type {any} */ { caller, server, tool }) => [caller && `of ${caller}`, tool ? `to ${tool}` : server && `to ${server}`].filter(Boolean).join(" ");
+
+/** Tells everybody on this page that arguments and results are captured, and by whom. */
+function CaptureNote() {
+  const [problem, setProblem] = useState("");
+  const state = capture.value;
+  if (!state) return null;
+  const change = async (/** @type {string} */ method, /** @type {any} */ body) => {
+    try {
+      capture.value = (await send(method, CAPTURE, body)).capture;
+      setProblem("");
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+  };
+  const only = limitsOf(state);
+  return html`<div class="note bar" role="status"><span class="grow">${state.isOn
+    ? `Arguments and results${only ? ` of calls ${only}` : ""} are being captured: by ${state.by}, until ${clock(state.until)}, ${state.calls} of ${CAPTURED_MAX} calls so far.`
+    : `Arguments and results of ${state.calls} calls were captured by ${state.by}; they are deleted at ${clock(state.until + 600)}.`}</span>
+    ${state.isOn ? html`<button type="button" onClick=${() => change("POST", { seconds: 0 })}>Stop capturing</button>` : null}
+    <button type="button" onClick=${() => change("DELETE", undefined)}>Delete what was captured</button>
+    ${problem ? html`<p role="alert">${problem}</p>` : null}</div>`;
+}
+
+function CaptureForm(/** @type {any} */ { wanted }) {
+  const [seconds, setSeconds] = useState("60");
+  const [problem, setProblem] = useState("");
+  if (capture.value?.isOn) return null;
+  const only = { caller: wanted.Caller || undefined, server: wanted.Server || undefined, tool: wanted.Tool || undefined };
+  const start = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    try {
+      capture.value = (await send("POST", CAPTURE, { seconds: Number(seconds), ...only })).capture;
+      setProblem("");
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+  };
+  const words = limitsOf(only);
+  return html`<details class="capture"><summary>Capture arguments and results</summary><form onSubmit=${start}>
+    <p>The hub keeps no arguments and no results. Here you can let it keep those of the next calls${words ? html` <b>${words}</b>` : ""}, in memory, for all operators to see: at most ${CAPTURED_MAX} calls and 4,096 characters of each text.
+      ${words ? "" : " Choose a caller, a server or a tool above to capture only these."} The audit log notes who captures and who reads.</p>
+    <div class="bar"><label>For <select value=${seconds} onChange=${(/** @type {any} */ e) => setSeconds(e.target.value)}>${TIMES.map(([value, name]) => html`<option value=${String(value)}>${name}</option>`)}</select></label>
+      <button>Start capturing</button></div>
+    ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}</form></details>`;
+}
+
+// -- one call ----------------------------------------------------------------------------------------------------------
+
 const EXECUTED = { yes: "yes", no: "no: it is safe to call again", unknown: "unknown: the tool may have run" };
 
-function OneCall(/** @type {any} */ { call }) {
+function OneCall(/** @type {any} */ { number, known }) {
+  const [details, setDetails] = useState(/** @type {any} */ (null));
+  const [problem, setProblem] = useState("");
+  // Captured texts may be deleted, or end before the page shows the call.
+  const caught = `${capture.value?.since ?? ""}`;
+  useEffect(() => {
+    let isWanted = true;
+    get(`v1/activity/${number}`).then((found) => isWanted && setDetails(found), (error) => isWanted && setProblem(error.message));
+    return () => { isWanted = false; };
+  }, [number, caught]);
+  const call = details?.call ?? known;
+  if (!call) return problem ? html`<p class="note">${problem}: <code>isthmus audit tail</code>.</p>` : null;
   const { word, look } = outcomeOf(call);
   return html`<section class="panel pad stack call" aria-label=${`Call ${call.number}`}>
-    <div class="bar"><h2><code>${call.name}</code></h2><${State} look=${look}>${word}</${State}><span class="grow"></span><a href=${link("activity")}>Close</a></div>
-    <dl class="facts"><dt>Ended</dt><dd>${clock(call.at)}</dd><dt>Took</dt><dd>${took(call.seconds)}</dd><dt>Caller</dt><dd>${call.caller}${call.tenant === "local" || call.tenant === "default" ? "" : ` of ${call.tenant}`}, ${frontendOf(call.frontend)}</dd>
+    <div class="bar"><h2><code>${call.name}</code></h2><${State} look=${look}>${word}</${State}><span class="dim">${took(call.seconds)}</span><span class="grow"></span><a href=${link("activity")}>Close</a></div>
+    ${details ? html`<${Waterfall} details=${details} />` : null}
+    <dl class="facts"><dt>Ended</dt><dd>${clock(call.at)}</dd><dt>Caller</dt><dd>${call.caller}${call.tenant === "local" || call.tenant === "default" ? "" : ` of ${call.tenant}`}, ${frontendOf(call.frontend)}</dd>
       <dt>Server</dt><dd>${call.server ? html`<a href=${link("servers", call.server)}>${call.server}</a>` : "none was found"}</dd>
       <dt>Tool ran</dt><dd>${/** @type {any} */ (EXECUTED)[call.executed]}</dd>
       ${call.outcome === "result" || call.outcome === "tool_error" ? null : html`<dt>Reason</dt><dd>${call.outcome}</dd>`}
       ${call.message ? html`<dt>Message</dt><dd>${call.message}</dd>` : null}</dl>
-    ${call.kind === "tool" && call.server ? html`<p><a href=${link("tools", call.name)}>Open this tool</a></p>` : null}
+    ${details ? html`<${Again} details=${details} /><${Captured} title="Arguments" captured=${details.arguments} /><${Captured} title="Result" captured=${details.result} />
+      ${details.arguments ? null : html`<p class="dim">Its arguments and result were not captured.</p>`}` : null}
   </section>`;
+}
+
+/**
+ * The spans of a call: from, to, and what it waited for.
+ * @param {any} details @returns {{name: string, from: number, to: number, look?: string}[]}
+ */
+export function spansOf(details) {
+  const { call, steps } = details;
+  const at = (/** @type {string} */ step) => steps.find((/** @type {any} */ each) => each.step === step)?.seconds;
+  const [checked, queued, assigned, sent, first, done] = ["checked", "queued", "assigned", "sent", "first_byte", "done"].map(at);
+  const spans = [];
+  if (checked !== undefined) spans.push({ name: "Checks and audit log", from: 0, to: checked });
+  if (queued !== undefined) spans.push({ name: "Queue", from: queued, to: assigned ?? sent ?? done, look: "wait" });
+  if (assigned !== undefined) spans.push({ name: "Own connection", from: assigned, to: sent, look: "wait" });
+  if (sent !== undefined) {
+    const server = call.server ?? "the server";
+    if (first === undefined || first >= done) spans.push({ name: `${server} works`, from: sent, to: done });
+    else spans.push({ name: `${server}, first byte`, from: sent, to: first }, { name: `${server}, the rest`, from: first, to: done });
+  }
+  let asked = /** @type {number | null} */ (null);
+  for (const { step, seconds } of steps) {
+    if (step === "question") asked ??= seconds;
+    if ((step === "answer" || step === "done") && asked !== null) {
+      spans.push({ name: "The caller answers", from: asked, to: seconds, look: "wait" });
+      asked = null;
+    }
+  }
+  return spans;
+}
+
+function Waterfall(/** @type {any} */ { details }) {
+  const { call, steps } = details, whole = Math.max(call.seconds, 1e-6);
+  const place = (/** @type {number} */ from, /** @type {number} */ to) => (/** @type {any} */ el) => {
+    if (el) [el.style.left, el.style.width] = [`${Math.min(from / whole, 1) * 100}%`, `${Math.max(0, Math.min(to, whole) - from) / whole * 100}%`];
+  };
+  const spans = spansOf(details);
+  const events = ["progress", "log"].map((step) => ({ step, times: steps.filter((/** @type {any} */ each) => each.step === step).map((/** @type {any} */ each) => each.seconds) })).filter((each) => each.times.length);
+  const way = `${frontendOf(call.frontend)} → ${call.server ? transportsOf()[call.server] ?? call.server : "nowhere"}`;
+  return html`<ol class="fall" aria-label="The way of the call">
+    <li><b>Whole call</b><span class="track"><i ref=${place(0, whole)} class="whole"></i></span><span class="r">${took(call.seconds)}</span><small>${way}</small></li>
+    ${spans.map(({ name, from, to, look }) => html`<li key=${name + from}><b>${name}</b><span class="track"><i ref=${place(from, to)} class=${look ?? ""}></i></span><span class="r">${took(to - from)}</span><small>${from ? `from ${took(from)}` : "from the start"}</small></li>`)}
+    ${events.map(({ step, times }) => html`<li key=${step}><b>${step === "log" ? "Log lines" : "Progress"}</b><span class="track ticks">${times.map((/** @type {number} */ at) => html`<i ref=${place(at, at)} title=${took(at)}></i>`)}</span><span class="r">${times.length}</span><small>${times.slice(0, 4).map(took).join(", ")}${times.length > 4 ? " …" : ""}</small></li>`)}
+    ${spans.length ? null : html`<li class="dim">It was not sent to a server.</li>`}
+    ${details.isCut ? html`<li class="dim">Only the first events are kept.</li>` : null}</ol>`;
+}
+
+/** The call once more: at once if the tool only reads and its arguments are known as they were, else in the tool's form. */
+function Again(/** @type {any} */ { details }) {
+  const tool = (tools.value ?? []).find((each) => each.name === details.tool);
+  if (!tool) return null;
+  const isReading = tool.annotations?.readOnlyHint === true;
+  const given = details.arguments && !details.arguments.isCut ? parsed(details.arguments.text) : undefined;
+  if (given === undefined) return html`<p><a href=${link("tools", tool.name)}>Open this tool</a></p>`;
+  const open = (/** @type {boolean} */ runs) => () => {
+    draft.value = { tool: tool.name, value: given, runs };
+    go(link("tools", tool.name));
+  };
+  const canRun = isReading && !details.arguments.isRedacted;
+  return html`<div class="bar">${canRun ? html`<button type="button" class="main" onClick=${open(true)}>Run again</button>` : null}
+    <button type="button" onClick=${open(false)}>Open the form with these arguments</button>
+    <span class="dim">${canRun ? "It runs as you, with your permissions." : isReading ? "Secrets were removed from the arguments: fill them in." : "Its server does not say that it only reads, so it is not run from here."}</span></div>`;
+}
+
+function parsed(/** @type {string} */ text) {
+  try { return JSON.parse(text); } catch { return undefined; }
+}
+
+function Captured(/** @type {any} */ { title, captured }) {
+  if (!captured) return null;
+  const value = captured.isCut ? undefined : parsed(captured.text);
+  return html`<section class="captured" aria-label=${title}><h3>${title} <span class="dim">${captured.bytes.toLocaleString("en")} bytes${captured.isCut ? ", of which this is the beginning" : ""}${captured.isRedacted ? "; *** stands for a secret" : ""}</span></h3>
+    ${value === undefined ? html`<pre tabindex="0">${captured.text}</pre>` : html`<div class="tree"><${Tree} value=${value} /></div>`}</section>`;
 }

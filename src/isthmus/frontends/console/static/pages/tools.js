@@ -1,9 +1,9 @@
 // @ts-check
 // Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { ORIGIN, send, servers, session, stream, tools } from "../api.js";
+import { draft, get, ORIGIN, send, servers, session, stream, tools } from "../api.js";
 import { clock, Command, count, go, link, State, took, Tree, VirtualList } from "../parts.js";
-import { blank, Field, read } from "../schema_form.js";
+import { blank, bytesOf, Field, fill, read } from "../schema_form.js";
 
 export function Tools(/** @type {any} */ { title, rest, search }) {
   const [words, setWords] = useState("");
@@ -33,11 +33,21 @@ const NEW_RUN = { state: "idle", progress: null, log: [], questions: [], result:
 
 function OneTool(/** @type {any} */ { tool }) {
   const schema = tool.inputSchema ?? {};
-  const [state, setState] = useState(() => blank(schema));
+  const handed = useRef(/** @type {any} */ (undefined));
+  if (handed.current === undefined) {
+    const waiting = draft.peek();
+    handed.current = waiting?.tool === tool.name ? waiting : null;
+    draft.value = null;
+  }
+  const [state, setState] = useState(() => (handed.current ? fill(schema, handed.current.value) : blank(schema)));
   const [run, setRun] = useState(/** @type {any} */ (NEW_RUN));
   const [problem, setProblem] = useState("");
   const control = useRef(/** @type {AbortController | null} */ (null));
-  useEffect(() => () => control.current?.abort(), []);
+  useEffect(() => {
+    // Only a tool that reads is called without a click on this page.
+    if (handed.current?.runs && tool.annotations?.readOnlyHint === true) execute(handed.current.value);
+    return () => control.current?.abort();
+  }, []);
   const hints = HINTS.filter(([key, value]) => tool.annotations?.[/** @type {string} */ (key)] === value).map((each) => each[2]);
   /** @returns {any} */
   const argumentsOf = () => {
@@ -52,6 +62,9 @@ function OneTool(/** @type {any} */ { tool }) {
     } catch (error) {
       return setProblem(/** @type {Error} */ (error).message);
     }
+    return execute(given);
+  };
+  const execute = async (/** @type {any} */ given) => {
     control.current?.abort();
     const mine = (control.current = new AbortController()), begun = performance.now();
     const change = (/** @type {any} */ with_) => control.current === mine && setRun((/** @type {any} */ old) => ({ ...old, ...(typeof with_ === "function" ? with_(old) : with_), seconds: (performance.now() - begun) / 1000 }));
@@ -70,7 +83,6 @@ function OneTool(/** @type {any} */ { tool }) {
       const thrown = /** @type {any} */ (error);
       change({ state: "done", problem: thrown.name === "AbortError" ? { detail: "You cancelled the call.", executed: "unknown" } : { ...thrown.body, detail: thrown.message } });
     }
-    return undefined;
   };
   const answer = async (/** @type {any} */ question, /** @type {any} */ reply) => {
     try {
@@ -97,7 +109,7 @@ function OneTool(/** @type {any} */ { tool }) {
       ${run.questions.map((/** @type {any} */ question) => html`<${Question} key=${question.id ?? question.method} question=${question} onAnswer=${(/** @type {any} */ reply) => answer(question, reply)} />`)}
       ${run.log.length ? html`<div class="out"><div class="log" tabindex="0" role="log" aria-label="Log of the call">${run.log.map((/** @type {any} */ line) => html`<div><time>${clock(line.at)}</time>${line.level}: ${typeof line.data === "string" ? line.data : JSON.stringify(line.data)}</div>`)}</div></div>` : null}
       ${run.problem ? html`<${Failure} problem=${run.problem} />` : null}
-      ${run.result ? html`<${Result} result=${run.result} seconds=${run.seconds} />` : null}
+      ${run.result ? html`<${Result} result=${run.result} seconds=${run.seconds} server=${tool.name.split(".")[0]} />` : null}
     </div>
     <${Snippets} tool=${tool} given=${argumentsOf()} />
   </section>`;
@@ -116,7 +128,7 @@ const EXECUTED = { no: "The tool did not run. It is safe to call again.", unknow
 
 const Failure = (/** @type {any} */ { problem }) => html`<div class="out" role="alert"><${State} look=${problem.executed === "no" ? "bad" : "warn"}>${problem.title ?? "The call failed"}</${State}>
   <p>${problem.detail}</p><p class="dim">${/** @type {any} */ (EXECUTED)[problem.executed] ?? ""}${problem.retryAfter ? ` Try again in ${took(problem.retryAfter)}.` : ""}</p>
-  ${problem.error ? html`<${Tree} value=${problem.error} />` : null}</div>`;
+  ${problem.error ? html`<div class="tree"><${Tree} value=${problem.error} /></div>` : null}</div>`;
 
 function Question(/** @type {any} */ { question, onAnswer }) {
   const { message, requestedSchema, mode, url } = question.params ?? {};
@@ -145,20 +157,68 @@ function Question(/** @type {any} */ { question, onAnswer }) {
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 const TEXT_MAX = 20000;
 
-function Result(/** @type {any} */ { result, seconds }) {
+function Result(/** @type {any} */ { result, seconds, server }) {
   const content = Array.isArray(result.content) ? result.content : null;
   return html`<div class="out"><${State} look=${result.isError ? "warn" : ""}>${result.isError ? "The tool reports an error" : "ok"}</${State}> <span class="dim">${took(seconds)}</span>
-    ${content ? content.map((/** @type {any} */ block, /** @type {number} */ i) => html`<${Block} key=${i} block=${block} />`) : html`<${Tree} value=${result} />`}
-    ${result.structuredContent !== undefined ? html`<details><summary>Structured result</summary><${Tree} value=${result.structuredContent} /></details>` : null}</div>`;
+    ${content ? content.map((/** @type {any} */ block, /** @type {number} */ i) => html`<div class="block" key=${i}><${Block} block=${block} server=${server} /></div>`) : html`<div class="tree"><${Tree} value=${result} /></div>`}
+    ${result.structuredContent !== undefined ? html`<details class="block"><summary>Structured result</summary><div class="tree"><${Tree} value=${result.structuredContent} /></div></details>` : null}</div>`;
 }
 
-function Block(/** @type {any} */ { block }) {
-  if (block.type === "text") return html`<${Text} text=${String(block.text)} />`;
-  if (block.type === "image" && IMAGES.includes(block.mimeType)) return html`<img src=${`data:${block.mimeType};base64,${block.data}`} alt="Image of the result" />`;
-  if (block.type === "audio" && /^audio\/[\w.+-]+$/.test(block.mimeType)) return html`<audio controls src=${`data:${block.mimeType};base64,${block.data}`}></audio>`;
-  if (block.type === "resource_link") return html`<p>Resource <code>${block.uri}</code> ${block.description ?? block.title ?? block.name ?? ""}</p>`;
-  if (block.type === "resource" && typeof block.resource?.text === "string") return html`<p class="dim"><code>${block.resource.uri}</code></p><${Text} text=${block.resource.text} />`;
-  return html`<${Tree} value=${block} />`;
+function Block(/** @type {any} */ { block, server }) {
+  if (block?.type === "text") return html`<${Text} text=${String(block.text)} />`;
+  if ((block?.type === "image" || block?.type === "audio") && typeof block.data === "string") return html`<${Media} data=${block.data} type=${String(block.mimeType ?? "")} name=${block.type} />`;
+  if (block?.type === "resource_link") return html`<${ResourceLink} link=${block} server=${server} />`;
+  if (block?.type === "resource" && block.resource) return html`<${Contents} contents=${block.resource} />`;
+  return html`<div class="tree"><${Tree} value=${block} /></div>`;
+}
+
+/** Base64 as what it is: a picture or a sound if a browser shows that safely, and always a file to save. */
+function Media(/** @type {any} */ { data, type, name }) {
+  const size = `${Math.floor((data.replace(/=+$/, "").length * 3) / 4).toLocaleString("en")} bytes`;
+  const save = () => {
+    // Never as the server's type: the browser must save the file, not open it.
+    const url = URL.createObjectURL(new Blob([bytesOf(data)], { type: "application/octet-stream" }));
+    Object.assign(document.createElement("a"), { href: url, download: fileName(name, type) }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  };
+  return html`${IMAGES.includes(type) ? html`<img src=${`data:${type};base64,${data}`} alt="Image of the result" />` : null}
+    ${/^audio\/[\w.+-]+$/.test(type) ? html`<audio controls src=${`data:${type};base64,${data}`} aria-label="Sound of the result"></audio>` : null}
+    <p class="dim">${type || "unknown type"}, ${size} <button type="button" class="plain" onClick=${save}>Download</button></p>`;
+}
+
+const ENDINGS = { "image/jpeg": "jpg", "image/svg+xml": "svg", "audio/mpeg": "mp3", "text/plain": "txt", "application/octet-stream": "bin" };
+function fileName(/** @type {string} */ name, /** @type {string} */ type) {
+  const base = (name.split(/[/\\]/).pop() ?? "").replace(/[^\w.-]+/g, "-").slice(-60) || "result";
+  const ending = /** @type {any} */ (ENDINGS)[type] ?? type.split("/")[1]?.replace(/[^a-z0-9]/gi, "").slice(0, 8) ?? "bin";
+  return /\.\w{1,5}$/.test(base) ? base : `${base}.${ending || "bin"}`;
+}
+
+/** The contents of a resource: text, or a file. */
+function Contents(/** @type {any} */ { contents, isNamed = false }) {
+  return html`${isNamed ? null : html`<p class="dim">Resource <code>${contents.uri}</code></p>`}
+    ${typeof contents.text === "string" ? html`<${Text} text=${contents.text} />` : typeof contents.blob === "string" ? html`<${Media} data=${contents.blob} type=${String(contents.mimeType ?? "")} name=${String(contents.uri ?? "")} />` : html`<div class="tree"><${Tree} value=${contents} /></div>`}`;
+}
+
+/** A resource that the result only names: it is read when somebody wants it. */
+function ResourceLink(/** @type {any} */ { link: block, server }) {
+  const [found, setFound] = useState(/** @type {any[] | null} */ (null));
+  const [problem, setProblem] = useState("");
+  const read = async (/** @type {string} */ uri) => (await get(`v1/resources/read?uri=${encodeURIComponent(uri)}`)).contents;
+  const open = async () => {
+    try {
+      // If several servers list this URI, each has a name of its own in the hub.
+      setFound(await read(block.uri).catch((error) => {
+        if (error.body?.reason !== "unknown_resource") throw error;
+        return read(`isthmus://hub/${server}/${block.uri}`);
+      }));
+      setProblem("");
+    } catch (error) {
+      setProblem(/** @type {Error} */ (error).message);
+    }
+  };
+  return html`<p>Resource <code>${block.uri}</code> ${block.description ?? block.title ?? block.name ?? ""} ${found ? null : html`<button type="button" onClick=${open}>Open</button>`}</p>
+    ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}
+    ${found?.map((each, i) => html`<${Contents} key=${i} contents=${each} isNamed=${found.length === 1} />`)}`;
 }
 
 function Text(/** @type {any} */ { text }) {
@@ -169,25 +229,39 @@ function Text(/** @type {any} */ { text }) {
     if (/^\s*[[{]/.test(text) && text.length < 200000) try { parsed.current = JSON.parse(text); } catch { /* it is only text */ }
   }
   const [raw, setRaw] = useState(false);
-  if (parsed.current !== null && !raw) return html`<${Tree} value=${parsed.current} /><button class="plain" onClick=${() => setRaw(true)}>as text</button>`;
-  return html`<pre tabindex="0">${all ? text : text.slice(0, TEXT_MAX)}</pre>${!all && text.length > TEXT_MAX ? html`<button class="plain" onClick=${() => setAll(true)}>show all ${text.length.toLocaleString("en")} characters</button>` : null}`;
+  if (parsed.current !== null && !raw) return html`<div class="tree"><${Tree} value=${parsed.current} /></div><button type="button" class="plain" onClick=${() => setRaw(true)}>as text</button>`;
+  return html`<pre tabindex="0">${all ? text : text.slice(0, TEXT_MAX)}</pre>${!all && text.length > TEXT_MAX ? html`<button type="button" class="plain" onClick=${() => setAll(true)}>show all ${text.length.toLocaleString("en")} characters</button>` : null}`;
 }
 
 // -- snippets ----------------------------------------------------------------------------------------------------------
 
 const quoted = (/** @type {string} */ text) => (/^[\w./:@%+,=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-/** @param {any} tool @param {any} given */
-function snippets(tool, given) {
-  const value = given ?? {}, json = JSON.stringify(value), key = session.value.needsKey;
-  const words = Object.entries(value).map(([name, each]) => quoted(`${name}=${typeof each === "string" ? each : JSON.stringify(each)}`)).join(" ");
-  const message = { jsonrpc: "2.0", id: 1, method: "message/send", params: { message: { kind: "message", role: "user", messageId: "1", parts: [{ kind: "data", data: { tool: tool.name, arguments: value } }] } } };
-  const auth = key ? " -H \"Authorization: Bearer $KEY\"" : "";
+const LONG = 30000;
+const FILE = "arguments.json";
+
+/**
+ * The call as others make it. Arguments that are too long for a command line are in a file.
+ * @param {any} tool @param {any} value
+ */
+function snippets(tool, value) {
+  const json = JSON.stringify(value), isLong = json.length > LONG, key = session.value.needsKey, types = tool.inputSchema?.properties ?? {};
+  const word = (/** @type {[string, any]} */ [name, each]) => {
+    const type = types[name]?.type, isPlain = typeof each === "string" ? type === "string" && !each.startsWith("@") : ["number", "integer", "boolean"].includes(type);
+    return quoted(`${name}${isPlain ? "=" : ":="}${isPlain ? each : JSON.stringify(each)}`);
+  };
+  const entries = Object.entries(value), hasPlainNames = entries.every(([name]) => /^[\w.-]+$/.test(name));
+  const words = isLong ? ["--args", `@${FILE}`] : hasPlainNames ? entries.map(word) : ["--args", quoted(json)];
+  const message = { jsonrpc: "2.0", id: 1, method: "message/send", params: { message: { kind: "message", role: "user", messageId: "MESSAGE-ID", parts: [{ kind: "data", data: { tool: tool.name, arguments: isLong ? "ARGUMENTS" : value } }] } } };
+  const auth = key ? " -H \"Authorization: Bearer $KEY\"" : "", post = `curl -X POST${auth} -H 'Content-Type: application/json'`;
+  const asked = JSON.stringify(message).replace("MESSAGE-ID", crypto.randomUUID?.() ?? String(Date.now()));
   return {
-    "Command line": `isthmus call ${tool.name}${words ? ` ${words}` : ""}`,
-    curl: `curl -X POST ${ORIGIN}/v1/tools/${encodeURIComponent(tool.name)}${auth} -H 'Content-Type: application/json' -d ${quoted(json)}`,
-    Python: `async with isthmus.connect("${ORIGIN}"${key ? ", key=KEY" : ""}) as hub:\n    result = await hub.call(${JSON.stringify(tool.name)}, **${pythonOf(value)})`,
-    A2A: `curl -X POST ${ORIGIN}/a2a${auth} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(message))}`,
+    "Command line": [`${key ? 'ISTHMUS_KEY="$KEY" ' : ""}isthmus call --hub ${ORIGIN} ${quoted(tool.name)}`, ...words].join(" "),
+    curl: `${post} ${ORIGIN}/v1/tools/${encodeURIComponent(tool.name)} -d ${isLong ? `@${FILE}` : quoted(json)}`,
+    Python: `import${isLong ? " json," : ""}${key ? " os," : ""} isthmus\n\nwith isthmus.connect("${ORIGIN}"${key ? ', key=os.environ["KEY"]' : ""}) as hub:\n    print(hub.call(${JSON.stringify(tool.name)}, **${isLong ? `json.load(open("${FILE}"))` : pythonOf(value)}))`,
+    A2A: isLong
+      ? `printf '%s' ${quoted(asked.split('"ARGUMENTS"')[0])} "$(cat ${FILE})" ${quoted(asked.split('"ARGUMENTS"')[1])} | ${post} ${ORIGIN}/a2a -d @-`
+      : `${post} ${ORIGIN}/a2a -d ${quoted(asked)}`,
   };
 }
 
@@ -202,7 +276,16 @@ function pythonOf(/** @type {any} */ value) {
 
 function Snippets(/** @type {any} */ { tool, given }) {
   const [shown, setShown] = useState("Command line");
-  const all = /** @type {Record<string, string>} */ (snippets(tool, given));
-  return html`<div class="out"><div class="tabs" role="group" aria-label="The same call elsewhere">${Object.keys(all).map((name) => html`<button type="button" aria-pressed=${name === shown} onClick=${() => setShown(name)}>${name}</button>`)}</div>
-    <${Command} text=${all[shown]} />${given === null ? html`<p class="dim">Fill in the required fields to get the whole command.</p>` : null}</div>`;
+  const value = given ?? {}, json = JSON.stringify(value);
+  const all = useRef(/** @type {any} */ ({}));
+  if (all.current.json !== json) all.current = { json, texts: snippets(tool, value) };
+  const save = () => {
+    const url = URL.createObjectURL(new Blob([json], { type: "application/octet-stream" }));
+    Object.assign(document.createElement("a"), { href: url, download: FILE }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  };
+  return html`<div class="out"><div class="tabs" role="group" aria-label="The same call elsewhere">${Object.keys(all.current.texts).map((name) => html`<button type="button" aria-pressed=${name === shown} onClick=${() => setShown(name)}>${name}</button>`)}</div>
+    <${Command} text=${all.current.texts[shown]} />
+    ${json.length > LONG ? html`<p class="dim">The arguments are too long for a command line. <button type="button" class="plain" onClick=${save}>Save them as ${FILE}</button></p>` : null}
+    ${given === null ? html`<p class="dim">Fill in the required fields to get the whole command.</p>` : null}</div>`;
 }
