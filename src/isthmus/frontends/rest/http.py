@@ -33,17 +33,21 @@ from isthmus.frontends.http.request_cycle import (
     Receive,
     Send,
     accepted_types,
+    header_lines,
     is_json,
     join_headers,
     read_body,
 )
 from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.listings import (
+    entity_tag,
     entry_document,
     list_passes,
     log_document,
     server_document,
     servers_document,
+    servers_tag,
+    short_list_passes,
     stats_document,
 )
 from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
@@ -83,6 +87,12 @@ NUMBER_LENGTH_MAX = 15
 
 ACTIVITY_MAX = 500
 ACTIVITY_DEFAULT = 100
+
+SHORT_FIELDS = ("title", "description")
+"""What a short list may have beside names. Few, because each choice is rendered and kept for itself."""
+
+REVALIDATED = (b"cache-control", b"private, no-cache")
+"""For documents with an entity tag."""
 
 DEFAULT_LEVEL: LogLevel = "info"
 
@@ -241,17 +251,39 @@ class RestRequest:
         elif answer is not None:
             self._peer.answer(200, JSON, answer)
 
-    async def list(self, shape: ListShape) -> Answer:
-        """A list of all servers, or of one."""
+    async def list(self, shape: ListShape) -> Answer | None:
+        """A list of all servers, or of one; with `fields`, only these members of its entries."""
         server = self.parameter("server")
         if server is None:
-            return await in_passes(list_passes(await self.view(), shape, is_operator=self.caller.is_operator))
+            view = await self.view()
         # The snapshot caches a view for each name; unknown names must not push out those in use.
-        if server in self._hub.server_queues:
+        elif server not in self._hub.server_queues:
+            return _unknown_server(server)
+        else:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
-            if view.servers:
-                return await in_passes(list_passes(view, shape, is_operator=self.caller.is_operator))
-        return _unknown_server(server)
+            if not view.servers:
+                return _unknown_server(server)
+        given = self.parameter("fields")
+        if given is None:
+            return await in_passes(list_passes(view, shape, is_operator=self.caller.is_operator))
+        wanted = given.split(",")
+        if unknown := [each for each in wanted if each not in ("name", *SHORT_FIELDS)]:
+            return refusal("bad_request", f"fields may be name, {', '.join(SHORT_FIELDS)}, not {unknown[0]!r}")
+        fields = [each for each in SHORT_FIELDS if each in wanted]
+        tag = entity_tag(view.digest, f"-{','.join(fields)}")
+        if self._has(tag):
+            return None
+        return self._tagged(tag, await in_passes(short_list_passes(view, shape, fields)))
+
+    def _has(self, tag: bytes) -> bool:
+        """Whether the caller has the document with this tag already: then a 304 was sent."""
+        is_known = self._headers.get(b"if-none-match") == tag
+        if is_known:
+            self._peer.answer(304, header_lines([(b"etag", tag), REVALIDATED]), b"")
+        return is_known
+
+    def _tagged(self, tag: bytes, document: bytes) -> None:
+        self._peer.answer(200, JSON + header_lines([(b"etag", tag), REVALIDATED]), document)
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
         """One entry of a list."""
@@ -382,9 +414,11 @@ class RestRequest:
         """The OpenAPI document."""
         return openapi.document()
 
-    async def servers(self) -> Answer:
+    async def servers(self) -> None:
         """All servers, without waiting for any."""
-        return servers_document(self._hub, self.caller)
+        tag = servers_tag(self._hub, self.caller)
+        if not self._has(tag):
+            self._tagged(tag, servers_document(self._hub, self.caller))
 
     async def server(self) -> Answer:
         """One server."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
-from isthmus.wire.jsonrpc import Passes, finish
+from isthmus.wire.jsonrpc import Passes, Payload, finish, render
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_passes, write_entry
 
 NO_CALLS: dict[str, object] = {"calls": 0, "seconds": 0.0, "late": 0, "outcomes": {}, "latency": None}
@@ -44,6 +45,24 @@ def list_passes(view: View, shape: ListShape, *, is_operator: bool) -> Passes[by
         parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', msgspec.json.encode(absent), b"}")
         rendered = view.memo[key] = b"".join(parts)
     return rendered
+
+
+def short_list_passes(view: View, shape: ListShape, fields: Sequence[str]) -> Passes[bytes]:
+    """A list whose entries have only these members, and their names; rendered once per view."""
+    key = f"rest {shape.method} {','.join(fields)}"
+    rendered = view.memo.get(key)
+    if rendered is None:
+        entries = yield from array_passes(
+            render({shape.key: msgspec.json.encode(exposed), **_members(route, fields)})
+            for exposed, route in _table(view, shape).items()
+        )
+        rendered = view.memo[key] = b"".join((b'{"', shape.member.encode(), b'":', entries, b"}"))
+    return rendered
+
+
+def _members(route: Route, fields: Sequence[str]) -> dict[str, Payload]:
+    definition = route.feature.definition
+    return {field: definition[field] for field in fields if field in definition}
 
 
 def entry_document(view: View, shape: ListShape, name: str) -> bytes | None:
@@ -74,8 +93,26 @@ def _reason(reason: str | None, *, is_operator: bool) -> str | None:
 
 
 def servers_document(hub: Hub, caller: Caller) -> bytes:
-    """The state of every server that the caller may see."""
-    return msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
+    """The state of every server that the caller may see, rendered once per view."""
+    memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
+    key = f"rest servers{' for operators' if caller.is_operator else ''}"
+    if key not in memo:
+        memo[key] = msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
+    return memo[key]
+
+
+def servers_tag(hub: Hub, caller: Caller) -> bytes:
+    """The entity tag of that document."""
+    memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
+    key = f"rest servers{' for operators' if caller.is_operator else ''}, tag"
+    if key not in memo:
+        memo[key] = entity_tag(hashlib.blake2b(servers_document(hub, caller), digest_size=16).digest())
+    return memo[key]
+
+
+def entity_tag(digest: bytes, about: str = "") -> bytes:
+    """The `ETag` of a document with this digest; `about` tells apart documents of the same content."""
+    return f'"{digest.hex()}{about}"'.encode()
 
 
 def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:

@@ -74,10 +74,14 @@ STATE = Parameter("state", "Only servers in this state, or agents with such a se
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
 AFTER = Parameter("after", "Only lines with a higher number.", "number")
 LIMIT = Parameter("limit", "At most so many, from 0 to 500 (default 100).", "number")
+FIELDS = Parameter(
+    "fields",
+    "Only these members of each entry, with commas between: name, title, description. The list then has no `missing`.",
+)
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER,)),
+    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, FIELDS)),
     Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool"),
     Operation(
         "call_tool", "POST", "/v1/tools/{name}", "Call a tool.", "Result", CALLING,

@@ -1,33 +1,25 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters.
-import { html, useState } from "../vendor/ui.js";
-import { calls, servers } from "../api.js";
-import { clock, Command, frontendOf, go, link, outcomeOf, State, took } from "../parts.js";
+import { html, useMemo, useState } from "../vendor/ui.js";
+import { calls, CALLS_KEPT, servers } from "../api.js";
+import { clock, Command, frontendOf, go, link, outcomeOf, State, took, VirtualRows } from "../parts.js";
 
-const ROWS = 200;
 const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
 
-export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null }) {
-  const longest = Math.max(0.001, ...shown.map((/** @type {any} */ call) => call.seconds));
-  const transports = Object.fromEntries(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
-  const pick = onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))));
-  const move = (/** @type {KeyboardEvent} */ event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
-    if (!step || !shown.length) return;
-    event.preventDefault();
-    const at = shown.findIndex((/** @type {any} */ call) => call.number === selected);
-    pick(shown[Math.min(shown.length - 1, Math.max(0, at + step))]);
-  };
-  return html`<div class="scroll" tabindex="0" data-keys role="region" aria-label="Calls" onKeyDown=${move}><table>
-    <thead><tr><th>Time</th><th>Caller</th><th>Tool</th><th class="hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="hide"><span class="vh">Duration</span></th></tr></thead>
-    <tbody>${shown.map((/** @type {any} */ call) => {
+/** A table of calls, the newest first. */
+export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null, isLive = true }) {
+  const longest = shown.reduce((/** @type {number} */ most, /** @type {any} */ call) => Math.max(most, call.seconds), 0.001);
+  const transports = useMemo(() => new Map(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")])), [servers.value]);
+  return html`<${VirtualRows} className="columns calls" label="Calls" items=${shown} isLive=${isLive} keyOf=${(/** @type {any} */ call) => String(call.number)} selected=${String(selected || "")}
+    onPick=${onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))))}
+    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="hide"><span class="vh">Duration</span></th>`}
+    row=${(/** @type {any} */ call) => {
       const { word, look } = outcomeOf(call);
-      return html`<tr key=${call.number} class="pick" aria-selected=${call.number === selected} onClick=${() => pick(call)}>
-        <td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
-        <td class="dim hide">${frontendOf(call.frontend)} → ${transports[call.server] ?? call.server ?? "nowhere"}</td>
+      return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
+        <td class="dim hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
         <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
-        <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${(call.seconds / longest) * 100}%`)}></i></span>` : call.message ?? ""}</td></tr>`;
-    })}</tbody></table></div>`;
+        <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${(call.seconds / longest) * 100}%`)}></i></span>` : call.message ?? ""}</td>`;
+    }} />`;
 }
 
 export function Activity(/** @type {any} */ { title, rest, search }) {
@@ -42,18 +34,19 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
   const found = all.filter(fits);
   const number = Number(rest[0] ?? 0);
   const picked = all.find((call) => call.number === number);
-  const names = [...new Set([...servers.value.map((each) => each.name), ...all.map((call) => call.server).filter(Boolean)])].sort();
+  const names = useMemo(() => [...new Set([...servers.value.map((each) => each.name), ...all.map((call) => call.server).filter(Boolean)])].sort(), [servers.value]);
+  const options = useMemo(() => names.map((name) => html`<option>${name}</option>`), [names]);
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : "live"}</span>${search}</div>
     ${number && !picked ? html`<p class="note">Call ${number} is not among the calls that the hub remembers. The audit log has it: <code>isthmus audit tail</code>.</p>` : null}
     ${picked ? html`<${OneCall} call=${picked} />` : null}
     <section class="panel">
       <div class="bar"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
-        <select aria-label="Server" value=${server} onChange=${(/** @type {any} */ e) => setServer(e.target.value)}><option value="">All servers</option>${names.map((name) => html`<option>${name}</option>`)}</select>
+        <select aria-label="Server" value=${server} onChange=${(/** @type {any} */ e) => setServer(e.target.value)}><option value="">All servers</option>${options}</select>
         <select aria-label="Outcome" value=${word} onChange=${(/** @type {any} */ e) => setWord(e.target.value)}><option value="">All outcomes</option>${WORDS.map((each) => html`<option>${each}</option>`)}</select>
         <button type="button" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></div>
-      ${found.length ? html`<${CallTable} calls=${found.slice(0, ROWS)} selected=${number} />`
+      ${found.length ? html`<${CallTable} calls=${found} selected=${number} />`
         : html`<div class="empty"><p>${all.length ? "No call matches these filters." : "No calls yet. This one makes the first:"}</p>${all.length ? null : html`<${Command} text="isthmus call builtin.echo text=hello" />`}</div>`}
-      ${found.length > ROWS ? html`<p class="empty">The newest ${ROWS} of ${found.length} calls. The audit log has all of them.</p>` : null}
+      ${all.length >= CALLS_KEPT ? html`<p class="empty">The newest ${CALLS_KEPT.toLocaleString("en")} calls${found.length < all.length ? `, of which ${found.length.toLocaleString("en")} match` : ""}. The audit log has all of them.</p>` : null}
     </section>`;
 }
 
