@@ -169,7 +169,7 @@ export function VirtualRows({ items, keyOf, row, label, head = null, selected = 
   </div>`;
 }
 
-const Space = (/** @type {any} */ { height }) => (height > 0 ? html`<tr class="space" aria-hidden="true"><td colspan="99" ref=${(/** @type {any} */ el) => el && (el.style.height = `${height}px`)}></td></tr>` : null);
+const Space = (/** @type {any} */ { height }) => (height > 0 ? html`<tr class="space" aria-hidden="true"><td ref=${(/** @type {any} */ el) => el && (el.style.height = `${height}px`)}></td></tr>` : null);
 
 /** The lower-cased text of each entry, by list. */
 const texts = /** @type {WeakMap<any[], string[]>} */ (new WeakMap());
