@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle
+from http.client import HTTPConnection
+from itertools import cycle, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
@@ -32,7 +33,6 @@ from playwright.async_api import CDPSession, Page, async_playwright
 from bench.load import WrongAnswer
 from bench.messages import call_body, call_headers, http_request
 from bench.processes import PORT_LOGGED, NotStarted, Program
-from bench.stage import post
 
 SERVERS = 1_000
 TOOLS = ("search", "summarize", "translate", "classify", "extract", "index", "compare", "spell", "count", "fail")
@@ -57,7 +57,9 @@ ELEMENTS = 3_000
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWS = ("overview", "activity", "servers", "tools", "overview")
-"""What the operator looks at, in turns of equal length."""
+"""What the operator looks at in turns."""
+
+TURN_SECONDS = 12.0
 
 
 # -- load ------------------------------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ class Found:
     usable_seconds: float = 0.0
     keystroke_seconds: float = 0.0
     heaps: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds since the start, and bytes after a garbage collection."""
+    """Seconds since the start, and bytes of the overview after a garbage collection."""
     elements: int = 0
     nodes: int = 0
     watched_seconds: float = 0.0
@@ -275,14 +277,15 @@ async def look(page: Page, found: Found, seconds: float, hub: Program) -> None:
     found.heaps.append((0.0, await heap_bytes(devtools)))
     before, begun, meter = await metrics(devtools), monotonic(), Meter(hub)
     tasks: list[float] = []
-    for view in VIEWS:
+    for view in islice(cycle(VIEWS), max(len(VIEWS), round(seconds / TURN_SECONDS))):
         await show(page, view)
-        await asyncio.sleep(seconds / len(VIEWS))
+        await asyncio.sleep(min(TURN_SECONDS, seconds / len(VIEWS)))
         found.rows = max(found.rows, await page.locator("tbody tr").count())
         found.elements = max(found.elements, await page.evaluate("document.querySelectorAll('*').length"))
         # A forced collection stops the page itself: the tasks until now are read before, and those during it dropped.
         tasks += await page.evaluate("window.longTasks.splice(0)")
-        found.heaps.append((monotonic() - begun, await heap_bytes(devtools)))
+        if view == VIEWS[0]:  # views differ in size
+            found.heaps.append((monotonic() - begun, await heap_bytes(devtools)))
         await page.evaluate("new Promise((done) => setTimeout(done, 100)).then(() => window.longTasks.splice(0))")
     found.watched, found.watched_seconds = meter.share(), monotonic() - begun
     after = await metrics(devtools)
@@ -313,12 +316,10 @@ def start_hub(held: ExitStack) -> tuple[Program, int]:
 
 async def wait_for_tools(hub: Program, port: int) -> None:
     """Wait until the hub lists all tools; say how many bytes both lists have."""
-    import http.client
-
     give_up = monotonic() + READY_SECONDS
     headers = {"Authorization": f"Bearer {KEY.format(OPERATOR)}"}
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READY_SECONDS)
+        connection = HTTPConnection("127.0.0.1", port, timeout=READY_SECONDS)
         connection.request("GET", "/v1/tools?fields=title,description", headers=headers)
         short = connection.getresponse().read()
         if len(msgspec.json.decode(short)["tools"]) >= SERVERS * len(TOOLS):
@@ -344,7 +345,7 @@ async def measure(seconds: float, rate: int) -> Found:
         await wait_for_tools(hub, port)
         async with async_playwright() as playwright, calling(port, rate) as callers:
             await asyncio.sleep(3)
-            quiet = max(20.0, seconds / 6)
+            quiet = min(60.0, max(20.0, seconds / 6))
             await alone(found, hub, quiet)
             browser = await playwright.chromium.launch(executable_path=path, args=flags)
             context = await browser.new_context(viewport={"width": 1440, "height": 900})

@@ -193,7 +193,9 @@ export async function refresh() {
     }
     isLoaded.value = true;
   });
-  // The list of tools is long: it has names and descriptions, and is sent only when it has changed.
+  // The list of tools is long: it has names and descriptions, is sent only when it has changed, and comes after the
+  // first page is drawn.
+  if (tools.value === null) await new Promise((resolve) => setTimeout(resolve, 100));
   const listed = await getChanged("v1/tools?fields=title,description");
   if (listed) tools.value = listed.tools;
 }

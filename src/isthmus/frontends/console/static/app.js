@@ -2,7 +2,7 @@
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
 import { calls, findings, isLoaded, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
-import { go, link, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
+import { go, link, loweredTexts, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
 
 /**
  * Pages in the order of the navigation, a row each. The component is in `pages/ID.js`, under the title as its name; it is
@@ -84,18 +84,19 @@ function App() {
   </div>`;
 }
 
+const idle = window.requestIdleCallback ?? ((/** @type {() => void} */ then) => setTimeout(then, 500));
 let isShown = false;
 /** The first page can be used: the others are loaded when the browser has nothing else to do. */
 function firstShown() {
   if (isShown) return;
   isShown = true;
   performance.mark("console-usable");
-  const idle = window.requestIdleCallback ?? ((/** @type {() => void} */ then) => setTimeout(then, 500));
   const next = () => {
     const page = pagesOf().find((each) => loaded.value[each.id] === undefined);
     if (page) idle(() => load(page).then(next));
   };
   next();
+  tools.subscribe((/** @type {any[] | null} */ list) => list && idle(() => loweredTexts(list, toolText)));
 }
 
 const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;

@@ -91,7 +91,9 @@ export function Sparkline(/** @type {any} */ { values, width = 92, height = 30 }
 }
 
 /** JSON that can be folded. Long texts and lists are cut; "show all" opens them. */
-export function Tree(/** @type {any} */ { value, name = null, open = true }) {
+export const Tree = (/** @type {any} */ { value }) => html`<div class="tree"><${Branch} value=${value} /></div>`;
+
+function Branch(/** @type {any} */ { value, name = null, open = true }) {
   const [all, setAll] = useState(false);
   const label = name === null ? null : html`<span class="k">${name}: </span>`;
   if (value === null || typeof value !== "object") {
@@ -103,7 +105,7 @@ export function Tree(/** @type {any} */ { value, name = null, open = true }) {
   const shown = all ? entries : entries.slice(0, 100);
   const kind = Array.isArray(value) ? `[${entries.length}]` : `{${entries.length}}`;
   return html`<details open=${open}><summary>${label}<span class="dim">${kind}</span></summary>
-    ${shown.map(([key, each]) => html`<${Tree} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} />`)}
+    ${shown.map(([key, each]) => html`<${Branch} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} />`)}
     ${shown.length < entries.length ? html`<button class="plain" onClick=${() => setAll(true)}>show all ${entries.length}</button>` : null}
   </details>`;
 }
@@ -181,11 +183,16 @@ const texts = /** @type {WeakMap<any[], string[]>} */ (new WeakMap());
 export function matching(list, textOf, words, most = Infinity) {
   const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
   if (!parts.length) return most === Infinity ? list : list.slice(0, most);
+  const lowered = loweredTexts(list, textOf), found = [];
+  for (let i = 0; i < list.length && found.length < most; i += 1) if (parts.every((part) => lowered[i].includes(part))) found.push(list[i]);
+  return found;
+}
+
+/** The texts that `matching` searches; a page may make those of a long list before somebody types. */
+export function loweredTexts(/** @type {any[]} */ list, /** @type {(entry: any) => string} */ textOf) {
   let lowered = texts.get(list);
   if (!lowered) texts.set(list, (lowered = list.map((entry) => textOf(entry).toLowerCase())));
-  const found = [];
-  for (let i = 0; i < list.length && found.length < most; i += 1) if (parts.every((part) => /** @type {string[]} */ (lowered)[i].includes(part))) found.push(list[i]);
-  return found;
+  return lowered;
 }
 export const toolText = (/** @type {any} */ tool) => `${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`;
 

@@ -12,11 +12,11 @@ export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPic
   const transports = useMemo(() => new Map(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")])), [servers.value]);
   return html`<${VirtualRows} className="columns calls" label="Calls" items=${shown} isLive=${isLive} keyOf=${(/** @type {any} */ call) => String(call.number)} selected=${String(selected || "")}
     onPick=${onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))))}
-    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="hide"><span class="vh">Duration</span></th>`}
+    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="way hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="about hide"><span class="vh">Duration</span></th>`}
     row=${(/** @type {any} */ call) => {
       const { word, look } = outcomeOf(call);
       return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
-        <td class="dim hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
+        <td class="dim way hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
         <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
         <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${(call.seconds / longest) * 100}%`)}></i></span>` : call.message ?? ""}</td>`;
     }} />`;

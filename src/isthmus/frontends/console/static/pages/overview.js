@@ -69,8 +69,8 @@ export function Overview(/** @type {any} */ { title, search }) {
   return html`
     <div class="top"><h1>${title}</h1><span>last 5 minutes</span>${search}</div>
     <${Figures} now=${now} />
-    <div class="cols"><${Map} recent=${recent} now=${now} /><${Attention} recent=${recent} /></div>
-    <section class="panel" aria-labelledby="recent"><h2 id="recent">Recent calls</h2><${Recent} /></section>`;
+    <div class="cols"><${Map} recent=${recent} now=${now} /><${Attention} recent=${recent} />
+      <section class="panel" aria-labelledby="recent"><h2 id="recent">Recent calls</h2><${Recent} /></section></div>`;
 }
 
 const Recent = () => (calls.value.length ? html`<${CallTable} calls=${calls.value.slice(0, 8)} />` : html`<${NoCalls} />`);
