@@ -271,9 +271,9 @@ class RestRequest:
             return refusal("bad_request", f"fields may be name, {', '.join(SHORT_FIELDS)}, not {unknown[0]!r}")
         fields = [each for each in SHORT_FIELDS if each in wanted]
         tag = entity_tag(view.digest, f"-{','.join(fields)}")
-        if self._has(tag):
-            return None
-        return self._tagged(tag, await in_passes(short_list_passes(view, shape, fields)))
+        if not self._has(tag):
+            self._send_tagged(tag, await in_passes(short_list_passes(view, shape, fields)))
+        return None
 
     def _has(self, tag: bytes) -> bool:
         """Whether the caller has the document with this tag already: then a 304 was sent."""
@@ -282,7 +282,7 @@ class RestRequest:
             self._peer.answer(304, header_lines([(b"etag", tag), REVALIDATED]), b"")
         return is_known
 
-    def _tagged(self, tag: bytes, document: bytes) -> None:
+    def _send_tagged(self, tag: bytes, document: bytes) -> None:
         self._peer.answer(200, JSON + header_lines([(b"etag", tag), REVALIDATED]), document)
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
@@ -418,7 +418,7 @@ class RestRequest:
         """All servers, without waiting for any."""
         tag = servers_tag(self._hub, self.caller)
         if not self._has(tag):
-            self._tagged(tag, servers_document(self._hub, self.caller))
+            self._send_tagged(tag, servers_document(self._hub, self.caller))
 
     async def server(self) -> Answer:
         """One server."""
