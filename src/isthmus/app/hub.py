@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -195,7 +195,7 @@ class RunningHub:
         """See `core.ports.HubAdmin`."""
         return self.supervisor.restart(server)
 
-    def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
+    def call_counts(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
         """See `core.ports.HubAdmin`."""
         return self.counters.figures()
 

@@ -48,7 +48,7 @@ from isthmus.frontends.rest.listings import (
     servers_document,
     servers_tag,
     short_list_passes,
-    stats_document,
+    stats_passes,
 )
 from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
@@ -306,7 +306,7 @@ class RestRequest:
         admin = self._admin("read this")
         if isinstance(admin, Problem):
             return admin
-        return stats_document(self._hub, admin, self._frontend.loop_figures())
+        return await in_passes(stats_passes(self._hub, admin, self._frontend.loop_figures()))
 
     async def log(self) -> Answer:
         """The last lines of a server."""
