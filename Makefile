@@ -31,7 +31,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -104,6 +104,12 @@ trust: $(VENV)/.test ## measure what identity, permission and audit cost a call;
 
 telemetry: $(VENV)/.test ## measure what counting and tracing cost a call; fail above 5 µs and 15 µs
 	$(VENV)/bin/python -m bench.telemetry $(ARGS)
+
+console: $(VENV)/.test $(VENV)/.chromium ## measure the console at 1,000 servers, 10,000 tools and 500 calls a second, in a real browser; ARGS="--seconds 600" for long
+	$(VENV)/bin/python -m bench.console $(ARGS)
+
+screenshots: $(VENV)/.test $(VENV)/.chromium ## take pictures of every page of the console, of a hub with real servers, into docs/images/console
+	$(VENV)/bin/python -m tests.console.screenshots
 
 fuzz: $(FUZZ)/.ready ## give every frontend and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs 3 $(ARGS)

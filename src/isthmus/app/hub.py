@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -238,7 +238,7 @@ class RunningHub:
             self.note(event, server=server, caller=by.name, tenant=by.tenant, saved=is_saved)
         return SwitchedServer(server, is_on, is_saved, note)
 
-    def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
+    def call_counts(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
         """See `core.ports.HubAdmin`."""
         return self.counters.figures()
 

@@ -101,10 +101,10 @@ class Counters:
         else:
             counts.recent.append(seconds)
 
-    def figures(self) -> dict[ServerName | None, Mapping[str, object]]:
-        """All figures; from now on, and for a moment, durations are kept for the next look."""
+    def figures(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
+        """What reads the figures of each server; for a moment, durations are kept for the next look."""
         self._watched_until = time.monotonic() + WATCH_SECONDS
-        return {server: counts.figures() for server, counts in self.servers.items()}
+        return {server: counts.figures for server, counts in self.servers.items()}
 
     def late(self, server: ServerName) -> None:
         """Count a late reply."""

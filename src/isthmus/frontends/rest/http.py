@@ -45,6 +45,7 @@ from isthmus.frontends.http.request_cycle import (
     Receive,
     Send,
     accepted_types,
+    header_lines,
     is_json,
     join_headers,
     read_body,
@@ -53,13 +54,16 @@ from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.access import access_page, access_summary, preview_access
 from isthmus.frontends.rest.audit import audit_page, export_audit, verify_audit
 from isthmus.frontends.rest.listings import (
+    entity_tag,
     entry_document,
     list_passes,
     log_document,
     search_passes,
     server_document,
     servers_document,
-    stats_document,
+    servers_tag,
+    short_list_passes,
+    stats_passes,
 )
 from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
@@ -112,6 +116,12 @@ PREVIEW_BYTES_MAX = 512 * 1024
 
 ACTIVITY_MAX = 500
 ACTIVITY_DEFAULT = 100
+
+SHORT_FIELDS = ("title", "description")
+"""What a short list may have beside names. Few, because each choice is rendered and kept for itself."""
+
+REVALIDATED = (b"cache-control", b"private, no-cache")
+"""For documents with an entity tag."""
 
 DEFAULT_LEVEL: LogLevel = "info"
 
@@ -295,11 +305,13 @@ class RestRequest:
         elif answer is not None:
             self._peer.answer(200, JSON, answer)
 
-    async def list(self, shape: ListShape) -> Answer:
-        """A list of all servers, or of one."""
-        server, query, view = self.parameter("server"), self.parameter("query"), None
+    async def list(self, shape: ListShape) -> Answer | None:
+        """A list of all servers, or of one; with `query`, what matches; with `fields`, only these members."""
+        server, query, given, view = self.parameter("server"), self.parameter("query"), self.parameter("fields"), None
         if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
             return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
+        if query is not None and given is not None:
+            return refusal("bad_request", "query and fields cannot be combined")
         if server is None:
             view = await self.view()
         # The snapshot caches a view for each name; unknown names must not push out those in use.
@@ -308,9 +320,28 @@ class RestRequest:
         if view is None or (server is not None and not view.servers):
             return _unknown_server(server or "")
         is_operator = self.caller.is_operator
-        if query is None:
+        if query is not None:
+            return await in_passes(search_passes(view, query, is_operator=is_operator))
+        if given is None:
             return await in_passes(list_passes(view, shape, is_operator=is_operator))
-        return await in_passes(search_passes(view, query, is_operator=is_operator))
+        wanted = given.split(",")
+        if unknown := [each for each in wanted if each not in ("name", *SHORT_FIELDS)]:
+            return refusal("bad_request", f"fields may be name, {', '.join(SHORT_FIELDS)}, not {unknown[0]!r}")
+        fields = [each for each in SHORT_FIELDS if each in wanted]
+        tag = entity_tag(view.digest, f"-{','.join(fields)}")
+        if not self._has(tag):
+            self._send_tagged(tag, await in_passes(short_list_passes(view, shape, fields)))
+        return None
+
+    def _has(self, tag: bytes) -> bool:
+        """Whether the caller has the document with this tag already: then a 304 was sent."""
+        is_known = self._headers.get(b"if-none-match") == tag
+        if is_known:
+            self._peer.answer(304, header_lines([(b"etag", tag), REVALIDATED]), b"")
+        return is_known
+
+    def _send_tagged(self, tag: bytes, document: bytes) -> None:
+        self._peer.answer(200, JSON + header_lines([(b"etag", tag), REVALIDATED]), document)
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
         """One entry of a list."""
@@ -333,7 +364,7 @@ class RestRequest:
         admin = self._admin("read this")
         if isinstance(admin, Problem):
             return admin
-        return stats_document(self._hub, admin, self._frontend.loop_figures())
+        return await in_passes(stats_passes(self._hub, admin, self._frontend.loop_figures()))
 
     async def log(self) -> Answer:
         """The last lines of a server."""
@@ -577,9 +608,11 @@ class RestRequest:
         """The OpenAPI document."""
         return openapi.document()
 
-    async def servers(self) -> Answer:
+    async def servers(self) -> None:
         """All servers, without waiting for any."""
-        return servers_document(self._hub, self.caller)
+        tag = servers_tag(self._hub, self.caller)
+        if not self._has(tag):
+            self._send_tagged(tag, servers_document(self._hub, self.caller))
 
     async def server(self) -> Answer:
         """One server."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
-from isthmus.wire.jsonrpc import Passes, finish
+from isthmus.wire.jsonrpc import Passes, Payload, finish, render
 from isthmus.wire.mcp.lists import (
     ENTRIES_BYTES,
     PROMPTS,
@@ -83,6 +84,24 @@ def search_passes(view: View, query: str, *, is_operator: bool) -> Passes[bytes]
     return _whole_list(view, TOOLS, entries, is_operator=is_operator)
 
 
+def short_list_passes(view: View, shape: ListShape, fields: Sequence[str]) -> Passes[bytes]:
+    """A list whose entries have only these members, and their names; rendered once per view."""
+    key = f"rest {shape.method} {','.join(fields)}"
+    rendered = view.memo.get(key)
+    if rendered is None:
+        entries = yield from array_passes(
+            render({shape.key: msgspec.json.encode(exposed), **_members(route, fields)})
+            for exposed, route in _table(view, shape).items()
+        )
+        rendered = view.memo[key] = b"".join((b'{"', shape.member.encode(), b'":', entries, b"}"))
+    return rendered
+
+
+def _members(route: Route, fields: Sequence[str]) -> dict[str, Payload]:
+    definition = route.feature.definition
+    return {field: definition[field] for field in fields if field in definition}
+
+
 def entry_document(view: View, shape: ListShape, name: str) -> bytes | None:
     """One entry of a list; None if the caller does not see it."""
     route = _table(view, shape).get(name)
@@ -111,8 +130,26 @@ def _reason(reason: str | None, *, is_operator: bool) -> str | None:
 
 
 def servers_document(hub: Hub, caller: Caller) -> bytes:
-    """The state of every server that the caller may see."""
-    return msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
+    """The state of every server that the caller may see, rendered once per view."""
+    memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
+    key = f"rest servers{' for operators' if caller.is_operator else ''}"
+    if key not in memo:
+        memo[key] = msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
+    return memo[key]
+
+
+def servers_tag(hub: Hub, caller: Caller) -> bytes:
+    """The entity tag of that document."""
+    memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
+    key = f"rest servers{' for operators' if caller.is_operator else ''}, tag"
+    if key not in memo:
+        memo[key] = entity_tag(hashlib.blake2b(servers_document(hub, caller), digest_size=16).digest())
+    return memo[key]
+
+
+def entity_tag(digest: bytes, about: str = "") -> bytes:
+    """The `ETag` of a document with this digest; `about` tells apart documents of the same content."""
+    return f'"{digest.hex()}{about}"'.encode()
 
 
 def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
@@ -131,24 +168,34 @@ def log_document(hub: Hub, server: ServerName, after: int) -> bytes:
     return msgspec.json.encode({"server": server, "lines": hub.server_queues[server].log.lines(after)})
 
 
-def stats_document(hub: Hub, admin: HubAdmin, loop_figures: object) -> bytes:
+STATS_PASS = 50
+"""Servers whose figures are read in one pass: at most 2 ms."""
+
+
+def stats_passes(hub: Hub, admin: HubAdmin, loop_figures: object) -> Passes[bytes]:
     """How often each server was called, how long that took and how it ended, for operators."""
     counts = admin.call_counts()
     servers = []
-    for name, server_status in sorted(hub.snapshot.server_statuses.items()):
-        queue = hub.server_queues[name]
+    for position, (name, server_status) in enumerate(sorted(hub.snapshot.server_statuses.items())):
+        if position % STATS_PASS == STATS_PASS - 1:
+            yield
+        if (queue := hub.server_queues.get(name)) is None:
+            continue  # it was removed since the last pass
         servers.append(
             {
                 "name": name,
                 "state": server_status.state,
                 "running": queue.running,
                 "queued": queue.queued,
-                **counts.pop(name, NO_CALLS),
+                **counts.pop(name, NO_CALLS.copy)(),
             }
         )
     # What is left was called at servers that are gone, at addresses that callers named, or at no server at all.
-    rest = sorted(counts.items(), key=lambda each: each[0] or "")
-    others = [{"name": name, "state": None, "running": 0, "queued": 0, **figures} for name, figures in rest]
+    others = []
+    for position, (named, figures) in enumerate(sorted(counts.items(), key=lambda each: each[0] or "")):
+        if position % STATS_PASS == STATS_PASS - 1:
+            yield
+        others.append({"name": named, "state": None, "running": 0, "queued": 0, **figures()})
     return msgspec.json.encode({"at": time.time(), "servers": [*servers, *others], "event_loop": loop_figures})
 
 

@@ -124,7 +124,8 @@ def _reference(shape: str) -> dict[str, Any]:
 
 def _schemas() -> dict[str, dict[str, Any]]:
     return {
-        "Tools": _list_of("tools", "Tool"),
+        # With `fields` an entry has no schema, and the list has no `missing`.
+        "Tools": _open({"tools": {"type": "array", "items": _open({"name": TEXT})}}, {"missing": MISSING}),
         "Tool": _open({"name": {"type": "string"}, "inputSchema": OPEN_OBJECT}),
         "Resources": _list_of("resources", None),
         "Templates": _list_of("resourceTemplates", None),

@@ -104,10 +104,14 @@ AUDIT_FILTERS = (
     Parameter("until", "Before this time."),
 )
 FORMAT = Parameter("format", "`jsonl` exports all records as JSON Lines, the oldest first.")
+FIELDS = Parameter(
+    "fields",
+    "Only these members of each entry, with commas between: name, title, description. The list then has no `missing`.",
+)
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, QUERY)),
+    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, QUERY, FIELDS)),
     Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool"),
     Operation(
         "call_tool", "POST", "/v1/tools/{name}", "Call a tool.", "Result", CALLING,

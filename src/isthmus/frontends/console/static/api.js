@@ -1,6 +1,6 @@
 // @ts-check
 // The REST API of the hub, and what every page shares: the session, the servers, and the last calls.
-import { signal, computed } from "./vendor/ui.js";
+import { batch, signal, computed } from "./vendor/ui.js";
 
 const ROOT = new URL("..", import.meta.url);
 /** The hub's address, for commands and snippets. */
@@ -19,12 +19,14 @@ export const calls = signal(/** @type {any[]} */ ([]));
 /** The tools whose definition waits for approval, and the problems of the configuration; for operators. */
 export const pending = signal(/** @type {any[]} */ ([]));
 export const findings = signal(/** @type {any[]} */ ([]));
+/** Names, titles and descriptions. The whole definition of a tool is at `v1/tools/NAME`. */
 export const tools = signal(/** @type {any[] | null} */ (null));
 /** Whether arguments and results of calls are being captured, or were; null if not. */
 export const capture = signal(/** @type {any} */ (null));
 /** Arguments that another page hands to the form of a tool: `{tool, value, runs}`; the form takes them. */
 export const draft = signal(/** @type {any} */ (null));
-const CALLS_KEPT = 2000;
+/** How many calls a page remembers. */
+export const CALLS_KEPT = 2000;
 
 /** A failed request: what the hub says of it, with `executed` where a call was made. */
 export class Problem extends Error {
@@ -49,13 +51,26 @@ async function request(/** @type {string} */ path, /** @type {RequestInit} */ op
     throw new Problem({ detail: offline.value }, 0);
   }
   offline.value = "";
-  if (response.ok) return response;
+  if (response.ok || response.status === 304) return response;
   const body = await response.json().catch(() => ({}));
   if (response.status === 401 && !path.startsWith("console/")) signedOut("Your key is no longer valid. Sign in again.");
   throw new Problem(body, response.status);
 }
 
 export const get = async (/** @type {string} */ path) => (await request(path)).json();
+
+/** The tags of the documents that this page has, by path. */
+const tags = new Map();
+/** A document, or null if it is the one that this page has. */
+async function getChanged(/** @type {string} */ path) {
+  const tag = tags.get(path);
+  const response = await request(path, tag ? { headers: { "if-none-match": tag } } : {});
+  if (response.status === 304) return null;
+  const found = await response.json();
+  tags.set(path, response.headers.get("etag"));
+  return found;
+}
+
 export const send = async (/** @type {string} */ method, /** @type {string} */ path, /** @type {any} */ body) =>
   (await request(path, { method, body: body === undefined ? undefined : JSON.stringify(body) })).json();
 
@@ -107,6 +122,8 @@ function signedOut(why) {
   [servers.value, calls.value, pending.value, findings.value] = [[], [], [], []];
   [stats.value, tools.value, isLoaded.value] = [null, null, false];
   [capture.value, draft.value] = [null, null];
+  tags.clear();
+  waiting = [];
 }
 
 /** Whether the pages can be shown. */
@@ -114,13 +131,22 @@ export const isSignedIn = computed(() => Boolean(session.value?.caller));
 
 // -- what stays up to date while somebody looks ------------------------------------------------------------------------
 
-/** @param {any[]} batch The calls of one event, the oldest first. */
-function addCalls(batch) {
+const UPDATE_MS = 100;
+let waiting = /** @type {any[]} */ ([]), updated = 0;
+
+/** Shows new calls, at most ten times a second. @param {any[]} added The calls of one event, the oldest first. */
+function takeCalls(added) {
+  if (!waiting.length) setTimeout(() => { updated = performance.now(); addCalls(waiting.splice(0)); }, Math.max(0, updated + UPDATE_MS - performance.now()));
+  waiting.push(...added);
+}
+
+/** @param {any[]} added */
+function addCalls(added) {
   const newest = calls.value[0]?.number ?? 0;
-  const last = batch[batch.length - 1]?.number ?? newest;
+  const last = added[added.length - 1]?.number ?? newest;
   // A restarted hub counts from 1 again.
   const kept = last < newest ? [] : calls.value;
-  const fresh = batch.filter((call) => last < newest || call.number > newest).reverse();
+  const fresh = added.filter((call) => last < newest || call.number > newest).reverse();
   if (fresh.length) calls.value = [...fresh, ...kept].slice(0, CALLS_KEPT);
 }
 
@@ -154,26 +180,27 @@ function start(control) {
   if (!session.value.operator) return;
   (async () => {
     while (!aborted.aborted) {
-      await stream("v1/activity?limit=500", { signal: aborted }, (event, data) => (event === "capture" ? (capture.value = data) : addCalls(data))).catch(() => {});
+      await stream("v1/activity?limit=500", { signal: aborted }, (event, data) => (event === "capture" ? (capture.value = data) : takeCalls(data))).catch(() => {});
       if (!aborted.aborted) await pause(1000);
     }
   })();
 }
 
-let listed = "";
 export async function refresh() {
-  const found = (await get("v1/servers")).servers;
-  servers.value = found;
-  if (session.value.operator) {
-    stats.value = await get("v1/stats");
-    pending.value = (await get("v1/definitions")).pending;
-    findings.value = (await get("v1/configuration")).findings;
-  }
-  isLoaded.value = true;
-  // The list of tools is long: it is loaded again only when a server has changed.
-  const mark = found.map((/** @type {any} */ each) => `${each.name} ${each.state} ${each.tools}`).join("\n");
-  if (mark !== listed || tools.value === null) {
-    listed = mark;
-    tools.value = (await get("v1/tools")).tools;
-  }
+  const [found, counted, review, configuration] = await Promise.all([getChanged("v1/servers"),
+    ...(session.value.operator ? [get("v1/stats"), get("v1/definitions"), get("v1/configuration")] : [])]);
+  batch(() => {
+    if (found) servers.value = found.servers;
+    if (counted) {
+      stats.value = counted;
+      pending.value = review.pending;
+      findings.value = configuration.findings;
+    }
+    isLoaded.value = true;
+  });
+  // The list of tools is long: it has names and descriptions, is sent only when it has changed, and comes after the
+  // first page is drawn.
+  if (tools.value === null) await new Promise((resolve) => setTimeout(resolve, 100));
+  const listed = await getChanged("v1/tools?fields=title,description");
+  if (listed) tools.value = listed.tools;
 }

@@ -2,33 +2,38 @@
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
 import { calls, findings, isLoaded, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
-import { go, link, outcomeOf, troubleOf } from "./parts.js";
-import { Overview } from "./pages/overview.js";
-import { Servers } from "./pages/servers.js";
-import { Tools } from "./pages/tools.js";
-import { Activity } from "./pages/activity.js";
-import { Tasks } from "./pages/tasks.js";
-import { Devices } from "./pages/devices.js";
-import { Definitions } from "./pages/definitions.js";
-import { Doctor } from "./pages/doctor.js";
-import { Access, Audit } from "./pages/access_audit.js";
+import { go, link, loweredTexts, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
 
-/** Pages in the order of the navigation. Those for operators are hidden from other callers. */
+/**
+ * Pages in the order of the navigation, a row each. The component is in `pages/ID.js`, under the title as its name; it is
+ * loaded when it is first shown. Those for operators are hidden from other callers.
+ * @type {{id: string, title: string, operators?: boolean, badge?: () => {text: string, alert?: boolean} | null}[]}
+ */
 const PAGES = [
-  { id: "overview", title: "Overview", page: Overview, operators: true, badge: () => null },
-  { id: "servers", title: "Servers", page: Servers, badge: () => {
+  { id: "overview", title: "Overview", operators: true },
+  { id: "servers", title: "Servers", badge: () => {
     const down = servers.value.filter(troubleOf).length;
     return down ? { text: `${down} down`, alert: true } : { text: String(servers.value.length) };
   } },
-  { id: "tools", title: "Tools", page: Tools, badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
-  { id: "activity", title: "Activity", page: Activity, operators: true, badge: () => ({ text: "live" }) },
-  { id: "tasks", title: "Tasks", page: Tasks, badge: () => null },
-  { id: "devices", title: "Devices", page: Devices, badge: () => null },
-  { id: "definitions", title: "Definitions", page: Definitions, operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
-  { id: "access", title: "Access", page: Access, operators: true, badge: () => null },
-  { id: "audit", title: "Audit", page: Audit, operators: true, badge: () => null },
-  { id: "doctor", title: "Doctor", page: Doctor, operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
+  { id: "tools", title: "Tools", badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
+  { id: "activity", title: "Activity", operators: true, badge: () => ({ text: "live" }) },
+  { id: "tasks", title: "Tasks" },
+  { id: "devices", title: "Devices" },
+  { id: "definitions", title: "Definitions", operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
+  { id: "access", title: "Access", operators: true },
+  { id: "audit", title: "Audit", operators: true },
+  { id: "doctor", title: "Doctor", operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
 ];
+
+/** The pages that are loaded, by id; null if that failed. */
+const loaded = signal(/** @type {Record<string, any>} */ ({}));
+async function load(/** @type {{id: string, title: string}} */ { id, title }) {
+  if (loaded.value[id]) return;
+  const page = await import(`./pages/${id}.js`).then((module) => module[title.replaceAll(" ", "")], () => null);
+  loaded.value = { ...loaded.value, [id]: page };
+}
+
+const pagesOf = () => PAGES.filter((each) => session.value?.operator || !each.operators);
 
 const route = signal(readRoute());
 function readRoute() {
@@ -55,9 +60,11 @@ function switchTheme() {
 function App() {
   if (session.value === null) return html`<p class="loading">${offline.value || "Loading the console …"}</p>`;
   if (!isSignedIn.value) return html`<${SignIn} />`;
-  const pages = PAGES.filter((each) => session.value.operator || !each.operators);
+  const pages = pagesOf();
   const current = pages.find((each) => each.id === route.value[0]) ?? pages[0];
-  useEffect(() => { document.title = `${current.title} · Isthmus`; }, [current.id]);
+  const page = loaded.value[current.id], isReady = isLoaded.value && Boolean(page);
+  useEffect(() => { document.title = `${current.title} · Isthmus`; load(current); }, [current.id]);
+  useEffect(() => { if (isReady) firstShown(); }, [isReady]);
   return html`<div class="app">
     <a class="skip" href="#main" onClick=${(/** @type {Event} */ e) => { e.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to content</a>
     <header class="side">
@@ -74,16 +81,32 @@ function App() {
     </header>
     <main id="main" tabindex="-1">
       ${offline.value ? html`<p class="note bad" role="alert">${offline.value}</p>` : null}
-      ${!isLoaded.value ? html`<div class="top"><h1>${current.title}</h1></div><p class="loading" role="status">Loading …</p>` : html`<${current.page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />`}
+      ${!isReady ? html`<div class="top"><h1>${current.title}</h1></div>${page === null ? html`<p class="note bad" role="alert">This page could not be loaded. <button class="plain" onClick=${() => location.reload()}>Reload the console</button></p>` : html`<p class="loading" role="status">Loading …</p>`}`
+        : html`<${page} title=${current.title} rest=${route.value.slice(1)} search=${html`<${Search} pages=${pages} />`} />`}
     </main>
     <${Keys} />
   </div>`;
 }
 
+const idle = window.requestIdleCallback ?? ((/** @type {() => void} */ then) => setTimeout(then, 500));
+let isShown = false;
+/** The first page can be used: the others are loaded when the browser has nothing else to do. */
+function firstShown() {
+  if (isShown) return;
+  isShown = true;
+  performance.mark("console-usable");
+  const next = () => {
+    const page = pagesOf().find((each) => loaded.value[each.id] === undefined);
+    if (page) idle(() => load(page).then(next));
+  };
+  next();
+  tools.subscribe((/** @type {any[] | null} */ list) => list && idle(() => loweredTexts(list, toolText)));
+}
+
 const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;
 
 function NavLink(/** @type {any} */ { page, isCurrent }) {
-  const badge = page.badge();
+  const badge = page.badge?.();
   return html`<a href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
     ${badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
 }
@@ -121,20 +144,12 @@ const FOUND_MAX = 12;
 
 /** @param {string} words @param {any[]} pages */
 function find(words, pages) {
-  const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = (/** @type {string} */ text) => parts.every((part) => text.toLowerCase().includes(part));
-  const found = [];
-  for (const page of pages) if (fits(page.title)) found.push({ label: page.title, kind: "page", hash: link(page.id) });
-  for (const server of servers.value) if (fits(server.name)) found.push({ label: server.name, kind: "server", hash: link("servers", server.name) });
-  for (const tool of tools.value ?? []) {
-    if (found.length >= FOUND_MAX) break;
-    if (fits(`${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`)) found.push({ label: tool.name, kind: "tool", hash: link("tools", tool.name) });
-  }
-  for (const call of calls.value) {
-    if (found.length >= FOUND_MAX) break;
-    if (fits(`${call.caller} ${call.name}`)) found.push({ label: `${call.caller} → ${call.name}`, kind: outcomeOf(call).word, hash: link("activity", String(call.number)) });
-  }
-  return found.slice(0, FOUND_MAX);
+  return [
+    ...matching(pages, (page) => page.title, words).map((page) => ({ label: page.title, kind: "page", hash: link(page.id) })),
+    ...matching(servers.value, (server) => server.name, words, FOUND_MAX / 2).map((server) => ({ label: server.name, kind: "server", hash: link("servers", server.name) })),
+    ...matching(tools.value ?? [], toolText, words, FOUND_MAX).map((tool) => ({ label: tool.name, kind: "tool", hash: link("tools", tool.name) })),
+    ...matching(calls.value, (call) => `${call.caller} ${call.name}`, words, FOUND_MAX).map((call) => ({ label: `${call.caller} → ${call.name}`, kind: outcomeOf(call).word, hash: link("activity", String(call.number)) })),
+  ].slice(0, FOUND_MAX);
 }
 
 function Search(/** @type {any} */ { pages }) {
@@ -171,7 +186,7 @@ function Keys() {
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
       if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
-      const pages = PAGES.filter((each) => session.value.operator || !each.operators);
+      const pages = pagesOf();
       if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
       else if (event.key === "?") dialog.current.showModal();
       else if (pages[Number(event.key) - 1]) go(link(pages[Number(event.key) - 1].id));
@@ -195,6 +210,7 @@ async function begin() {
   const root = /** @type {HTMLElement} */ (document.getElementById("app"));
   root.replaceChildren();
   render(html`<${App} />`, root);
+  load(PAGES.find((each) => each.id === route.value[0]) ?? PAGES[0]);
   for (;;) {
     try {
       await loadSession();

@@ -1,5 +1,18 @@
 // @ts-check
 // Small components that several pages share, and how figures and outcomes are written.
+//
+// A list that may be long is a `VirtualRows`: it draws only the rows in sight, and has the keys and the roles.
+//
+//   html`<${VirtualRows} label="Calls" items=${found} keyOf=${(call) => String(call.number)} selected=${rest[0] ?? ""}
+//     onPick=${(call) => go(link("activity", String(call.number)))} isLive
+//     head=${html`<th>Time</th><th>Caller</th>`} row=${(call) => html`<td>${clock(call.at)}</td><td>${call.caller}</td>`} />`
+//
+// - `items` is the whole list, `row` returns the cells of one item. A row is one line: 36 px, or `rowHeight`.
+// - `selected` is the key of the marked row. Without `onPick` rows cannot be chosen, and the keys only scroll.
+// - `isLive`: new items come at the top. What a reader has scrolled to stays where it is.
+// - Columns for wide screens have the class `hide`. A list without `head` is a list of one column.
+//
+// To search a list, use `matching`: it lower-cases the text of each list once.
 import { html, useState, useRef, useEffect, useLayoutEffect } from "./vendor/ui.js";
 
 // -- words -------------------------------------------------------------------------------------------------------------
@@ -78,7 +91,9 @@ export function Sparkline(/** @type {any} */ { values, width = 92, height = 30 }
 }
 
 /** JSON that can be folded. Long texts and lists are cut; "show all" opens them. */
-export function Tree(/** @type {any} */ { value, name = null, open = true }) {
+export const Tree = (/** @type {any} */ { value }) => html`<div class="tree"><${Branch} value=${value} /></div>`;
+
+function Branch(/** @type {any} */ { value, name = null, open = true }) {
   const [all, setAll] = useState(false);
   const label = name === null ? null : html`<span class="k">${name}: </span>`;
   if (value === null || typeof value !== "object") {
@@ -90,42 +105,96 @@ export function Tree(/** @type {any} */ { value, name = null, open = true }) {
   const shown = all ? entries : entries.slice(0, 100);
   const kind = Array.isArray(value) ? `[${entries.length}]` : `{${entries.length}}`;
   return html`<details open=${open}><summary>${label}<span class="dim">${kind}</span></summary>
-    ${shown.map(([key, each]) => html`<${Tree} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} />`)}
+    ${shown.map(([key, each]) => html`<${Branch} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} />`)}
     ${shown.length < entries.length ? html`<button class="plain" onClick=${() => setAll(true)}>show all ${entries.length}</button>` : null}
   </details>`;
 }
 
+const OVERSCAN = 8;
+
 /**
  * A list that only draws the rows in sight, so that ten thousand cost no more than fifty. `j`, `k` and the arrows move.
- * @param {{items: any[], rowHeight: number, selected: string, keyOf: (item: any) => string, onPick: (item: any) => void, row: (item: any) => any, label: string}} props
+ * @param {{items: any[], keyOf: (item: any) => string, row: (item: any) => any, label: string, head?: any, selected?: string,
+ *   onPick?: ((item: any) => void) | null, rowHeight?: number, isLive?: boolean, className?: string}} props
  */
-export function VirtualList({ items, rowHeight, selected, keyOf, onPick, row, label }) {
+export function VirtualRows({ items, keyOf, row, label, head = null, selected = "", onPick = null, rowHeight = 36, isLive = false, className = "" }) {
   const box = useRef(/** @type {any} */ (null));
-  const [top, setTop] = useState(0);
-  const [height, setHeight] = useState(600);
-  useLayoutEffect(() => setHeight(box.current.clientHeight), []);
-  const at = items.findIndex((item) => keyOf(item) === selected);
+  const shown = useRef({ items, key: "" });
+  const [first, setFirst] = useState(0);
+  const [height, setHeight] = useState(720);
+  useLayoutEffect(() => {
+    const element = box.current;
+    element.style.setProperty("--row", `${rowHeight}px`);
+    const observer = new ResizeObserver(() => setHeight(element.clientHeight));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  useLayoutEffect(() => {
+    let top = first;
+    if (isLive && first > 0 && shown.current.items !== items) {
+      const moved = items.findIndex((item) => keyOf(item) === shown.current.key);
+      if (moved > 0 && moved !== first) box.current.scrollTop += (moved - first) * rowHeight;
+      if (moved > 0) top = moved;
+    }
+    shown.current = { items, key: top < items.length ? keyOf(items[top]) : "" };
+  });
+  const at = selected ? items.findIndex((item) => keyOf(item) === selected) : -1;
   useEffect(() => {
     if (at < 0) return;
-    const element = box.current;
+    const element = box.current, covered = element.querySelector("thead")?.offsetHeight ?? 0;
     if (at * rowHeight < element.scrollTop) element.scrollTop = at * rowHeight;
-    if ((at + 1) * rowHeight > element.scrollTop + element.clientHeight) element.scrollTop = (at + 1) * rowHeight - element.clientHeight;
-  }, [at]);
+    else element.scrollTop = Math.max(element.scrollTop, covered + (at + 1) * rowHeight - element.clientHeight);
+  }, [selected, at >= 0]);
+  const inSight = Math.ceil(height / rowHeight);
   const move = (/** @type {KeyboardEvent} */ event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+    if (/** @type {HTMLElement} */ (event.target).matches("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: inSight - 2, PageUp: 2 - inSight, Home: -items.length, End: items.length }[event.key];
     if (!step || !items.length) return;
     event.preventDefault();
-    onPick(items[Math.min(items.length - 1, Math.max(0, at + step))]);
+    if (onPick) onPick(items[Math.min(items.length - 1, Math.max(0, at + step))]);
+    else box.current.scrollTop += step * rowHeight;
   };
-  const first = Math.max(0, Math.floor(top / rowHeight) - 8);
-  const seen = items.slice(first, first + Math.ceil(height / rowHeight) + 16);
-  return html`<div class="list" role="listbox" aria-label=${label} tabindex="0" data-keys ref=${box} onKeyDown=${move} onScroll=${(/** @type {any} */ e) => setTop(e.currentTarget.scrollTop)}>
-    <div ref=${(/** @type {any} */ el) => el && (el.style.height = `${items.length * rowHeight}px`)}></div>
-    ${seen.map((item, i) => html`<div key=${keyOf(item)} class="row" role="option" aria-selected=${keyOf(item) === selected}
-      ref=${(/** @type {any} */ el) => el && ((el.style.top = `${(first + i) * rowHeight}px`), (el.style.height = `${rowHeight}px`))}
-      onClick=${() => onPick(item)}>${row(item)}</div>`)}
+  const from = Math.max(0, Math.min(first, items.length - inSight) - OVERSCAN);
+  const to = Math.min(items.length, from + inSight + 2 * OVERSCAN);
+  const above = head ? 1 : 0;
+  const id = `picked-${label.replace(/\W+/g, "-")}`;
+  return html`<div class=${`scroll rows ${className}`} ref=${box} onScroll=${() => setFirst(Math.floor(box.current.scrollTop / rowHeight))}>
+    <table role="grid" aria-label=${label} aria-rowcount=${items.length + above} aria-activedescendant=${at >= from && at < to ? id : undefined} tabindex="0" data-keys onKeyDown=${move}>
+      ${head ? html`<thead><tr aria-rowindex="1">${head}</tr></thead>` : null}
+      <tbody>
+        <${Space} key="above" height=${from * rowHeight} />
+        ${items.slice(from, to).map((item, i) => html`<tr key=${isLive ? i : keyOf(item)} aria-rowindex=${from + i + 1 + above} id=${from + i === at ? id : undefined}
+          class=${onPick ? "pick" : ""} aria-selected=${onPick ? String(from + i === at) : undefined} onClick=${onPick ? () => onPick(item) : undefined}>${row(item)}</tr>`)}
+        <${Space} key="below" height=${(items.length - to) * rowHeight} />
+      </tbody>
+    </table>
   </div>`;
 }
+
+const Space = (/** @type {any} */ { height }) => (height > 0 ? html`<tr class="space" aria-hidden="true"><td ref=${(/** @type {any} */ el) => el && (el.style.height = `${height}px`)}></td></tr>` : null);
+
+/** The lower-cased text of each entry, by list. */
+const texts = /** @type {WeakMap<any[], string[]>} */ (new WeakMap());
+
+/**
+ * The entries with all these words in their text, at most so many. A list that changes is a new array.
+ * @param {any[]} list @param {(entry: any) => string} textOf @param {string} words @returns {any[]}
+ */
+export function matching(list, textOf, words, most = Infinity) {
+  const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!parts.length) return most === Infinity ? list : list.slice(0, most);
+  const lowered = loweredTexts(list, textOf), found = [];
+  for (let i = 0; i < list.length && found.length < most; i += 1) if (parts.every((part) => lowered[i].includes(part))) found.push(list[i]);
+  return found;
+}
+
+/** The texts that `matching` searches; a page may make those of a long list before somebody types. */
+export function loweredTexts(/** @type {any[]} */ list, /** @type {(entry: any) => string} */ textOf) {
+  let lowered = texts.get(list);
+  if (!lowered) texts.set(list, (lowered = list.map((entry) => textOf(entry).toLowerCase())));
+  return lowered;
+}
+export const toolText = (/** @type {any} */ tool) => `${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`;
 
 /** The address of a view. */
 export const go = (/** @type {string} */ hash) => { location.hash = hash; };

@@ -1,39 +1,27 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
-import { html, useEffect, useState } from "../vendor/ui.js";
-import { calls, capture, draft, get, send, servers, tools } from "../api.js";
-import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree } from "../parts.js";
+import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
+import { calls, CALLS_KEPT, capture, draft, get, send, servers, tools } from "../api.js";
+import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 
-const ROWS = 200;
 const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
 
 const width = (/** @type {number} */ share) => (/** @type {any} */ el) => el && (el.style.width = `${share * 100}%`);
 
-/** How the server of a call is reached, by name. */
-const transportsOf = () => Object.fromEntries(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
-
-/** One row of the table: cells only. */
-function callCells(/** @type {any} */ call, /** @type {any} */ { longest, transports }) {
-  const { word, look } = outcomeOf(call);
-  return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
-    <td class="dim hide">${frontendOf(call.frontend)} → ${transports[call.server] ?? call.server ?? "nowhere"}</td>
-    <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
-    <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${width(call.seconds / longest)}></i></span>` : call.message ?? ""}</td>`;
-}
-
-export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null }) {
-  const shared = { longest: Math.max(0.001, ...shown.map((/** @type {any} */ call) => call.seconds)), transports: transportsOf() };
-  const pick = onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))));
-  const move = (/** @type {KeyboardEvent} */ event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
-    if (!step || !shown.length) return;
-    event.preventDefault();
-    const at = shown.findIndex((/** @type {any} */ call) => call.number === selected);
-    pick(shown[Math.min(shown.length - 1, Math.max(0, at + step))]);
-  };
-  return html`<div class="scroll" tabindex="0" data-keys role="region" aria-label="Calls" onKeyDown=${move}><table>
-    <thead><tr><th>Time</th><th>Caller</th><th>Tool</th><th class="hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="hide"><span class="vh">Duration</span></th></tr></thead>
-    <tbody>${shown.map((/** @type {any} */ call) => html`<tr key=${call.number} class="pick" aria-selected=${call.number === selected} onClick=${() => pick(call)}>${callCells(call, shared)}</tr>`)}</tbody></table></div>`;
+/** A table of calls, the newest first. */
+export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null, isLive = true }) {
+  const longest = shown.reduce((/** @type {number} */ most, /** @type {any} */ call) => Math.max(most, call.seconds), 0.001);
+  const transports = useMemo(() => new Map(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")])), [servers.value]);
+  return html`<${VirtualRows} className="columns calls" label="Calls" items=${shown} isLive=${isLive} keyOf=${(/** @type {any} */ call) => String(call.number)} selected=${String(selected || "")}
+    onPick=${onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))))}
+    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="way hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="about hide"><span class="vh">Duration</span></th>`}
+    row=${(/** @type {any} */ call) => {
+      const { word, look } = outcomeOf(call);
+      return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
+        <td class="dim way hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
+        <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
+        <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${width(call.seconds / longest)}></i></span>` : call.message ?? ""}</td>`;
+    }} />`;
 }
 
 // -- the page ----------------------------------------------------------------------------------------------------------
@@ -47,6 +35,7 @@ const FILTERS = /** @type {[string, string, (call: any) => string][]} */ ([
   ["Outcome", "All outcomes", (call) => outcomeOf(call).word],
 ]);
 const CHOICES_MAX = 300;
+const CHOICES_MS = 2000;
 
 function Choice(/** @type {any} */ { label, all, choices, value, onChange }) {
   return html`<select aria-label=${label} value=${value} onChange=${(/** @type {any} */ e) => onChange(e.target.value)}>
@@ -61,25 +50,26 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
   const words = text.toLowerCase();
   const found = all.filter((call) => FILTERS.every(([label, , of]) => !wanted[label] || of(call) === wanted[label])
     && (!words || `${call.caller} ${call.tenant} ${call.name} ${call.message ?? ""}`.toLowerCase().includes(words)));
-  const choicesOf = (/** @type {string} */ label, /** @type {(call: any) => string} */ of) => {
-    if (label === "Outcome") return WORDS;
-    const seen = new Set(all.map(of).filter(Boolean));
+  // Calls come ten times a second; the choices need not change as often.
+  const choices = useMemo(() => FILTERS.map(([label, name, of]) => {
+    const seen = new Set(label === "Outcome" ? WORDS : all.map(of).filter(Boolean));
     if (label === "Server") for (const server of servers.value) seen.add(server.name);
     if (wanted[label]) seen.add(wanted[label]);
-    return [...seen].sort().slice(0, CHOICES_MAX);
-  };
+    const found = label === "Outcome" ? WORDS : [...seen].sort().slice(0, CHOICES_MAX);
+    return html`<${Choice} key=${label} label=${label} all=${name} choices=${found} value=${wanted[label] ?? ""} onChange=${(/** @type {string} */ value) => setWanted({ ...wanted, [label]: value })} />`;
+  }), [Math.floor(Date.now() / CHOICES_MS), all.length < CHOICES_MAX && all.length, wanted, servers.value]);
   const number = Number(rest[0] ?? 0);
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : "live"}</span>${search}</div>
     <${CaptureNote} />
     ${number ? html`<${OneCall} key=${number} number=${number} known=${all.find((call) => call.number === number)} />` : null}
     <section class="panel">
       <div class="bar filters"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
-        ${FILTERS.map(([label, name, of]) => html`<${Choice} key=${label} label=${label} all=${name} choices=${choicesOf(label, of)} value=${wanted[label] ?? ""} onChange=${(/** @type {string} */ value) => setWanted({ ...wanted, [label]: value })} />`)}
+        ${choices}
         <button type="button" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></div>
       <${CaptureForm} wanted=${wanted} />
-      ${found.length ? html`<${CallTable} calls=${found.slice(0, ROWS)} selected=${number} />`
+      ${found.length ? html`<${CallTable} calls=${found} selected=${number} />`
         : html`<div class="empty"><p>${all.length ? "No call matches these filters." : "No calls yet. This one makes the first:"}</p>${all.length ? null : html`<${Command} text="isthmus call builtin.echo text=hello" />`}</div>`}
-      ${found.length > ROWS ? html`<p class="empty">The newest ${ROWS} of ${found.length} calls. The audit log has all of them.</p>` : null}
+      ${all.length >= CALLS_KEPT ? html`<p class="empty">The newest ${CALLS_KEPT.toLocaleString("en")} calls${found.length < all.length ? `, of which ${found.length.toLocaleString("en")} match` : ""}. The audit log has all of them.</p>` : null}
     </section>`;
 }
 

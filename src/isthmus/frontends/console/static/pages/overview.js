@@ -16,45 +16,90 @@ const SHORES = [
 const SERVERS_SHOWN = 6;
 
 const shoreOf = (/** @type {any} */ call) => SHORES.find((each) => each.frontends.includes(call.frontend)) ?? SHORES[2];
-const percentile = (/** @type {number[]} */ sorted, /** @type {number} */ share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
 
-export function Overview(/** @type {any} */ { title, search }) {
+// -- what happened in each of the last seconds ---------------------------------------------------------------------------
+// The page keeps the last 2,000 calls, four seconds at 500 a second. So the figures are counted as calls arrive.
+
+const BINS = 192;
+/** Durations in steps of 9 %, from 10 µs on. */
+const binOf = (/** @type {number} */ seconds) => Math.min(BINS - 1, Math.max(0, Math.round(8 * Math.log2(seconds * 1e5))));
+const secondsOf = (/** @type {number} */ bin) => 2 ** (bin / 8) / 1e5;
+
+/** @type {{second: number, calls: number, faults: Record<string, number>, took: Uint16Array, flows: Map<string, number>}[]} */
+let counted = [];
+let countedTo = 0;
+
+calls.subscribe((/** @type {any[]} */ all) => {
+  const newest = all[0]?.number ?? 0;
+  if (newest < countedTo || !newest) [counted, countedTo] = [[], 0];
+  const end = all.findIndex((call) => call.number <= countedTo);
+  for (let i = (end < 0 ? all.length : end) - 1; i >= 0; i -= 1) {
+    const call = all[i], second = Math.floor(call.at), { word } = outcomeOf(call);
+    let last = counted[counted.length - 1];
+    if (!last || second > last.second) counted.push((last = { second, calls: 0, faults: {}, took: new Uint16Array(BINS), flows: new window.Map() }));
+    last.calls += 1;
+    last.took[binOf(call.seconds)] += 1;
+    if (word !== "ok") last.faults[word] = (last.faults[word] ?? 0) + 1;
+    const key = `${shoreOf(call).id} ${call.server}`;
+    last.flows.set(key, (last.flows.get(key) ?? 0) + 1);
+  }
+  countedTo = newest;
+  const now = Date.now() / 1000;
+  while (counted.length && counted[0].second < now - WINDOW_SECONDS) counted.shift();
+  for (let i = counted.length - 1; i >= 0 && counted[i].flows.size; i -= 1) if (counted[i].second < now - 2 * RATE_SECONDS) counted[i].flows.clear();
+});
+
+/** The newest calls, read at most so often. */
+function useCalls(/** @type {number} */ ms) {
   const [, tick] = useState(0);
   useEffect(() => {
-    const timer = setInterval(() => tick((n) => n + 1), 1000);
-    return () => clearInterval(timer);
-  }, []);
-  const now = Date.now() / 1000;
-  const recent = calls.value.filter((call) => call.at > now - WINDOW_SECONDS);
-  const lately = recent.filter((call) => call.at > now - RATE_SECONDS);
-  return html`
-    <div class="top"><h1>${title}</h1><span>last 5 minutes</span>${search}</div>
-    <${Figures} recent=${recent} lately=${lately} now=${now} />
-    <div class="cols"><${Map} lately=${lately} recent=${recent} /><${Attention} recent=${recent} /></div>
-    <section class="panel" aria-labelledby="recent"><h2 id="recent">Recent calls</h2>
-      ${calls.value.length ? html`<${CallTable} calls=${calls.value.slice(0, 8)} />` : html`<${NoCalls} />`}
-    </section>`;
+    let timer = 0, last = -ms;
+    const draw = () => { timer = 0; last = performance.now(); tick((n) => n + 1); };
+    const unsubscribe = calls.subscribe(() => { timer ||= setTimeout(draw, Math.max(0, last + ms - performance.now())); });
+    const beat = setInterval(() => { timer ||= setTimeout(draw, 0); }, 1000);
+    return () => { unsubscribe(); clearTimeout(timer); clearInterval(beat); };
+  }, [ms]);
+  return calls.peek();
 }
 
-function Figures(/** @type {any} */ { recent, lately, now }) {
-  const bins = Array(30).fill(0);
-  for (const call of recent) bins[Math.min(29, Math.max(0, Math.floor(((call.at - (now - WINDOW_SECONDS)) / WINDOW_SECONDS) * 30)))] += 1;
-  const times = recent.map((/** @type {any} */ call) => call.seconds).sort((/** @type {number} */ a, /** @type {number} */ b) => a - b);
-  const faults = { "not sent": 0, unknown: 0, "tool error": 0, "server error": 0 };
-  for (const call of recent) {
-    const { word } = outcomeOf(call);
-    if (word in faults) /** @type {any} */ (faults)[word] += 1;
+export function Overview(/** @type {any} */ { title, search }) {
+  const all = useCalls(500);
+  const now = Date.now() / 1000;
+  const recent = all.filter((call) => call.at > now - WINDOW_SECONDS);
+  return html`
+    <div class="top"><h1>${title}</h1><span>last 5 minutes</span>${search}</div>
+    <${Figures} now=${now} />
+    <div class="cols"><${Map} recent=${recent} now=${now} /><${Attention} recent=${recent} />
+      <section class="panel" aria-labelledby="recent"><h2 id="recent">Recent calls</h2><${Recent} /></section></div>`;
+}
+
+const Recent = () => (calls.value.length ? html`<${CallTable} calls=${calls.value.slice(0, 8)} />` : html`<${NoCalls} />`);
+
+function Figures(/** @type {any} */ { now }) {
+  const bins = Array(30).fill(0), took_ = new Uint32Array(BINS), faults = /** @type {Record<string, number>} */ ({});
+  let total = 0, lately = 0;
+  for (const each of counted) {
+    if (each.second < now - WINDOW_SECONDS) continue;
+    bins[Math.min(29, Math.max(0, Math.floor(((each.second - (now - WINDOW_SECONDS)) / WINDOW_SECONDS) * 30)))] += each.calls;
+    total += each.calls;
+    if (each.second >= Math.floor(now) - RATE_SECONDS && each.second < Math.floor(now)) lately += each.calls;
+    for (let bin = 0; bin < BINS; bin += 1) took_[bin] += each.took[bin];
+    for (const [word, n] of Object.entries(each.faults)) faults[word] = (faults[word] ?? 0) + n;
   }
+  const percentile = (/** @type {number} */ share) => {
+    let left = total * share;
+    return secondsOf(took_.findIndex((n) => (left -= n) <= 0));
+  };
   const failed = Object.values(faults).reduce((a, b) => a + b, 0);
-  const rate = lately.length / RATE_SECONDS;
+  const rate = lately / RATE_SECONDS;
   const running = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.running, 0);
   const queued = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.queued, 0);
   const lag = stats.value?.event_loop?.lag_seconds_max;
-  const named = Object.entries(faults).filter(([, n]) => n).map(([word, n]) => `${n} ${word}`).join(" · ");
+  const named = Object.entries(faults).map(([word, n]) => `${n} ${word}`).join(" · ");
   return html`<div class="kpis">
-    <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(recent.length, "call")} in 5 minutes</em></div>
-    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${times.length ? html`${took(percentile(times, 0.5))} · ${took(percentile(times, 0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `event loop at most ${took(lag)} late`}</em></div>
-    <div class="panel kpi"><small>Faults</small><strong>${recent.length ? ((failed / recent.length) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
+    <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in 5 minutes</em></div>
+    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `event loop at most ${took(lag)} late`}</em></div>
+    <div class="panel kpi"><small>Faults</small><strong>${total ? ((failed / total) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
     <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}</em></div>
   </div>`;
 }
@@ -66,11 +111,11 @@ const NoCalls = () => html`<div class="empty"><p>No calls yet. Call a tool from 
 const LEFT = { x: 16, width: 212 }, RIGHT = { x: 672, width: 212 }, ROW = 64, TOP = 30, CARD = 54;
 
 /** Positions and flows of the picture. */
-function layout(/** @type {any[]} */ lately, /** @type {any[]} */ recent) {
+function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
   const busy = /** @type {Record<string, number>} */ ({});
   for (const call of recent) busy[call.server] = (busy[call.server] ?? 0) + 1;
-  const rank = (/** @type {any} */ server) => (troubleOf(server) ? 1e9 : 0) + (busy[server.name] ?? 0);
-  const shown = [...servers.value].sort((a, b) => rank(b) - rank(a) || a.name.localeCompare(b.name)).slice(0, SERVERS_SHOWN).sort((a, b) => a.name.localeCompare(b.name));
+  const ranked = servers.value.map((server) => ({ server, rank: (troubleOf(server) ? 1e9 : 0) + (busy[server.name] ?? 0) }));
+  const shown = ranked.sort((a, b) => b.rank - a.rank || (a.server.name < b.server.name ? -1 : 1)).slice(0, SERVERS_SHOWN).map((each) => each.server).sort((a, b) => (a.name < b.name ? -1 : 1));
   const rightY = new window.Map(shown.map((server, i) => [server.name, TOP + i * ROW]));
   const gap = SHORES.length < shown.length ? (ROW * shown.length) / SHORES.length : ROW + 12;
   const leftY = new window.Map(SHORES.map((shore, i) => [shore.id, TOP + i * Math.max(gap, ROW + 4)]));
@@ -84,9 +129,15 @@ function layout(/** @type {any[]} */ lately, /** @type {any[]} */ recent) {
     flow.refused += outcomeOf(call).word === "not sent" ? 1 : 0;
     flows.set(key, flow);
   }
-  for (const call of lately) {
-    const flow = flows.get(`${shoreOf(call).id} ${call.server}`);
-    if (flow) flow.rate += 1 / RATE_SECONDS;
+  const rates = new window.Map(SHORES.map((shore) => [shore.id, 0]));
+  for (const each of counted) {
+    if (each.second < Math.floor(now) - RATE_SECONDS || each.second >= Math.floor(now)) continue;
+    for (const [key, n] of each.flows) {
+      const shore = key.slice(0, key.indexOf(" "));
+      rates.set(shore, (rates.get(shore) ?? 0) + n / RATE_SECONDS);
+      const flow = flows.get(key);
+      if (flow) flow.rate += n / RATE_SECONDS;
+    }
   }
   for (const flow of flows.values()) {
     const [y1, y2] = [(leftY.get(flow.shore) ?? 0) + CARD / 2, (rightY.get(flow.server) ?? 0) + CARD / 2];
@@ -95,11 +146,11 @@ function layout(/** @type {any[]} */ lately, /** @type {any[]} */ recent) {
     flow.width = Math.min(11, 1.5 + Math.log2(1 + flow.rate * 4));
   }
   const height = TOP + 8 + Math.max(...[...leftY.values(), ...rightY.values(), 0]) + CARD;
-  return { shown, leftY, rightY, flows: [...flows.values()], height };
+  return { shown, leftY, rightY, rates, flows: [...flows.values()], height };
 }
 
-function Map(/** @type {any} */ { lately, recent }) {
-  const { shown, leftY, rightY, flows, height } = layout(lately, recent);
+function Map(/** @type {any} */ { recent, now }) {
+  const { shown, leftY, rightY, rates, flows, height } = layout(recent, now);
   const svg = useRef(/** @type {any} */ (null));
   useDots(svg);
   if (!servers.value.length) return html`<div class="panel"><${NoServers} /></div>`;
@@ -112,7 +163,7 @@ function Map(/** @type {any} */ { lately, recent }) {
     <g data-dots></g>
     ${SHORES.map((shore) => {
       const y = leftY.get(shore.id) ?? 0, names = callersOf(shore);
-      const rate = lately.filter((/** @type {any} */ call) => shoreOf(call) === shore).length / RATE_SECONDS;
+      const rate = rates.get(shore.id) ?? 0;
       return html`<g key=${shore.id}><rect class="card" x=${LEFT.x} y=${y} width=${LEFT.width} height=${CARD} rx="9" />
         <text x="32" y=${y + 23}>${shore.title}</text><text class="sub" x="32" y=${y + 41}>${cut(names.slice(0, 2).join(", "), 24)}${names.length > 2 ? `, ${names.length - 2} more` : names.length ? "" : "no calls"}</text>
         <text x="212" y=${y + 23} text-anchor="end">${rate ? `${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}/s` : ""}</text></g>`;
@@ -123,7 +174,7 @@ function Map(/** @type {any} */ { lately, recent }) {
       return html`<a key=${server.name} href=${link("servers", server.name)}><rect class="card" x=${RIGHT.x} y=${y} width=${RIGHT.width} height=${CARD} rx="9" />
         <${Shape} look=${look} x=${690} y=${y + 19} /><text x="704" y=${y + 23}>${cut(server.name, 24)}</text><text class="sub" x="704" y=${y + 41}>${cut(about, 32)}</text></a>`;
     })}
-    ${more > 0 ? html`<a href=${link("servers")}><text class="sub" x="778" y=${height + 12} text-anchor="middle">and ${more} more</text></a>` : null}
+    ${more > 0 ? html`<a href=${link("servers")}><text class="sub" x="778" y=${height + 12} text-anchor="middle">and ${more.toLocaleString("en")} more</text></a>` : null}
   </svg></div>`;
 }
 

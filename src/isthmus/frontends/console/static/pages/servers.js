@@ -1,8 +1,8 @@
 // @ts-check
 // Servers: their state with its reason and what helps, latency, tools, log; restart, enable, disable, log in, add by pasting.
-import { html, useEffect, useRef, useState } from "../vendor/ui.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { get, refresh, send, servers, session, stats, tools } from "../api.js";
-import { clock, Command, count, go, link, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
+import { clock, Command, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
 import { NoServers } from "./overview.js";
 
 /** The view that adds a server: no server can have this name. */
@@ -13,7 +13,8 @@ const history = /** @type {Record<string, number[]>} */ ({});
 stats.subscribe((/** @type {any} */ found) => {
   for (const each of found?.servers ?? []) {
     if (!each.name || !each.latency) continue;
-    history[each.name] = [...(history[each.name] ?? []), each.latency.p50].slice(-60);
+    const values = (history[each.name] ??= []);
+    if (values.push(each.latency.p50) > 60) values.shift();
   }
 });
 
@@ -21,32 +22,31 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
   const name = rest[0];
   const server = servers.value.find((each) => each.name === name);
   const figures = new Map((stats.value?.servers ?? []).map((/** @type {any} */ each) => [each.name, each]));
-  const rank = (/** @type {any} */ each) => (troubleOf(each) ? 0 : 1);
-  const sorted = [...servers.value].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
+  const sorted = useMemo(() => sortedServers(servers.value), [servers.value]);
   const down = sorted.filter(troubleOf).length;
-  const move = (/** @type {KeyboardEvent} */ event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
-    if (!step || !sorted.length) return;
-    event.preventDefault();
-    const at = sorted.findIndex((each) => each.name === name);
-    go(link("servers", sorted[Math.min(sorted.length - 1, Math.max(0, at + step))].name));
-  };
   return html`<div class="top"><h1>${title}</h1><span>${count(servers.value.length, "server")}${down ? `, ${down} not working` : ""}</span>${search}</div>
     ${session.value.operator && name !== ADD ? html`<p><a class="button" href=${link("servers", ADD)}>Add a server</a></p>` : null}
     ${name && name !== ADD && !server && servers.value.length ? html`<p class="note">There is no server ${name}.</p>` : null}
     <div class="stack">
       ${name === ADD && session.value.operator ? html`<${AddServer} />` : null}
       ${server ? html`<${OneServer} key=${server.name} server=${server} figures=${figures.get(server.name)} />` : null}
-      <section class="panel">${sorted.length ? html`<div class="scroll" tabindex="0" data-keys role="region" aria-label="Servers" onKeyDown=${move}><table>
-        <thead><tr><th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">Tools</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th></tr></thead>
-        <tbody>${sorted.slice(0, 1000).map((each) => {
+      <section class="panel">${sorted.length ? html`<${VirtualRows} className="columns" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
+        onPick=${(/** @type {any} */ each) => go(link("servers", each.name))}
+        head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">Tools</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
+        row=${(/** @type {any} */ each) => {
           const { word, look } = stateOf(each), counted = figures.get(each.name);
-          return html`<tr key=${each.name} class="pick" aria-selected=${each.name === name} onClick=${() => go(link("servers", each.name))}>
-            <td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
+          return html`<td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
             <td class="r">${each.tools}</td><td class="r hide">${counted?.calls ?? ""}</td><td class="r">${counted?.latency ? took(counted.latency.p50) : ""}</td>
-            <td class="hide"><${Sparkline} values=${history[each.name] ?? []} height=${20} /></td></tr>`;
-        })}</tbody></table></div>` : html`<${NoServers} />`}</section>
+            <td class="hide"><${Sparkline} values=${history[each.name] ?? []} height=${20} /></td>`;
+        }} />` : html`<${NoServers} />`}</section>
     </div>`;
+}
+
+/** Those that need attention first, then by name. */
+function sortedServers(/** @type {any[]} */ all) {
+  const byName = new Intl.Collator("en").compare;
+  const ranked = all.map((server) => ({ server, rank: troubleOf(server) ? 0 : 1 }));
+  return ranked.sort((a, b) => a.rank - b.rank || byName(a.server.name, b.server.name)).map((each) => each.server);
 }
 
 function OneServer(/** @type {any} */ { server, figures }) {

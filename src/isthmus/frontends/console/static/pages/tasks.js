@@ -2,7 +2,7 @@
 // Tasks: the durable tasks as they change, one task with its timeline and result, and cancelling it.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
 import { get, ORIGIN, send, servers, session, stream } from "../api.js";
-import { clock, Command, count, frontendOf, go, link, State, Tree, VirtualList } from "../parts.js";
+import { clock, Command, count, frontendOf, go, link, State, Tree, VirtualRows } from "../parts.js";
 
 const STATES = /** @type {any} */ ({
   submitted: ["queued", "idle"], working: ["running", "idle"], input_required: ["waits for an answer", "warn"], auth_required: ["waits for a login", "warn"],
@@ -53,8 +53,8 @@ export function Tasks(/** @type {any} */ { title, rest, search }) {
     <div class="split"><section class="panel">
       <div class="bar"><input class="grow" type="search" placeholder="Filter by tool, caller or message" aria-label="Filter by tool, caller or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
         <${Choice} label="State" value=${state} set=${setState} options=${Object.entries(STATES).map(([each, [word]]) => [each, word])} /><${Choice} label="Server" value=${server} set=${setServer} options=${servers.value.map(({ name }) => [name, name])} /></div>
-      ${shown.length ? html`<${VirtualList} items=${shown} rowHeight=${52} selected=${link("tasks", ...rest)} keyOf=${keyOf} label="Tasks" onPick=${(/** @type {any} */ task) => go(keyOf(task))}
-        row=${(/** @type {any} */ task) => html`<b>${toolOf(task)}</b><span><em class=${`state ${STATES[task.state][1]}`}>${STATES[task.state][0]}</em> ${clock(task.updated)}, ${task.caller} ${saysOf(task)}</span>`} />` : html`<p class="empty">${problem}</p>`}
+      ${shown.length ? html`<${VirtualRows} className="list" items=${shown} rowHeight=${52} selected=${link("tasks", ...rest)} keyOf=${keyOf} label="Tasks" onPick=${(/** @type {any} */ task) => go(keyOf(task))}
+        row=${(/** @type {any} */ task) => html`<td><b>${toolOf(task)}</b><span><em class=${`state ${STATES[task.state][1]}`}>${STATES[task.state][0]}</em> ${clock(task.updated)}, ${task.caller} ${saysOf(task)}</span></td>`} />` : html`<p class="empty">${problem}</p>`}
       ${next ? html`<div class="bar"><button onClick=${async () => add(await get(`${query}&cursor=${next}`))}>Show older tasks</button></div>` : null}
     </section>
     ${rest[0] ? html`<${OneTask} key=${rest.join("/")} rest=${rest} />` : html`<${Start} />`}</div>`;

@@ -2,24 +2,35 @@
 // Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
 import { draft, get, ORIGIN, send, servers, session, stream, tools } from "../api.js";
-import { clock, Command, count, go, link, State, took, Tree, VirtualList } from "../parts.js";
+import { clock, Command, count, go, link, matching, State, took, toolText, Tree, VirtualRows } from "../parts.js";
 import { blank, bytesOf, Field, fill, read } from "../schema_form.js";
 
 export function Tools(/** @type {any} */ { title, rest, search }) {
   const [words, setWords] = useState("");
   const all = tools.value ?? [];
-  const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = parts.length ? all.filter((tool) => parts.every((part) => `${tool.name} ${tool.title ?? ""} ${tool.description ?? ""}`.toLowerCase().includes(part))) : all;
-  const tool = all.find((each) => each.name === rest[0]);
+  const found = matching(all, toolText, words);
+  const isListed = all.some((each) => each.name === rest[0]);
+  const tool = useTool(isListed ? rest[0] : "");
   return html`<div class="top"><h1>${title}</h1><span>${count(all.length, "tool")}</span>${search}</div>
-    ${rest[0] && !tool && tools.value ? html`<p class="note">There is no tool ${rest[0]}, or you may not use it.</p>` : null}
+    ${rest[0] && !isListed && tools.value ? html`<p class="note">There is no tool ${rest[0]}, or you may not use it.</p>` : null}
     <div class="split">
       <section class="panel"><div class="bar"><input class="grow" type="search" aria-label="Filter tools" placeholder="Filter by name or description" value=${words} onInput=${(/** @type {any} */ e) => setWords(e.target.value)} /></div>
-        ${found.length ? html`<${VirtualList} items=${found} rowHeight=${52} selected=${tool?.name ?? ""} keyOf=${(/** @type {any} */ each) => each.name} label="Tools"
-          onPick=${(/** @type {any} */ each) => go(link("tools", each.name))} row=${(/** @type {any} */ each) => html`<b>${each.name}</b><span>${firstLine(each.description) || each.title || "no description"}</span>`} />`
+        ${found.length ? html`<${VirtualRows} className="list" label="Tools" items=${found} rowHeight=${52} selected=${rest[0] ?? ""} keyOf=${(/** @type {any} */ each) => each.name}
+          onPick=${(/** @type {any} */ each) => go(link("tools", each.name))} row=${(/** @type {any} */ each) => html`<td><b>${each.name}</b><span>${firstLine(each.description) || each.title || "no description"}</span></td>`} />`
           : html`<div class="empty"><p>${all.length ? "No tool matches." : NO_TOOLS()}</p></div>`}</section>
-      ${tool ? html`<${OneTool} key=${tool.name} tool=${tool} />` : html`<section class="panel empty"><p>Choose a tool to read its description and to call it.</p></section>`}
+      ${tool ? html`<${OneTool} key=${tool.name} tool=${tool} />` : html`<section class="panel empty"><p>${isListed ? "Loading …" : "Choose a tool to read its description and to call it."}</p></section>`}
     </div>`;
+}
+
+/** The whole definition of a listed tool; null until it is here. It is read again when the list changes. */
+function useTool(/** @type {string} */ name) {
+  const [tool, setTool] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    let isWanted = true;
+    if (name) get(`v1/tools/${encodeURIComponent(name)}`).then((found) => isWanted && setTool(found), () => {});
+    return () => { isWanted = false; };
+  }, [name, tools.value]);
+  return tool?.name === name ? tool : null;
 }
 
 const NO_TOOLS = () => (servers.value.length ? "No tools: no server has listed any, or your key may not call them." : "No tools yet: no server has listed any.");

@@ -1,0 +1,70 @@
+// @ts-check
+// Audit: the records of the audit log with filters, one in full, verification and export.
+import { html, useState } from "../vendor/ui.js";
+import { ORIGIN, stream } from "../api.js";
+import { Command, link, outcomeOf, State, took, Tree } from "../parts.js";
+import { at, Bad, Filter, useAnswer } from "./access.js";
+
+const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
+const time = (/** @type {number} */ seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
+
+function Outcome(/** @type {any} */ { record }) {
+  const { word, look } = record.outcome ? outcomeOf(record) : { word: record.event === "call.begun" ? "begun" : "event", look: "idle" };
+  return html`<${State} look=${look}>${word}</${State}>`;
+}
+
+export function Audit(/** @type {any} */ { title, rest, search }) {
+  const [wanted, setWanted] = useState(/** @type {any} */ ({}));
+  const { cursor, tool, ...others } = wanted;
+  const filters = { ...others, tool: tool && `*${tool}*` };
+  const [page, problem] = useAnswer(at("v1/audit", { ...filters, cursor }));
+  const isFiltered = Object.values(filters).some(Boolean);
+  const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setWanted({ ...wanted, cursor: "", [name]: value });
+  return html`<div class="top"><h1>${title}</h1>${search}</div>
+    ${rest[0] && html`<${OneRecord} key=${rest[0]} id=${rest[0]} />`}
+    <${Verify} />
+    <section class="panel">
+      <div class="bar">${["Caller", "Server", "Tool", "Outcome"].map((each) => html`<${Filter} label=${each} value=${wanted[each.toLowerCase()] ?? ""} set=${set(each.toLowerCase())} />`)}
+        <select aria-label="Time" onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}><option value="">Any time</option>${["1h", "24h", "1w"].map((each) => html`<option value=${each}>Last ${each}</option>`)}</select>
+        <a href=${at(`${ORIGIN}/v1/audit`, { ...filters, format: "jsonl" })} download="audit.jsonl">Export as JSON Lines</a></div>
+      <${Bad} text=${problem} />
+      ${!page ? null : page.records.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="Records"><table>
+        <thead><tr><th>Time (UTC)</th><th>Caller</th><th>What</th><th>Outcome</th><th class="r hide">Took</th><th class="r">Record</th></tr></thead>
+        <tbody>${page.records.map((/** @type {any} */ each) => html`<tr key=${idOf(each)} aria-selected=${idOf(each) === rest[0]}><td class="dim">${time(each.record.at ?? 0)}</td><td>${each.record.caller}</td><td>${each.record.name ? html`<code>${each.record.name}</code>` : each.record.event}</td>
+          <td><${Outcome} record=${each.record} /></td><td class="r dim hide">${each.record.seconds >= 0 ? took(each.record.seconds) : ""}</td><td class="r"><a href=${link("audit", idOf(each))}>${each.seat ? `${each.seat}/` : ""}${each.number}</a></td></tr>`)}</tbody></table></div>`
+        : html`<div class="empty"><p>${page.next ? `None among ${page.scanned.toLocaleString("en")} records; older ones were not searched yet.` : isFiltered ? "No record matches these filters." : page.mode === "off" ? "This hub keeps no audit log. This setting turns it on, after a restart:" : "The log has no records yet."}</p>
+          ${page.mode === "off" && !isFiltered ? html`<${Command} text=${'[hub]\naudit = "batched"'} />` : null}</div>`}
+      <div class="bar">${cursor ? html`<button type="button" onClick=${() => set("cursor")("")}>Newest records</button>` : null}${page?.next ? html`<button type="button" onClick=${() => set("cursor")(page.next)}>Older records</button>` : null}</div>
+    </section>`;
+}
+
+function OneRecord(/** @type {any} */ { id }) {
+  const [seat, number] = id.split(":");
+  const [page, problem] = useAnswer(at("v1/audit", { limit: 1, cursor: `${seat}:${Number(number) + 1}` }));
+  const found = page?.records.find((/** @type {any} */ each) => idOf(each) === id);
+  return html`<section class="panel pad stack call" aria-label=${`Record ${number}`}>
+    <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} />`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>
+    <${Bad} text=${problem ?? (page && !found ? "There is no such record; it may be older than the log keeps." : "")} />
+    ${found && html`<div class="tree"><${Tree} value=${found} /></div>`}
+  </section>`;
+}
+
+/** Checks that nobody has altered the log. */
+function Verify() {
+  const [step, setStep] = useState(/** @type {any} */ (null));
+  const [told, setTold] = useState(/** @type {any} */ (null));
+  const [problem, setProblem] = useState("");
+  const verify = async () => {
+    setTold(null);
+    setProblem("");
+    setStep({ records: 0, total: 1 });
+    await stream("v1/audit/verify", { method: "POST" }, (event, data) => (event === "progress" ? setStep(data) : event === "error" ? setProblem(data.detail) : setTold(data))).catch((error) => setProblem(error.message));
+    setStep(null);
+  };
+  const percent = step && Math.round((step.records / Math.max(1, step.total)) * 100);
+  return html`<section class="panel pad call" aria-label="Verify"><div class="bar"><button type="button" disabled=${step} onClick=${verify}>Verify the log</button><span class="dim">Checks every record, the chain between them and the signatures.</span></div>
+    ${step && html`<div class="progress" role="progressbar" aria-label="Verification" aria-valuenow=${percent}><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${percent}%`)}></i></div>`}
+    <${Bad} text=${problem} />
+    ${told && html`<div role="status" class="verdict"><${State} look=${told.good ? "" : "bad"}>${told.said[0]}</${State}>${told.said.slice(1).map((/** @type {string} */ line) => html`<p class="dim">${line}</p>`)}</div>`}
+  </section>`;
+}
