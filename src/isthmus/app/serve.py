@@ -57,7 +57,7 @@ from isthmus.frontends.mcp.methods import VERSIONS
 from isthmus.frontends.mcp.sse import PATHS as SSE_PATHS
 from isthmus.frontends.mcp.sse import McpSse
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.http import RestHttp
+from isthmus.frontends.rest.http import RestHttp, RestParts
 from isthmus.frontends.wellknown.http import ServerCards, WellKnown
 from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller
@@ -332,8 +332,7 @@ async def _serve(
         relay = await _relay(running, auth)
         # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
-        sessions = OpenSessions(mcp, sse, agent, auth)
-        rest = _rest(running, access.identities, auth, relay, monitor, sessions)
+        rest = _rest(running, access.identities, auth, relay, monitor, OpenSessions(mcp, sse, agent, auth))
         shown = None if relay is None else relay.frontend
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
@@ -421,17 +420,8 @@ def _rest(
     sessions: OpenSessions,
 ) -> RestHttp:
     """The REST frontend, with everything that operators may see and do."""
-    return RestHttp(
-        running.hub,
-        auth,
-        relay,
-        monitor.figures,
-        admin=running,
-        tasks=TaskBrowser(running),
-        sessions=sessions,
-        access=LiveAccess(running, identities),
-        audit=LiveAudit(running),
-    )
+    parts = RestParts(TaskBrowser(running), sessions, LiveAccess(running, identities), LiveAudit(running))
+    return RestHttp(running.hub, auth, relay, monitor.figures, admin=running, parts=parts)
 
 
 def _prefix(settings: HubSettings) -> str:

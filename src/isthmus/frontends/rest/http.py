@@ -141,6 +141,18 @@ class CaptureRequest(msgspec.Struct, forbid_unknown_fields=True):
     caller: CaptureName | None = None
 
 
+class RestParts(msgspec.Struct, frozen=True):
+    """What only a serving hub offers. The paths of a part that is None do not exist."""
+
+    tasks: TaskAdmin | None = None
+    sessions: SessionAdmin | None = None
+    access: AccessReports | None = None
+    audit: AuditReports | None = None
+
+
+NO_PARTS = RestParts()
+
+
 class RestHttp:
     """The REST frontend."""
 
@@ -153,15 +165,11 @@ class RestHttp:
         *,
         name: str = "rest",
         admin: HubAdmin | None = None,
-        tasks: TaskAdmin | None = None,
-        sessions: SessionAdmin | None = None,
-        access: AccessReports | None = None,
-        audit: AuditReports | None = None,
+        parts: RestParts = NO_PARTS,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
 
-        Without an `admin` nothing can be restarted, and no calls are counted. Without `tasks`, `sessions`, `access` and
-        `audit` their paths do not exist.
+        Without an `admin` nothing can be restarted, and no calls are counted.
 
         `name` is the name of this frontend in the audit log.
         """
@@ -170,10 +178,7 @@ class RestHttp:
         self.relay = relay
         self.loop_figures = loop_figures
         self.admin = admin
-        self.tasks = tasks
-        self.sessions = sessions
-        self.access = access
-        self.audit = audit
+        self.parts = parts
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
@@ -462,7 +467,7 @@ class RestRequest:
 
     async def access(self, write: Callable[[AccessReports, Query], Awaitable[Answer]]) -> Answer:
         """Who can reach what."""
-        reports = self._refused("see who can reach what") or self._frontend.access
+        reports = self._refused("see who can reach what") or self._frontend.parts.access
         if isinstance(reports, Problem):
             return reports
         return _not_offered() if reports is None else await write(reports, self._parameters())
@@ -496,7 +501,7 @@ class RestRequest:
             return await verify_audit(reports, self._peer, ended, is_streamed=self._wants_stream())
 
     def _audit(self) -> AuditReports | Problem:
-        return self._refused("read the audit log") or self._frontend.audit or _not_offered()
+        return self._refused("read the audit log") or self._frontend.parts.audit or _not_offered()
 
     async def call_details(self) -> Answer:
         """The way of one call, with what was captured of it."""
@@ -589,20 +594,20 @@ class RestRequest:
 
     async def about_tasks(self, respond: TaskResponder) -> Answer | None:
         """Answer a request about tasks."""
-        if self._frontend.tasks is None:
+        if self._frontend.parts.tasks is None:
             return refusal("unknown_path", "This hub does not offer this")
         stream = TaskEventStream(self._frontend.streams, self.caller, self._peer) if self._wants_stream() else None
         assert isinstance(self._query, dict), "check() refuses an invalid query"
-        request = TaskRequest(self._frontend.tasks, self.caller, self._query, self.argument, stream)
+        request = TaskRequest(self._frontend.parts.tasks, self.caller, self._query, self.argument, stream)
         return await answer_about_tasks(respond, request)
 
     async def sessions(self) -> Answer:
         """The open sessions of callers."""
         if (refused := self._refused("see the sessions of callers")) is not None:
             return refused
-        if self._frontend.sessions is None:
+        if self._frontend.parts.sessions is None:
             return refusal("unknown_path", "This hub does not offer this")
-        return msgspec.json.encode(self._frontend.sessions.describe(self._frontend.streams.values()))
+        return msgspec.json.encode(self._frontend.parts.sessions.describe(self._frontend.streams.values()))
 
     async def describe(self) -> Answer:
         """The OpenAPI document."""
