@@ -11,8 +11,6 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import structlog
-
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import OWN
 from isthmus.config.editing import CannotEdit, replace_file
@@ -23,8 +21,6 @@ from isthmus.config.server_file import ServerFile
 from isthmus.config.settings import Configuration
 from isthmus.core.ports import ConfigurationFinding, ServerPreview, ServerPreviewEntry
 from isthmus.model.names import ServerName
-
-log = structlog.get_logger(__name__)
 
 FILE_NAME = "isthmus.toml"
 """The file that a hub without one would find in its folder."""

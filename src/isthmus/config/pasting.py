@@ -458,13 +458,28 @@ def _name_of_command(words: list[str]) -> str:
 
 
 def _place(target: ServerFile, root: Keys) -> str:
-    if target.file.suffix.lower() == ".toml":
+    suffix, name = target.file.suffix.lower(), ".".join(root)
+    if suffix == ".toml":
         return "At the end of the file."
-    if not target.at(root):
-        return "In the outermost object of the file." if target.text else "The whole file."
-    if target.file.suffix.lower() in (".yaml", ".yml"):
-        return f"Below {'.'.join(root)}, after the last server."
-    return f"Inside {'.'.join(root)}: a comma after the last server, then this."
+    if not target.text:
+        return "The whole file."
+    if not _has_root(target, root):
+        is_empty = _is_there(target, root)  # in YAML braces, which lines cannot follow
+        return f"In place of the empty {name}." if is_empty else "In the outermost object of the file."
+    if suffix in (".yaml", ".yml"):
+        return f"Below {name}, after the last server."
+    return f"Inside {name}: a comma after the last server, then this." if target.at(root) else f"Inside {name}."
+
+
+def _has_root(target: ServerFile, root: Keys) -> bool:
+    """Whether lines for servers can go into a table that the file has."""
+    is_yaml = target.file.suffix.lower() in (".yaml", ".yml")
+    return bool(target.at(root)) if is_yaml else _is_there(target, root)
+
+
+def _is_there(target: ServerFile, root: Keys) -> bool:
+    *above, last = root
+    return last in target.at(above)
 
 
 def _snippet(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[str, object]]) -> str:
@@ -472,7 +487,7 @@ def _snippet(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[str, o
     suffix = target.file.suffix.lower()
     if suffix == ".toml":
         return "\n".join(toml_table(name, fields, ".".join(root)) for name, fields in tables.items())
-    has_root = bool(target.at(root))
+    has_root = _has_root(target, root)
     content: object = tables
     for key in () if has_root else reversed(root):
         content = {key: content}

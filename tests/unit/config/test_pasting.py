@@ -187,6 +187,7 @@ def test_secrets_in_plain_text_are_noticed(tmp_path: Path) -> None:
         ("isthmus.json", '{"servers": {"files": {"command": "a"}}}', "Inside servers"),
         ("mcp.json", '{"mcpServers": {"files": {"command": "a"}}}', "Inside mcpServers"),
         ("isthmus.json", '{"hub": {"port": 1}}', "In the outermost object"),
+        ("isthmus.json", '{"servers": {}}', "Inside servers."),
         ("isthmus.yaml", "servers:\n  files:\n    command: a\n", "Below servers"),
         ("isthmus.yaml", "hub:\n  port: 1\n", "In the outermost object"),
     ],
@@ -199,7 +200,8 @@ def test_the_text_fits_the_format_and_the_place_of_the_file(name: str, text: str
     if name.endswith(".json"):
         # A person puts it behind the last member of the object that is there.
         at = text.rindex("}", 0, text.rindex("}")) if place.startswith("Inside") else text.rindex("}")
-        new = f"{text[:at]}, {found.text}{text[at:]}"
+        comma = "" if text[at - 1] == "{" else ", "
+        new = f"{text[:at]}{comma}{found.text}{text[at:]}"
     else:
         new = text + ("\n" if name.endswith(".toml") else "") + found.text
     table, _ = parse(target.file, new)
@@ -207,6 +209,12 @@ def test_the_text_fits_the_format_and_the_place_of_the_file(name: str, text: str
     added: Any = table[root]
     assert (added["one"], added["two"]) == ({"command": "x", "args": ["a b"]}, {"command": "y"})
     assert ("files" in added) == ("files" in text)
+
+
+def test_an_empty_table_in_yaml_is_replaced(tmp_path: Path) -> None:
+    found = seen("npx -y notes", tmp_path, target=own_file(tmp_path, "isthmus.yaml", "servers: {}\n"))
+    assert found.place == "In place of the empty servers."
+    assert parse(found.file, found.text)[0] == {"servers": {"notes": NPX}}
 
 
 def test_a_file_that_is_yet_to_be_written_is_previewed_whole(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ function OneServer(/** @type {any} */ { server, figures }) {
 
 const PREVIEW_MS = 250;
 const SAMPLES = ["https://mcp.example.com/mcp", "npx -y @modelcontextprotocol/server-filesystem .", '{"mcpServers": {"search": {"url": "https://search.example/mcp"}}}'];
-const FORMS = { json: "JSON", toml: "TOML", yaml: "YAML", url: "an address", command: "a command" };
+const FORMS = { json: "JSON", toml: "TOML", yaml: "YAML", url: "An address", command: "A command" };
 const OUTCOMES = { new: ["new", ""], same: ["already there", "idle"], broken: ["not usable", "bad"] };
 
 function AddServer() {
@@ -127,7 +127,7 @@ function AddServer() {
     <div class="field"><label for="paste">Paste the entry of any client, a URL, or a command</label>
       <textarea id="paste" spellcheck="false" autocomplete="off" value=${text} onInput=${(/** @type {any} */ e) => paste(e.target.value)} aria-describedby="paste-help" placeholder=${SAMPLES.join("\n")}></textarea>
       <p id="paste-help" class="hint">You see here what the hub makes of it. Nothing is written or started: you put the text into the file, or run the command.</p></div>
-    <p role="status" class=${problem ? "note bad" : ""}>${problem || (found ? `This is ${/** @type {any} */ (FORMS)[found.form]}${found.client ? ` of ${found.client}` : ""} with ${count(found.servers.length, "server")}.` : "")}</p>
+    <p role="status" class=${problem ? "note bad" : ""}>${problem || (found ? `${/** @type {any} */ (FORMS)[found.form]}${found.client ? ` of ${found.client}` : ""}: ${count(found.servers.length, "server")}.` : "")}</p>
     ${found ? html`<${Pasted} found=${found} name=${name} setName=${setName} />` : null}
   </section>`;
 }
