@@ -32,7 +32,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help docs reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -77,6 +77,9 @@ reference: $(VENV)/.test ## write the generated pages anew: docs/reference, and 
 
 docs: $(DOCS)/.ready ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere
 	$(DOCS)/bin/python -m tests.docs.site
+
+recording: $(VENV)/.test $(NPM)/node_modules/.ready ## record the commands of the README on a terminal: docs/images/terminal.svg
+	$(VENV)/bin/python -m tests.cli.recording
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
 	$(VENV)/bin/ruff check .

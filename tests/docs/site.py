@@ -8,6 +8,7 @@ page loads anything from another host. It runs in `.venv-docs`, without the hub.
 from __future__ import annotations
 
 import html.parser
+import itertools
 import os
 import posixpath
 import re
@@ -17,7 +18,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
+
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[2]
 STAGED = ROOT / "build" / "docs"
@@ -33,6 +37,7 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
 }
 """Pages that are not below docs/, and their place in the site."""
+ICON = ROOT / "src" / "isthmus" / "frontends" / "console" / "static" / "icon.svg"
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".service": "ini"}
 LOADING = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 """Elements that load something, and the attribute that says what. `link` loads by its `rel`."""
@@ -78,19 +83,56 @@ def with_links_of_the_site(text: str, page: str, placed: dict[str, str], sources
     return "".join([*pieces, _LINK.sub(change, text[at:])])
 
 
-def stage() -> None:
-    """Write the site's sources into `build/docs`."""
-    shutil.rmtree(STAGED, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", STAGED, ignore=shutil.ignore_patterns("*.md", "overrides"))
+def stage(folder: Path) -> None:
+    """Write the site's sources into a folder that does not exist yet."""
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.md", "overrides"))
     placed = pages()
     sources: set[str] = set()
     for page, place in placed.items():
         text = with_links_of_the_site((ROOT / page).read_text(encoding="utf-8"), page, placed, sources)
-        _write(STAGED / place, text)
+        _write(folder / place, text)
+    shutil.copy(ROOT / "docs" / "overrides" / "site.css", folder)
+    shutil.copy(ICON, folder / "images")
     for source in sorted(sources):
         language = LANGUAGES.get(Path(source).suffix, "text")
         body = (ROOT / source).read_text(encoding="utf-8").rstrip("\n")
-        _write(STAGED / "files" / f"{source}.md", f"# {source}\n\n``````{language}\n{body}\n``````\n")
+        _write(folder / "files" / f"{source}.md", f"# {source}\n\n``````{language}\n{body}\n``````\n")
+
+
+def navigation() -> list[tuple[str, str, str]]:
+    """The pages in the order of the menu, each with its tab, its title there and its place in the site."""
+    found: list[tuple[str, str, str]] = []
+
+    def collect(tab: str, entries: list[Any]) -> None:
+        for entry in entries:
+            title, target = next(iter(entry.items())) if isinstance(entry, dict) else (tab, entry)
+            if isinstance(target, list):
+                collect(tab or title, target)
+            else:
+                found.append((tab, title, target))
+
+    collect("", yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))["nav"])
+    return found
+
+
+def index_for_programs(sources: Path) -> str:
+    """The content of `llms.txt`: every page with its first sentence, as Markdown (llmstxt.org)."""
+    settings = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
+    lines = [f"# {settings['site_name']}", "", f"> {settings['site_description']}"]
+    for tab, entries in itertools.groupby(navigation(), lambda entry: entry[0]):
+        lines += ["", f"## {tab}", ""]
+        for _, title, place in entries:
+            lines.append(f"- [{title}]({place}): {_first_sentence((sources / place).read_text(encoding='utf-8'))}")
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(page: str) -> str:
+    """What a page says about itself: the first sentence of its first paragraph, without links."""
+    text = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    paragraphs = (part.strip() for part in text.split("\n\n"))
+    first = next((part for part in paragraphs if re.match(r"(?!```)[^#|!<>-]", part)), "")
+    first = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    return re.split(r"(?<=[.:])\s", first)[0].rstrip(":.") + "."
 
 
 def _write(path: Path, text: str) -> None:
@@ -161,12 +203,17 @@ def _target(site: Path, page: Path, link: str) -> Path:
 
 def main() -> None:
     """Build the site and check it."""
-    stage()
-    shutil.rmtree(SITE, ignore_errors=True)
+    for folder in (STAGED, SITE):
+        shutil.rmtree(folder, ignore_errors=True)
+    stage(STAGED)
     zensical = Path(sys.executable).with_name("zensical")
     built = subprocess.run([zensical, "build", "--clean", "--strict", "--config-file", SETTINGS], check=False)
     if built.returncode != 0:
         sys.exit("The generator refused the pages: see above.")
+    # For programs: an index, and each page as it was written.
+    _write(SITE / "llms.txt", index_for_programs(STAGED))
+    for _, _, place in navigation():
+        shutil.copy(STAGED / place, SITE / place)
     faults = list(faults_of(SITE))
     if faults:
         sys.exit("\n".join(["The built site has faults:", *faults]))
