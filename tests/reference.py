@@ -347,9 +347,9 @@ def _name(name: str, value: Any) -> Iterator[str]:
 
 def _member(owner: str, name: str, value: object) -> Iterator[str]:
     if isinstance(value, property):
-        returned = value.fget.__annotations__.get("return", "") if value.fget is not None else ""
+        returned = inspect.signature(value.fget).return_annotation if value.fget is not None else "Any"
         yield f"#### {owner}.{name}"
-        yield f"```py\n{name}: {returned}\n```"
+        yield f"```py\n{name}{_annotation(returned, ': ')}\n```"
         yield from _docstring(value)
         return
     function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
@@ -383,16 +383,18 @@ def _call(name: str, value: Any) -> str:
 
 
 def _annotation(annotation: Any, before: str) -> str:
+    """A type after `before`, with the quotes that the project uses."""
     if annotation is inspect.Parameter.empty:
         return ""
-    return before + (annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return before + text.replace("'", '"')
 
 
 def _given(default: object) -> str:
     if default is inspect.Parameter.empty:
         return ""
     is_plain = default is None or isinstance(default, str | int | float | tuple)
-    return f" = {default!r}" if is_plain else " = …"
+    return f" = {default!r}".replace("'", '"') if is_plain else " = …"
 
 
 def _docstring(value: object) -> Iterator[str]:

@@ -39,6 +39,7 @@ OUTSIDE = {
 """Pages that are not below docs/, and their place in the site."""
 ICON = ROOT / "src" / "isthmus" / "frontends" / "console" / "static" / "icon.svg"
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".service": "ini"}
+NOT_FOUND_BY_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 LOADING = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 """Elements that load something, and the attribute that says what. `link` loads by its `rel`."""
 LOADING_RELS = frozenset({"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect", "dns-prefetch"})
@@ -96,7 +97,8 @@ def stage(folder: Path) -> None:
     for source in sorted(sources):
         language = LANGUAGES.get(Path(source).suffix, "text")
         body = (ROOT / source).read_text(encoding="utf-8").rstrip("\n")
-        _write(folder / "files" / f"{source}.md", f"# {source}\n\n``````{language}\n{body}\n``````\n")
+        text = f"{NOT_FOUND_BY_SEARCH}# {source}\n\n``````{language}\n{body}\n``````\n"
+        _write(folder / "files" / f"{source}.md", text)
 
 
 def navigation() -> list[tuple[str, str, str]]:
