@@ -409,7 +409,9 @@ def _docstring(value: object) -> Iterator[str]:
                 continue
             head, _, body = part.partition("\n")
             entries = re.split(r"\n(?=\S)", inspect.cleandoc("\n" + body))
-            yield f"{head}\n\n" + "\n".join("- " + _escaped(" ".join(entry.split())) for entry in entries)
+            yield f"{head}\n\n" + "\n".join(
+                "- " + _escaped(re.sub(r"^(\w+):", r"`\1`:", " ".join(entry.split()))) for entry in entries
+            )
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
