@@ -18,6 +18,7 @@ VAULT := .venv-agentvault
 FRAMEWORKS := .venv-frameworks
 FUZZ := .venv-fuzz
 AUDIT := .venv-audit
+DOCS := .venv-docs
 SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
@@ -31,7 +32,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -71,8 +72,14 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
-reference: $(VENV)/.test ## write the tables of docs/configuration.md anew
+reference: $(VENV)/.test ## write the generated pages anew: docs/reference, and the tables of docs/configuration.md
 	$(VENV)/bin/python -m tests.reference
+
+docs: $(DOCS)/.ready ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere
+	$(DOCS)/bin/python -m tests.docs.site
+
+recording: $(VENV)/.test $(NPM)/node_modules/.ready ## record the commands of the README on a terminal: docs/images/terminal.svg
+	$(VENV)/bin/python -m tests.cli.recording
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
 	$(VENV)/bin/ruff check .
@@ -140,7 +147,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
-	for sdk in stdio mcp1 a2a10 a2a03 agentvault audit; do \
+	for sdk in stdio mcp1 a2a10 a2a03 agentvault audit docs; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) requirements/frameworks.in --output-file requirements/frameworks.txt
@@ -149,7 +156,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules $(LIBRARIES)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(DOCS) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules $(LIBRARIES)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -168,7 +175,7 @@ $(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
 	@touch $(VENV)/.serve $@
 
 # An SDK whose versions fit no other environment: .venv-x holds what requirements/x.txt names.
-$(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
+$(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready $(DOCS)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
 	@echo "installing the SDK of $*.txt into .venv-$* …"
 	@.venv-$*/bin/python $(PIP_INSTALL) $(UNBOUND_$*) --require-hashes -r requirements/$*.txt
 	@touch $@
