@@ -71,7 +71,7 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
-reference: $(VENV)/.test ## write the tables of docs/configuration.md anew
+reference: $(VENV)/.test ## write the generated tables of docs/configuration.md and docs/rest.md anew
 	$(VENV)/bin/python -m tests.reference
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom

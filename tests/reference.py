@@ -1,7 +1,7 @@
-"""Write the tables of `docs/configuration.md` from the declarations in the code: `python -m tests.reference`.
+"""Write the tables of `docs/configuration.md` and `docs/rest.md` from the code: `python -m tests.reference`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; the text around it is written by hand. A unit
-test proves that the committed page is up to date.
+test proves that the committed pages are up to date.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from pathlib import Path
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
 from isthmus.config.tables import HUB_TABLES
+from isthmus.frontends.rest.problem_details import REFUSALS
+from isthmus.model.faults import FAULTS
 from isthmus.upstream.server_settings import SERVER_KEYS, WAYS
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+PAGES_WITH_TABLES = (PAGE, PAGE.with_name("rest.md"))
 
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _UNITS = ((1024 * 1024, "MiB"), (1024, "KiB"))
@@ -38,6 +41,8 @@ def _table(name: str) -> str:
     if name == "findings":
         found = ((code.number, f"`{code.name}`", code.meaning, _sentence(code.fix)) for code in CODES)
         return _rows(("Code", "Name", "Meaning", "What to do"), found)
+    if name == "problems":
+        return _rows(("Status", "Reason", "Executed", "Title"), _problem_rows())
     table = HUB_TABLES[name]
     defaults = table.defaults
     rows = ((f"`{key}`", _default(key, defaults[key]), doc) for key, doc in table.docs.items())
@@ -50,6 +55,13 @@ def _server_rows() -> Iterable[tuple[str, ...]]:
         default = f"`limits.{key.limit}`" if key.limit else _default(name, key.default)
         bounds = f" {_sentence(key.range_text)}." if key.range_text else ""
         yield f"`{name}`", beside, default, key.doc + bounds
+
+
+def _problem_rows() -> Iterable[tuple[str, ...]]:
+    faults = ((row.http, reason, row.executed or "no or unknown", row.title) for reason, row in FAULTS.items())
+    refusals = ((status, reason, "no", title) for reason, (status, title) in REFUSALS.items())
+    for status, reason, executed, title in sorted((*faults, *refusals)):
+        yield str(status), f"`{reason}`", executed, title
 
 
 def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -79,4 +91,5 @@ def _sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES_WITH_TABLES:
+        path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")

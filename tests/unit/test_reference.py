@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pytest
 
 from isthmus.config.tables import HUB_TABLES
 from isthmus.upstream.server_settings import SERVER_KEYS
-from tests.reference import PAGE, updated
+from tests.reference import PAGE, PAGES_WITH_TABLES, updated
 
 
-def test_the_reference_is_up_to_date() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", PAGES_WITH_TABLES, ids=lambda path: path.name)
+def test_the_reference_is_up_to_date(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
     assert updated(page) == page, "run: make reference"
 
 
