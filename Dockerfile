@@ -9,7 +9,7 @@ WORKDIR /src
 COPY requirements/image.txt requirements/
 RUN python -m venv /opt/isthmus
 RUN /opt/isthmus/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r requirements/image.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN /opt/isthmus/bin/python -m pip install --quiet --no-cache-dir --no-deps --no-build-isolation .
 

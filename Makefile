@@ -72,7 +72,7 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
-reference: $(VENV)/.test ## write the generated pages anew: docs/reference, and the tables of docs/configuration.md
+reference: $(VENV)/.test ## write the generated pages anew: docs/reference, and the tables of docs/configuration.md and docs/rest.md
 	$(VENV)/bin/python -m tests.reference
 
 docs: $(DOCS)/.ready ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere

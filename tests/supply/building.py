@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.supply.pins import ROOT
 
-SOURCES = ("src", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("src", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 """What a wheel is made of."""
 
 _BUILD = "import sys; from hatchling import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -34,7 +34,9 @@ def copied(folder: Path, *, at: float, mode: int) -> Path:
 def built(folder: Path, into: Path, what: str = "wheel", **variables: str) -> Path:
     """The wheel or sdist of a checkout, built in a process of its own with these variables and hardly any others."""
     into.mkdir(parents=True, exist_ok=True)
-    environment: Mapping[str, str] = {"PATH": os.environ["PATH"], "HOME": str(into), **variables}
+    # The checkout stays as it is: importing hatch_build.py would leave bytecode there.
+    clean = {"PATH": os.environ["PATH"], "HOME": str(into), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment: Mapping[str, str] = {**clean, **variables}
     command = [sys.executable, "-c", _BUILD, f"build_{what}", str(into)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -89,6 +90,30 @@ def test_its_record_vouches_for_every_file(wheel: zipfile.ZipFile) -> None:
 def test_it_brings_one_command_and_no_entry_point_that_others_load(wheel: zipfile.ZipFile) -> None:
     said = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert said.split() == ["[console_scripts]", "isthmus", "=", "isthmus.cli.main:program"]
+
+
+def test_a_build_that_knows_no_address_has_no_urls_and_the_readme_as_it_is(wheel: zipfile.ZipFile) -> None:
+    said = Parser().parsestr(wheel.read(f"{INFO}/METADATA").decode())
+    assert said.get_all("Project-URL") is None
+    assert said.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert said["Description-Content-Type"] == "text/markdown"
+
+
+def test_a_release_has_the_address_of_its_repository_in_its_urls_and_links(tmp_path: Path) -> None:
+    url = "https://forge.example/someone/isthmus"
+    released = zipfile.ZipFile(built(ROOT, tmp_path, ISTHMUS_PROJECT_URL=f"{url}/"))
+    said = Parser().parsestr(released.read(f"{INFO}/METADATA").decode())
+    tag = f"v{__version__}"
+    assert said.get_all("Project-URL") == [
+        f"Documentation, {url}/tree/{tag}/docs",
+        f"Source, {url}",
+        f"Issues, {url}/issues",
+        f"Changelog, {url}/blob/{tag}/CHANGELOG.md",
+    ]
+    readme = str(said.get_payload())
+    assert f"]({url}/raw/{tag}/docs/images/overview.svg)" in readme
+    assert f"]({url}/blob/{tag}/DESIGN.md#not-built-yet)" in readme
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", readme) == []
 
 
 def test_what_it_needs_is_named_and_never_fetched_from_an_address(wheel: zipfile.ZipFile) -> None:

@@ -93,7 +93,7 @@ EXECUTED: dict[Executed, str] = {
 }
 
 
-class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Why a call has no result: the problem that the hub reported."""
 
     message: str
@@ -102,6 +102,8 @@ class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     server: str | None = None
     error: msgspec.Raw | None = None
     """The server's own error: `code`, `message` and perhaps `data`."""
+    retry_after: float | None = None
+    """Seconds after which another try may succeed."""
 
     def pages(self) -> list[str]:
         """The pages that the server wants opened before it can be called (MCP, URL elicitation required)."""
@@ -125,12 +127,13 @@ class _PagesRequired(msgspec.Struct):
     data: _Pages = msgspec.field(default_factory=_Pages)
 
 
-class _Problem(msgspec.Struct):
+class _Problem(msgspec.Struct, rename="camel"):
     detail: str
     executed: Executed
     reason: str
     server: str | None = None
     error: msgspec.Raw = msgspec.Raw()
+    retry_after: float | None = None
 
 
 def read_failure(problem: bytes) -> CallFailure | None:
@@ -140,7 +143,7 @@ def read_failure(problem: bytes) -> CallFailure | None:
     except (msgspec.MsgspecError, RecursionError):
         return None
     error = read.error.copy() if read.error else None
-    return CallFailure(read.detail, read.executed, read.reason, read.server, error)
+    return CallFailure(read.detail, read.executed, read.reason, read.server, error, read.retry_after)
 
 
 def command_failed(failure: CallFailure) -> CommandFailed:

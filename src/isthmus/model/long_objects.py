@@ -9,9 +9,11 @@ import weakref
 
 from msgspec import Raw
 
-_known: dict[int, tuple[weakref.ref[memoryview], dict[str, Raw]]] = {}
-"""By the id of the object. `Raw` allows neither attributes nor weak references. The view that it is made of allows the
-latter, and lives exactly as long: an id is forgotten before it can be used again."""
+KNOWN: dict[int, tuple[weakref.ref[memoryview], dict[str, Raw]]] = {}
+"""By the id of the object. It is nearly always empty: code on the path of every call looks first whether it is.
+
+`Raw` allows neither attributes nor weak references. The view that it is made of allows the latter, and lives exactly as
+long: an id is forgotten before it can be used again."""
 
 
 def with_members(raw: Raw | memoryview, members: dict[str, Raw]) -> Raw:
@@ -21,15 +23,13 @@ def with_members(raw: Raw | memoryview, members: dict[str, Raw]) -> Raw:
     key = id(known)
 
     def forget(_: object) -> None:
-        del _known[key]
+        del KNOWN[key]
 
-    _known[key] = weakref.ref(view, forget), members
+    KNOWN[key] = weakref.ref(view, forget), members
     return known
 
 
 def known_members(raw: bytes | Raw) -> dict[str, Raw] | None:
     """The members of an object that knows them; do not change them."""
-    if not _known:
-        return None
-    found = _known.get(id(raw))
+    found = KNOWN.get(id(raw))
     return None if found is None else found[1]

@@ -65,6 +65,11 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
 
 
+def media_type(headers: Mapping[str, str]) -> str:
+    """The media type of a reply."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 HEAD_LIMIT_BYTES: Final = 64 * 1024
 """How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
 

@@ -61,11 +61,6 @@ def advice_for(status: int, headers: Mapping[str, str], server: str, *, can_log_
     return f"{wanted_scope}: run isthmus login {server} --scope '{quoted}'" if can_log_in else wanted_scope
 
 
-def media_type(headers: Mapping[str, str]) -> str:
-    """The media type of a reply."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
 def same_origin_target(origin: HttpOrigin, target: str, reference: str, does: str, *, stays: bool = False) -> str:
     """Resolve `reference` against `origin` and `target`; `does` says what the server did, for messages.
 

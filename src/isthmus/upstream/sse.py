@@ -15,7 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import ConnectionLost, Ticket
+from isthmus.transport.http import ConnectionLost, Ticket, media_type
 from isthmus.upstream.http_shared import (
     ADVICE,
     EVENT_STREAM,
@@ -26,7 +26,6 @@ from isthmus.upstream.http_shared import (
     HttpRequest,
     OneWayPosts,
     login_url,
-    media_type,
     same_origin_target,
 )
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier

@@ -29,7 +29,7 @@ from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import ConnectionLost, Ticket, header_lines
+from isthmus.transport.http import ConnectionLost, Ticket, header_lines, media_type
 from isthmus.upstream.http_shared import (
     ADVICE,
     EVENT_STREAM,
@@ -41,7 +41,6 @@ from isthmus.upstream.http_shared import (
     OneWayPosts,
     advice_for,
     login_url,
-    media_type,
     same_origin_target,
 )
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier

@@ -18,7 +18,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
-from isthmus.model.long_objects import known_members, with_members
+from isthmus.model.long_objects import KNOWN, known_members, with_members
 
 Payload: TypeAlias = bytes | Raw
 """The text of exactly one JSON value: a part of a decoded body, or rendered by us."""
@@ -379,7 +379,7 @@ def elements(body: bytes, most: int) -> list[bytes] | None:
 
 def only_members(raw: Payload, *names: str) -> Payload:
     """The same object without its other members, if it knows them; otherwise unchanged."""
-    members = known_members(raw)
+    members = known_members(raw) if KNOWN else None
     return raw if members is None else render({name: members[name] for name in names if name in members})
 
 
@@ -389,7 +389,7 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     An object with a quotation mark inside a key may be refused too, when a mark somewhere is spelt `\u0022`:
     telling them apart would cost too much. UTF-8 is not checked again.
     """
-    if (known := known_members(raw)) is not None:
+    if KNOWN and (known := known_members(raw)) is not None:
         return dict(known)
     try:
         members = _decode_members(raw)

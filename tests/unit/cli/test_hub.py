@@ -36,7 +36,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.model.calls import Event, Progress, Result, Surface
-from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
+from isthmus.model.faults import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
@@ -489,6 +489,11 @@ def test_a_problem_of_the_hub_is_printed_as_json() -> None:
         "reason": "not_connected",
         "server": "files",
     }
+
+
+def test_a_refusal_as_json_says_when_to_try_again() -> None:
+    told = read_failure(problem_of(BreakerOpen(FILES, 2.5)).body())
+    assert json.loads(msgspec.json.encode({"error": told}))["error"]["retryAfter"] == 2.5
 
 
 def test_a_servers_own_claims_are_not_believed() -> None:

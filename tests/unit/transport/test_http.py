@@ -12,7 +12,7 @@ import trustme
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport import http as module
 from isthmus.transport.egress import Egress, HttpOrigin
-from isthmus.transport.http import HttpClient, Ticket, header_lines, request_head
+from isthmus.transport.http import HttpClient, Ticket, header_lines, media_type, request_head
 from tests.unit.transport.doubles import OK, PATIENCE_SECONDS, Peer, Recorder, Server
 
 BIG = b"x" * (32 * 1024 * 1024)
@@ -645,3 +645,8 @@ def test_a_header_cannot_break_out_of_its_line(headers: dict[str, str]) -> None:
 def test_a_request_line_cannot_be_broken(method: str, target: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         request_head(method, target, HttpOrigin("http", "h", 80), {})
+
+
+def test_a_media_type_is_what_stands_before_its_parameters() -> None:
+    assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
+    assert media_type({}) == ""

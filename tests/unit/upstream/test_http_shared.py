@@ -20,7 +20,6 @@ from isthmus.upstream.http_shared import (
     CallerHeaders,
     OneWayPosts,
     login_url,
-    media_type,
     same_origin_target,
 )
 from isthmus.upstream.link import ConnectFailed
@@ -64,11 +63,6 @@ def test_what_is_no_address_of_a_page_is_none(challenge: str) -> None:
 def test_only_who_is_not_known_is_told() -> None:
     assert login_url(401, {}) is None
     assert login_url(403, {"www-authenticate": f'Bearer resource_metadata="{PLACE}"'}) is None
-
-
-def test_a_media_type_is_what_stands_before_its_parameters() -> None:
-    assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
-    assert media_type({}) == ""
 
 
 ORIGIN = HttpOrigin("https", "tools.example", 443)

@@ -253,6 +253,8 @@ def _execute_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
     details: dict[str, Payload] = {}
     if not ending.result:
         details = {"executed": _json(ending.executed), "reason": _json(ending.reason)}
+        if ending.retry_after is not None:
+            details["retryAfter"] = _seconds(ending.retry_after)
         if ending.data:
             details["mcp_protocol_error_data"] = ending.data
     else:
@@ -290,7 +292,7 @@ def _command_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
         if ending.server is not None:
             data["server"] = _json(ending.server)
         if ending.retry_after is not None:
-            data["retryAfter"] = msgspec.json.encode(round(ending.retry_after, 3))
+            data["retryAfter"] = _seconds(ending.retry_after)
         if ending.data:
             data["mcp_data"] = ending.data
         output["mcp_error"] = render(
@@ -320,6 +322,10 @@ def _row(ending: StoredOutcome) -> FaultRow:
 
 def _json(text: str) -> bytes:
     return msgspec.json.encode(text)
+
+
+def _seconds(pause: float) -> bytes:
+    return msgspec.json.encode(round(pause, 3))
 
 
 RESULT = "result"
@@ -430,6 +436,8 @@ def facts_of(ending: StoredOutcome) -> Raw:
         facts["reason"] = msgspec.json.encode(ending.reason)
     if ending.server is not None:
         facts["server"] = msgspec.json.encode(ending.server)
+    if ending.retry_after is not None:
+        facts["retryAfter"] = _seconds(ending.retry_after)
     if ending.code is not None:
         facts["code"] = msgspec.json.encode(ending.code)
     if ending.data:

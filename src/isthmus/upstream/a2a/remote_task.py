@@ -33,7 +33,7 @@ from isthmus.model.tasks import (
     Update,
 )
 from isthmus.model.trace_context import trace_headers
-from isthmus.transport.http import ConnectionLost, Ticket
+from isthmus.transport.http import ConnectionLost, Ticket, media_type
 from isthmus.upstream.a2a.messages import (
     AgentQuestion,
     ArtifactBuffer,
@@ -45,7 +45,7 @@ from isthmus.upstream.a2a.messages import (
     question_in,
     result_of,
 )
-from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_url, media_type
+from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_url
 from isthmus.upstream.redaction import Redact, redact_result
 from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost, turned_away
 from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of

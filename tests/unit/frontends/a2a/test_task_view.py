@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from isthmus.core.tasks.live_task import Report
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord, stored_outcome
 from isthmus.frontends.a2a.task_view import (
-    ErrorKind,
     StoredInstruction,
     answer_parts,
     direct_answer,
+    facts_of,
     kind_of,
     parts_of,
     reported,
@@ -27,24 +27,17 @@ from isthmus.frontends.a2a.task_view import (
 )
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.faults import (
-    BadReply,
-    BreakerOpen,
-    Bug,
-    Cancelled,
-    Draining,
+    FAULTS,
     Fault,
     Lost,
-    NotConnected,
-    Overloaded,
     ServerError,
     TimedOut,
-    TooManyTargets,
-    UnknownTool,
 )
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import DataPart, FilePart, Message, Part, TaskState, TextPart
 from isthmus.wire.a2a.agentvault import conversation
 from tests.unit.core.doubles import SERVER, raw
+from tests.unit.model.fault_examples import EVERY_FAULT
 
 SAID = Message("m1", "user", (TextPart("go"),))
 DONE = StoredOutcome(raw({"content": [{"type": "text", "text": "hi"}]}))
@@ -198,24 +191,39 @@ def test_an_execution_is_answered_with_success_or_who_is_to_blame() -> None:
     assert summary(BAD, EXECUTE) == "[MCP_TOOL/TOOL_EXECUTION_FAILED] Execution failed for tool 'read'"
 
 
+FAULT_CASES = pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fault.reason)
+
+
+@FAULT_CASES
+def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> None:
+    error = told(stored_outcome(fault), EXECUTE)["error"]
+    of_server = isinstance(fault, ServerError)
+    assert error["source"] == ("MCP_PROTOCOL" if of_server else "A2A_PROXY")
+    assert error["code"] == (str(fault.code) if of_server else FAULTS[fault.reason].agentvault)
+    details = error["details"]
+    assert (details["executed"], details["reason"]) == (fault.executed, fault.reason)
+    assert details.get("retryAfter") == fault.retry_after
+
+
+def test_a_failed_execution_has_the_data_of_the_server_s_error() -> None:
+    error = told(stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), EXECUTE)["error"]
+    assert (error["code"], error["details"]["mcp_protocol_error_data"]) == ("-32050", {"x": 1})
+
+
 @pytest.mark.parametrize(
-    ("ending", "source", "code"),
-    [
-        (stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), "MCP_PROTOCOL", "-32050"),
-        (stored_outcome(TimedOut(SERVER, 1.0, executed="unknown")), "A2A_PROXY", "MCP_TIMEOUT"),
-        (stored_outcome(NotConnected(SERVER, "down")), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
-        (stored_outcome(UnknownTool("x")), "A2A_PROXY", "-32601"),
-        (stored_outcome(TooManyTargets(64)), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
-        (stored_outcome(Draining()), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
-        (StoredOutcome(reason="unknown_server", message="?"), "A2A_PROXY", "MCP_SERVER_NOT_FOUND"),
-        (StoredOutcome(reason="of another version", message="?"), "A2A_PROXY", "PROXY_INTERNAL_ERROR"),
-    ],
+    ("reason", "code"),
+    [("unknown_server", "MCP_SERVER_NOT_FOUND"), ("of another version", "PROXY_INTERNAL_ERROR")],
 )
-def test_a_failed_execution_always_has_its_data(ending: StoredOutcome, source: str, code: str) -> None:
-    error = told(ending, EXECUTE)["error"]
-    assert (error["source"], error["code"]) == (source, code)
-    assert error["details"]["executed"] == ending.executed
-    assert error["details"].get("mcp_protocol_error_data") == ({"x": 1} if ending.data else None)
+def test_a_failure_that_is_in_no_table_has_a_code_too(reason: str, code: str) -> None:
+    error = told(StoredOutcome(reason=reason, message="?"), EXECUTE)["error"]
+    assert (error["source"], error["code"]) == ("A2A_PROXY", code)
+
+
+@FAULT_CASES
+def test_the_metadata_of_a_failure_says_when_to_try_again(fault: Fault) -> None:
+    facts = msgspec.json.decode(facts_of(stored_outcome(fault)))
+    assert (facts["executed"], facts["reason"], facts.get("server")) == (fault.executed, fault.reason, fault.server)
+    assert facts.get("retryAfter") == fault.retry_after
 
 
 def test_a_command_repeats_its_id_with_its_type() -> None:
@@ -227,26 +235,20 @@ def test_a_command_repeats_its_id_with_its_type() -> None:
     assert (own["code"], own["data"]["kind"], own["data"]["mcp_data"]) == (-32050, "mcp", [1])
 
 
-@pytest.mark.parametrize(
-    ("fault", "code", "after"),
-    [
-        (Overloaded(SERVER, 1, 1), -32010, 1.0),
-        (BreakerOpen(SERVER, 2.5), -32010, 2.5),
-        (Draining(), -32010, 1.0),
-        (NotConnected(SERVER, "down"), -32011, None),
-        (Lost(SERVER, "gone", executed="no"), -32011, None),
-        (TimedOut(SERVER, 1.0, executed="no"), -32011, None),
-        (TimedOut(SERVER, 1.0, executed="unknown"), -32012, None),
-        (Cancelled("given up", executed="unknown", server=SERVER), -32012, None),
-        (BadReply(SERVER, "no JSON"), -32012, None),
-        (UnknownTool("x"), -32602, None),
-        (Bug("7"), -32603, None),
-    ],
-)
-def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault, code: int, after: float | None) -> None:
+@FAULT_CASES
+def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault) -> None:
     error = told(stored_outcome(fault), COMMAND)["mcp_error"]
+    code = fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].mcp
     assert (error["code"], error["data"]["reason"]) == (code, fault.reason)
-    assert (error["data"].get("server"), error["data"].get("retryAfter")) == (fault.server, after)
+    assert (error["data"]["kind"], error["data"]["executed"]) == (FAULTS[fault.reason].a2a_kind, fault.executed)
+    assert (error["data"].get("server"), error["data"].get("retryAfter")) == (fault.server, fault.retry_after)
+
+
+@pytest.mark.parametrize(
+    "fault", [Lost(SERVER, "gone", executed="no"), TimedOut(SERVER, 1.0, executed="no")], ids=lambda each: each.reason
+)
+def test_a_command_that_was_never_sent_has_the_code_of_a_server_that_is_away(fault: Fault) -> None:
+    assert told(stored_outcome(fault), COMMAND)["mcp_error"]["code"] == -32011
 
 
 @pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
@@ -255,20 +257,8 @@ def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: s
     assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("unknown_task", "request"),
-        ("task_ended", "request"),
-        ("too_many_subscriptions", "request"),
-        ("bad_instruction", "request"),
-        ("timed_out", "network"),
-        ("server_error", "mcp"),
-        ("internal", "internal"),
-    ],
-)
-def test_failures_are_of_four_kinds(reason: str, kind: ErrorKind) -> None:
-    assert kind_of(StoredOutcome(reason=reason)) == kind
+def test_a_refused_instruction_is_the_fault_of_the_request() -> None:
+    assert kind_of(StoredOutcome(reason="bad_instruction")) == "request"
 
 
 JSON_TYPE = "application/json"

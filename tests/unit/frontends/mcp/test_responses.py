@@ -10,89 +10,46 @@ import pytest
 
 from isthmus.frontends.mcp.exchange import call_reply, code_of, data_of
 from isthmus.model import faults
-from isthmus.model.faults import Fault, ServerError
+from isthmus.model.faults import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw
+from tests.unit.model.fault_examples import EVERY_FAULT
 
 FILES = ServerName("files")
 
-TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
-    (faults.BadArguments("files.read", "no"), -32602, {"executed": "no", "reason": "bad_arguments"}),
-    (faults.UnknownTool("files.read"), -32602, {"executed": "no", "reason": "unknown_tool"}),
-    (faults.UnknownPrompt("files.ask"), -32602, {"executed": "no", "reason": "unknown_prompt"}),
-    (
-        faults.UnknownResource("file:///x"),
-        -32602,
-        {"executed": "no", "reason": "unknown_resource", "uri": "file:///x"},
-    ),
-    (
-        faults.Unanswered(FILES, "nobody answered"),
-        -32012,
-        {"executed": "unknown", "reason": "unanswered", "server": "files"},
-    ),
-    (faults.BadState(), -32602, {"executed": "unknown", "reason": "bad_state"}),
-    (faults.UnknownTask(), -32602, {"executed": "no", "reason": "unknown_task"}),
-    (faults.TaskEnded("completed"), -32602, {"executed": "no", "reason": "task_ended"}),
-    (faults.NotWritten("The disk is full"), -32603, {"executed": "no", "reason": "not_written", "retryAfter": 1.0}),
-    (faults.TooManySubscriptions(1000), -32010, {"executed": "no", "reason": "too_many_subscriptions"}),
-    (faults.TargetRefused("not there"), -32602, {"executed": "no", "reason": "target_refused"}),
-    (faults.TooManyBytes("ann", 9, 9), -32010, {"executed": "no", "reason": "too_many_bytes", "retryAfter": 1.0}),
-    (faults.TooManyCalls("acme", 200), -32010, {"executed": "no", "reason": "too_many_calls", "retryAfter": 1.0}),
-    (faults.TooManyTargets(64), -32010, {"executed": "no", "reason": "too_many_targets", "retryAfter": 1.0}),
-    (
-        faults.Cancelled("enough", executed="unknown", server=FILES),
-        -32012,
-        {"executed": "unknown", "reason": "cancelled", "server": "files"},
-    ),
-    (
-        faults.NotConnected(FILES, "gone"),
-        -32011,
-        {"executed": "no", "reason": "not_connected", "server": "files"},
-    ),
-    (
-        faults.Overloaded(FILES, 64, 256),
-        -32010,
-        {"executed": "no", "reason": "overloaded", "server": "files", "retryAfter": 1.0},
-    ),
-    (
-        faults.BreakerOpen(FILES, 2.98765),
-        -32010,
-        {"executed": "no", "reason": "breaker_open", "server": "files", "retryAfter": 2.988},
-    ),
-    (
-        ServerError(FILES, -32000, "no"),
-        -32000,
-        {"executed": "yes", "reason": "server_error", "server": "files"},
-    ),
-    (faults.BadReply(FILES, "no"), -32012, {"executed": "unknown", "reason": "bad_reply", "server": "files"}),
-    (
-        faults.Lost(FILES, "gone", executed="no"),
-        -32011,
-        {"executed": "no", "reason": "lost", "server": "files"},
-    ),
-    (
-        faults.TimedOut(FILES, 30.0, executed="unknown"),
-        -32012,
-        {"executed": "unknown", "reason": "timed_out", "server": "files"},
-    ),
-    (faults.Draining(), -32010, {"executed": "no", "reason": "draining", "retryAfter": 1.0}),
-    (faults.Bug("1f2e"), -32603, {"executed": "unknown", "reason": "internal"}),
-]
+UNSENT = (faults.Lost(FILES, "gone", executed="no"), faults.TimedOut(FILES, 30.0, executed="no"))
+FAULT_CASES = pytest.mark.parametrize(
+    "fault", [*EVERY_FAULT, *UNSENT], ids=lambda fault: f"{fault.reason}-{fault.executed}"
+)
 
 
-@pytest.mark.parametrize(("fault", "code", "data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
-def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault, code: int, data: dict[str, Any]) -> None:
+def expected_code(fault: Fault) -> int:
+    if fault in UNSENT:
+        return -32011
+    return fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].mcp
+
+
+@FAULT_CASES
+def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault) -> None:
+    data: dict[str, object] = {"executed": fault.executed, "reason": fault.reason}
+    optional = {"server": fault.server, "retryAfter": fault.retry_after, "uri": getattr(fault, "uri", None)}
+    data |= {name: value for name, value in optional.items() if value is not None}
+    code = expected_code(fault)
     reply = json.loads(call_reply(msgspec.Raw(b'"x"'), fault, "modern").body)
     assert reply == {"jsonrpc": "2.0", "id": "x", "error": {"code": code, "message": fault.message, "data": data}}
     assert code_of(fault) == code
 
 
-@pytest.mark.parametrize(("fault", "code", "_data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
-def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there(
-    fault: Fault, code: int, _data: dict[str, Any]
-) -> None:
-    assert code_of(fault, "legacy") == (-32002 if isinstance(fault, faults.UnknownResource) else code)
+@FAULT_CASES
+def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there(fault: Fault) -> None:
+    is_resource = isinstance(fault, faults.UnknownResource)
+    assert code_of(fault, "legacy") == (-32002 if is_resource else expected_code(fault))
     assert json.loads(call_reply(b"1", fault, "legacy").body)["error"]["code"] == code_of(fault, "legacy")
+
+
+def test_a_pause_is_told_in_milliseconds_at_most() -> None:
+    reply = json.loads(call_reply(b"1", faults.BreakerOpen(FILES, 2.98765), "modern").body)
+    assert reply["error"]["data"]["retryAfter"] == 2.988
 
 
 @pytest.mark.parametrize(

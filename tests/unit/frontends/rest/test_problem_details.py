@@ -13,51 +13,30 @@ from isthmus.model import faults
 from isthmus.model.faults import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw
+from tests.unit.model.fault_examples import EVERY_FAULT
 
 FILES = ServerName("files")
-
-TOLD: list[tuple[Fault, int, str]] = [
-    (faults.BadArguments("files.read", "no"), 400, "no"),
-    (faults.UnknownTool("files.read"), 404, "no"),
-    (faults.UnknownPrompt("files.read"), 404, "no"),
-    (faults.UnknownResource("x:y"), 404, "no"),
-    (faults.Unanswered(FILES, "nobody answered"), 504, "unknown"),
-    (faults.BadState(), 400, "unknown"),
-    (faults.UnknownTask(), 404, "no"),
-    (faults.TaskEnded("completed"), 409, "no"),
-    (faults.NotWritten("The disk is full"), 503, "no"),
-    (faults.TooManySubscriptions(1000), 429, "no"),
-    (faults.TargetRefused("not there"), 403, "no"),
-    (faults.TooManyTargets(64), 429, "no"),
-    (faults.TooManyBytes("ann", 200, 210), 429, "no"),
-    (faults.TooManyCalls("acme", 200), 429, "no"),
-    (faults.Cancelled("enough", executed="unknown", server=FILES), 504, "unknown"),
-    (faults.NotConnected(FILES, "gone"), 503, "no"),
-    (faults.Overloaded(FILES, 64, 256), 429, "no"),
-    (faults.BreakerOpen(FILES, 2.5), 503, "no"),
-    (ServerError(FILES, -32000, "no"), 502, "yes"),
-    (faults.BadReply(FILES, "no"), 502, "unknown"),
-    (faults.Lost(FILES, "gone", executed="no"), 503, "no"),
-    (faults.Lost(FILES, "gone", executed="unknown"), 504, "unknown"),
-    (faults.TimedOut(FILES, 30.0, executed="unknown"), 504, "unknown"),
-    (faults.Draining(), 503, "no"),
-    (faults.Bug("1f2e"), 500, "unknown"),
-]
 
 
 def test_no_reason_stands_for_two_things() -> None:
     assert FAULTS.keys().isdisjoint(REFUSALS)
 
 
-@pytest.mark.parametrize(("fault", "status", "executed"), TOLD, ids=lambda value: getattr(value, "reason", None))
-def test_a_fault_is_told_with_its_status_and_whether_the_tool_ran(fault: Fault, status: int, executed: str) -> None:
+@pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fault.reason)
+def test_a_fault_is_told_with_its_status_and_whether_the_tool_ran(fault: Fault) -> None:
+    row = FAULTS[fault.reason]
     problem = problem_of(fault)
     told = json.loads(problem.body())
-    assert problem.status == told["status"] == status
-    assert told["executed"] == executed
+    assert problem.status == told["status"] == row.http
+    assert told["executed"] == fault.executed
     assert told["type"] == f"urn:isthmus:problem:{fault.reason}"
     assert (told["detail"], told["reason"], told.get("server")) == (fault.message, fault.reason, fault.server)
-    assert told["title"]
+    assert (told["title"], told.get("retryAfter")) == (row.title, fault.retry_after)
+
+
+def test_a_call_that_was_lost_before_it_was_sent_has_the_status_of_a_server_that_is_away() -> None:
+    assert problem_of(faults.Lost(FILES, "gone", executed="no")).status == 503
+    assert problem_of(faults.Lost(FILES, "gone", executed="unknown")).status == 504
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (2.5, b"3"), (4.0, b"4")])
