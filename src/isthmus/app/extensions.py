@@ -24,7 +24,7 @@ from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
 
-JOURNAL = ("write", "read", "page", "all_in", "prune", "weigh", "trim", "commit", "latest", "aclose")
+JOURNAL = ("write", "read", "page", "all_in", "newest", "named", "prune", "weigh", "trim", "commit", "latest", "aclose")
 """The methods that a journal needs."""
 
 SOUND_MAX = 4096

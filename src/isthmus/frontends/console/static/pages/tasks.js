@@ -11,7 +11,11 @@ const STATES = /** @type {any} */ ({
 const isOver = (/** @type {any} */ task) => task.executed !== null;
 const keyOf = (/** @type {any} */ { id, tenant, caller }) => link("tasks", id, ...(caller === session.value.caller && tenant === session.value.tenant ? [] : [tenant, caller]));
 const saysOf = (/** @type {any} */ { message, progress }) => message ?? progress?.message ?? (progress ? `${progress.progress} of ${progress.total ?? "?"}` : "");
+const KEPT = 2000;
 const toolOf = (/** @type {any} */ task) => task.tool ?? "no tool yet";
+
+/** Whether trying again would not help. */
+const isRefused = (/** @type {any} */ error) => error?.status >= 400 && error.status < 500;
 
 /** Follows a stream while somebody looks, and again after it broke, until `isDone`. */
 function useStream(/** @type {string} */ path, /** @type {any} */ onEvent, /** @type {any} */ isDone) {
@@ -43,10 +47,10 @@ export function Tasks(/** @type {any} */ { title, rest, search }) {
   const query = `v1/tasks?${new URLSearchParams({ limit: "100", ...(state && { state }), ...(server && { server }) })}`;
   const add = (/** @type {any} */ { tasks, next }, isFirst = false) => setFound((/** @type {any} */ old) => {
     const all = new Map([...(isFirst ? [] : old.tasks), ...tasks].map((task) => [keyOf(task), task]));
-    return { query, next: next ?? old.next, tasks: [...all.values()].filter((task) => !state || task.state === state).sort((a, b) => b.updated - a.updated) };
+    return { query, next: next ?? old.next, tasks: [...all.values()].filter((task) => !state || task.state === state).sort((a, b) => b.updated - a.updated).slice(0, KEPT) };
   });
   // The first event is a page, the others have what changed.
-  useStream(query, (/** @type {any} */ _, /** @type {any} */ data) => add(data, data.next !== undefined), (/** @type {any} */ error) => error?.status && setFound({ query, tasks: [], problem: error.message }));
+  useStream(query, (/** @type {any} */ _, /** @type {any} */ data) => add(data, data.next !== undefined), (/** @type {any} */ error) => isRefused(error) && (setFound({ query, tasks: [], problem: error.message }), true));
   const { tasks = [], next, problem = "Loading …" } = found.query === query ? { problem: state || server ? "No task matches." : "No tasks yet.", ...found } : {};
   const shown = tasks.filter((/** @type {any} */ task) => `${task.tool} ${task.caller} ${task.id} ${saysOf(task)}`.toLowerCase().includes(text.toLowerCase()));
   return html`<div class="top"><h1>${title}</h1><span>${tasks.filter((/** @type {any} */ task) => !isOver(task)).length} unfinished</span>${search}</div>
@@ -83,7 +87,7 @@ function OneTask(/** @type {any} */ { rest: [id, tenant, caller] }) {
     const what = name === "task" ? STATES[data.state][0] : name === "progress" ? saysOf({ progress: data.data }) : JSON.stringify(data.data.data);
     if (last.current && what !== last.current.what && !data.executed) setSeen((old) => [...old, [data.updated ?? data.at, what]].slice(-50));
     setTask((last.current = { ...last.current, ...(name === "task" ? data : name === "progress" ? { progress: data.data } : {}), what }));
-  }, (/** @type {any} */ error) => { if (error?.status) setProblem(error.message); return error?.status || (last.current && isOver(last.current)); });
+  }, (/** @type {any} */ error) => (isRefused(error) ? (setProblem(error.message), true) : last.current && isOver(last.current)));
   const alert = problem ? html`<p class="note bad" role="alert">${problem}</p>` : null;
   if (!task) return alert ?? html`<p class="loading">Loading …</p>`;
   const { progress, result, error } = task, [word, look] = STATES[task.state];
@@ -91,9 +95,9 @@ function OneTask(/** @type {any} */ { rest: [id, tenant, caller] }) {
   return html`<section class="panel" aria-label=${`Task ${id}`}>
     <div class="pad stack"><div class="bar"><h2><code>${toolOf(task)}</code></h2><${State} look=${look}>${word}</${State}><span class="grow"></span>
         ${isOver(task) || isSure ? null : html`<button onClick=${() => setSure(true)}>Cancel task</button>`}</div>
-      ${isSure ? html`<div class="bar"><span class="grow">What the tool has done stays done.</span><button class="main" onClick=${cancel}>Cancel it</button><button onClick=${() => setSure(false)}>Keep it</button></div>` : null}
+      ${isSure ? html`<div class="bar"><span class="grow">Cancel this task? What the tool has done stays done.</span><button class="main" onClick=${cancel}>Cancel it</button><button onClick=${() => setSure(false)}>Keep it</button></div>` : null}
       ${alert}${progress?.total && !isOver(task) ? html`<progress aria-label="Progress" max=${progress.total} value=${progress.progress}></progress>` : null}
-      <dl class="facts"><dt>Task</dt><dd><code>${id}</code></dd><dt>Caller</dt><dd>${task.caller} of ${task.tenant}, by ${frontendOf(task.protocol)}</dd>
+      <dl class="facts"><dt>Task</dt><dd><code>${id}</code></dd><dt>Caller</dt><dd>${task.caller}${["local", "default"].includes(task.tenant) ? "" : ` of ${task.tenant}`}, by ${frontendOf(task.protocol)}</dd>
         ${task.server ? html`<dt>Server</dt><dd><a href=${link("servers", task.server)}>${task.server}</a></dd>` : null}
         ${saysOf(task) ? html`<dt>Message</dt><dd>${saysOf(task)}${task.question ? " (answer in the agent that started the task)" : ""}</dd>` : null}
         ${isOver(task) ? html`<dt>Tool ran</dt><dd>${RAN[task.executed]}</dd><dt>Outcome</dt><dd>${task.outcome}${task.resultBytes ? `, ${count(task.resultBytes, "byte")}` : ""}</dd>` : null}</dl></div>
