@@ -195,6 +195,7 @@ async def test_a_bad_question_is_a_clear_error(hub: HubProcess, query: str, reas
         ({"callers": {"all": {"frontends": {"door": {}}}}}, "bad_request"),
         ({"callers": {"all": {"allow": ["alpha.x"] * 1001}}}, "bad_request"),
         ({"callers": {"local": {"allow": []}}}, "bad_request"),
+        ({"callers": {"all": {"allow": ["x" * 300_000]}}}, "bad_request"),
         ({"callers": {"nobody": {"allow": []}}}, "unknown_caller"),
         ({"tenants": {"nowhere": {"allow": []}}}, "unknown_tenant"),
     ],

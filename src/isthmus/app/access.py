@@ -6,6 +6,7 @@ Work over thousands of features is a generator that yields None where others may
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import dataclasses
@@ -82,6 +83,9 @@ CELLS_MAX = 20_000
 
 CHANGES_MAX = 5_000
 """Features that a preview lists."""
+
+KEPT_SECONDS = 60.0
+"""How long the table of a snapshot is kept for the next request; it keeps old definitions in memory."""
 
 PATTERNS_MAX = 1_000
 """Patterns of one list in a preview."""
@@ -418,20 +422,34 @@ class LiveAccess:
         self._running = running
         self._identities = identities
         self._table: FeatureTable | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._callers: Sequence[Caller] = ()
+        self._callers_of: tuple[object, object] = (None, None)
 
-    def callers(self) -> list[Caller]:
+    def callers(self) -> Sequence[Caller]:
         """Everybody whom the hub would let in. Callers of extensions are not known before they call."""
-        known = listed_callers(self._identities.callers(), self._running.configuration)
-        return [*known, LOCAL_OPERATOR] if self._identities.wants_proof else known
+        live, configuration = self._identities.live, self._running.configuration
+        if self._callers_of[0] is not live or self._callers_of[1] is not configuration:
+            known = listed_callers(self._identities.callers(), configuration)
+            self._callers = [*known, LOCAL_OPERATOR] if self._identities.wants_proof else known
+            self._callers_of = (live, configuration)
+        return self._callers
 
     async def _features(self) -> FeatureTable:
         hub = self._running.hub
         if hub.settling:  # servers that start get a moment, as for every list
             await hub.settle(EVERYTHING)
         snapshot = hub.snapshot
-        if self._table is None or self._table.snapshot is not snapshot:
-            self._table = await in_passes(table_passes(snapshot))
-        return self._table
+        table = self._table
+        if table is None or table.snapshot is not snapshot:
+            table = self._table = await in_passes(table_passes(snapshot))
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
+        return table
+
+    def _forget(self) -> None:
+        self._table = self._forgetting = None
 
     def _shown(
         self, pattern: str | None, frontend: FrontendName | None, snapshot: Snapshot
@@ -523,26 +541,21 @@ class LiveAccess:
 def _counts_reached(
     callers: Sequence[CallerPolicy], server: ServerName, rows: Sequence[FeatureRow]
 ) -> Generator[None, None, list[int]]:
+    reachable = sum(row.blocked is None for row in rows)
     counts: list[int] = []
+    checked = 0
     for caller in callers:
-        count = yield from _count_reached(caller, server, rows)
+        policy, count = caller.policy, 0
+        if policy.may_use_all_of(server):  # for most callers: then no feature needs a check
+            count = reachable
+        elif policy.reads_labels or policy.is_narrowed or policy.may_see_server(server):
+            for row in rows:
+                checked += 1
+                if checked % SLICE == 0:
+                    yield
+                count += caller.cell(row).allowed if row.entry is None else is_allowed(policy, row.entry)
         counts.append(count)
-        yield
     return counts
-
-
-def _count_reached(caller: CallerPolicy, server: ServerName, rows: Sequence[FeatureRow]) -> Generator[None, None, int]:
-    policy = caller.policy
-    if policy.may_use_all_of(server):  # for most callers: then no feature needs a check
-        return sum(row.blocked is None for row in rows)
-    if not (policy.reads_labels or policy.is_narrowed or policy.may_see_server(server)):
-        return 0
-    count = 0
-    for number, row in enumerate(rows):
-        if number % SLICE == SLICE - 1:
-            yield
-        count += caller.cell(row).allowed if row.entry is None else is_allowed(policy, row.entry)
-    return count
 
 
 def _described(caller: Caller) -> AccessCaller:
@@ -603,6 +616,8 @@ def changed_callers(callers: Sequence[Caller], tenants: Tenants, changes: RuleCh
 
 
 def _changed_caller(caller: Caller, before: Tenants, after: Tenants, change: CallerChange | None) -> Caller:
+    if change is None and after == before:
+        return caller
     if caller.is_anyone or caller == LOCAL_OPERATOR:
         if change is not None:
             raise ValueError(f"{caller.name} has no rules: it may call everything")

@@ -33,10 +33,12 @@ from isthmus.core.audit import (
     Verification,
     record_members,
 )
-from isthmus.core.ports import AuditBusy, AuditFilter, AuditLine, AuditPage, AuditProgress
+from isthmus.core.ports import AuditBusy, AuditFilter, AuditLine, AuditPage, AuditProgress, NoAuditLog
 from isthmus.model.names import name_filter
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_signatures import (
+    FOLDER,
+    KEY_FILE,
     MAIN_LOG,
     AuditKeyDamaged,
     checkpoint_path,
@@ -512,6 +514,11 @@ class _Breather:
             time.sleep(REST_SECONDS)
 
 
+def has_log(configuration: Configuration) -> bool:
+    """Whether a hub of this configuration keeps a log, or once did: its first log makes a key."""
+    return configuration.hub.audit != "off" or (Path(configuration.hub.state) / FOLDER / KEY_FILE).exists()
+
+
 class LiveAudit:
     """See `core.ports.AuditReports`: the logs of a running hub, read on threads."""
 
@@ -527,24 +534,26 @@ class LiveAudit:
             raise ValueError("cursor must be the `next` of an earlier answer")
         configuration = self._running.configuration
         mode = configuration.hub.audit
+        if not has_log(configuration):
+            return AuditPage(mode, (), None, 0)
 
         async def work(emit: Callable[[AuditPage], None]) -> None:
-            try:
-                found = await read_page(logs_of(configuration), wanted, limit, cursor, _Breather())
-            except OSError:
-                if mode != "off":
-                    raise
-                found = [], None, 0  # there has never been a log
-            emit(AuditPage(mode, *found))
+            emit(AuditPage(mode, *await read_page(logs_of(configuration), wanted, limit, cursor, _Breather())))
 
         async with self._pages, aclosing(from_thread(work)) as pages:
             return await anext(pages)
+
+    def _configuration(self) -> Configuration:
+        configuration = self._running.configuration
+        if not has_log(configuration):
+            raise NoAuditLog("This hub keeps no audit log: set `audit` in [hub] and restart it")
+        return configuration
 
     async def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
         """See `AuditReports`."""
         if self._exports >= EXPORTS_MAX:
             raise AuditBusy(f"{EXPORTS_MAX} exports are running: try again when one has ended")
-        configuration = self._running.configuration
+        configuration = self._configuration()
 
         async def work(emit: Callable[[bytes], None]) -> None:
             await export_lines(logs_of(configuration), wanted, emit, _Breather())
@@ -561,7 +570,7 @@ class LiveAudit:
         """See `AuditReports`."""
         if self._is_verifying:
             raise AuditBusy("The audit log is being verified: wait for the end of that")
-        configuration = self._running.configuration
+        configuration = self._configuration()
         self._is_verifying = True
         try:
             async with aclosing(from_thread(partial(_verify_live, configuration), ended)) as steps:

@@ -39,8 +39,8 @@ CALLER_KEYS: Mapping[str, str] = {
     "tenant": "The tenant that it belongs to; `default` if not set. Links, cached results and tasks are separate.",
     "targets": "Whether it may name servers that are not configured, at addresses that `[targets]` allows. Of such a"
     " server it may call everything.",
-    "operator": "Whether it sees the state, the logs and the figures of every server over REST, and may restart,"
-    " enable and disable servers, and forget those of the relay.",
+    "operator": "Whether it sees the state, the logs and the figures of every server, what every caller can reach, and"
+    " the audit log over REST, and may restart, enable and disable servers, and forget those of the relay.",
     "frontends": "Restrictions on single frontends. See [Permissions](permissions.md).",
 }
 """The keys of `[callers.NAME]`, with their sentence in the reference."""

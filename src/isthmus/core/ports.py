@@ -1066,6 +1066,10 @@ class AuditBusy(Exception):
     """Another verification or too many exports run; the message says so."""
 
 
+class NoAuditLog(Exception):
+    """The hub keeps no log, and never did."""
+
+
 class AuditReports(Protocol):
     """The audit logs of a hub. Every method raises `OSError` if a log cannot be read."""
 
@@ -1073,12 +1077,15 @@ class AuditReports(Protocol):
         """The newest records before the cursor. Raises `ValueError` for a bad cursor."""
 
     def export(self, wanted: AuditFilter, ended: asyncio.Future[None]) -> AsyncGenerator[bytes]:
-        """All records as JSON Lines, the oldest first, in pieces, until `ended` is done. Raises `AuditBusy`."""
+        """All records as JSON Lines, the oldest first, in pieces, until `ended` is done.
+
+        Raises `AuditBusy` and `NoAuditLog`.
+        """
 
     def verify(self, ended: asyncio.Future[None]) -> AsyncGenerator[AuditProgress | Mapping[str, object]]:
         """Verify all logs: progress, and at the end the verdict as JSON has it, unless `ended` is done before.
 
-        Raises `AuditBusy`.
+        Raises `AuditBusy` and `NoAuditLog`.
         """
 
 

@@ -17,6 +17,8 @@ Query: TypeAlias = Mapping[str, str]
 FEATURES_MAX = 1_000
 FEATURES_DEFAULT = 100
 NUMBER_LENGTH_MAX = 15
+BODY_BYTES = 256 * 1024
+"""Far more rules than people write; reading them takes a few milliseconds."""
 
 
 async def access_page(reports: AccessReports, query: Query) -> bytes | Problem:
@@ -49,6 +51,8 @@ async def access_summary(reports: AccessReports, query: Query) -> bytes | Proble
 
 async def preview_access(reports: AccessReports, body: bytes, max_depth: int) -> bytes | Problem:
     """What other rules would change."""
+    if len(body) > BODY_BYTES:
+        return refusal("bad_request", f"The body must have at most {BODY_BYTES} bytes, not {len(body)}")
     read = decode_object(body, max_depth=max_depth)
     if isinstance(read, Malformed):
         return refusal("bad_request", read.message[0].upper() + read.message[1:])

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from isthmus.core.audit import read_moment
-from isthmus.core.ports import AuditBusy, AuditFilter, AuditProgress, AuditReports
+from isthmus.core.ports import AuditBusy, AuditFilter, AuditProgress, AuditReports, NoAuditLog
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     STREAM,
@@ -90,7 +90,7 @@ async def export_audit(
                 peer.push(piece)
                 if not await _is_taken(peer, ended):
                     return None
-    except (AuditBusy, OSError) as error:
+    except (AuditBusy, NoAuditLog, OSError) as error:
         if not is_begun:
             return _problem(error)
         peer.abort()  # a client must not take a part for the whole
@@ -128,7 +128,7 @@ async def verify_audit(
                 elif is_streamed:
                     progress = progress or ProgressStream(peer, ended.get_loop())
                     progress.send(step)
-    except (AuditBusy, OSError) as error:
+    except (AuditBusy, NoAuditLog, OSError) as error:
         if progress is None:
             return _problem(error)
         progress.end(_problem(error).body(), "error")
@@ -161,5 +161,7 @@ class ProgressStream:
         self._peer.end(sse.frame(document, event=event))
 
 
-def _problem(error: AuditBusy | OSError) -> Problem:
-    return refusal("busy" if isinstance(error, AuditBusy) else "storage_failed", str(error))
+def _problem(error: AuditBusy | NoAuditLog | OSError) -> Problem:
+    if isinstance(error, OSError):
+        return refusal("storage_failed", str(error))
+    return refusal("busy" if isinstance(error, AuditBusy) else "no_audit_log", str(error))

@@ -30,6 +30,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_caller": (404, "Unknown caller"),
     "unknown_tenant": (404, "Unknown tenant"),
     "unknown_call": (404, "Unknown call"),
+    "no_audit_log": (404, "This hub keeps no audit log"),
     "unknown_question": (404, "Unknown question"),
     "unknown_definition": (404, "No such definition waits"),
     "method_not_allowed": (405, "Method not allowed"),
