@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -123,7 +124,10 @@ async def test_results_can_be_saved_and_opened_without_running(browser: Browser,
 
 
 async def test_captured_arguments_and_results_are_text(browser: Browser, hub: HubProcess) -> None:
-    given = [{PAYLOADS[0]: PAYLOADS[0]}, *({"more": PAYLOADS[at : at + 40]} for at in range(0, len(PAYLOADS), 40))]
+    given: list[dict[str, Any]] = [
+        {PAYLOADS[0]: PAYLOADS[0]},
+        *({"more": PAYLOADS[at : at + 40]} for at in range(0, len(PAYLOADS), 40)),
+    ]
     async with Raw(hub.url) as caller:
         origin = hub.url.removesuffix("/mcp")
         await caller.http.post(f"{origin}/v1/activity/capture", json={"seconds": 600, "server": "evil"})
@@ -138,7 +142,7 @@ async def test_captured_arguments_and_results_are_text(browser: Browser, hub: Hu
             for name in ("Arguments", "Result"):
                 await expect(one.get_by_role("region", name=name)).to_contain_text(RUN)
             assert not await is_owned(page)
-        await one.get_by_role("button", name="Open the form with these arguments").click()
+        await page.get_by_role("button", name="Open the form with these arguments").click()
         await expect(page.get_by_role("region", name="evil.t0")).to_contain_text(RUN)
         assert not await is_owned(page)
 

@@ -273,17 +273,19 @@ class RunningHub:
         """The beginning of a call's arguments or result, without what the hub sends to its server as a secret."""
         call, server = inflight.call, None if inflight.route is None else inflight.route.feature.server
         reconnector = None if server is None else self.supervisor.reconnectors.get(server)
+        secrets = {*call.headers.values(), *(() if reconnector is None else reconnector.settings.secrets)}
+        secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # a text in a result is often JSON itself
+        hidden = sorted((secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN), key=len, reverse=True)
+        logins = () if server is None else self.logins.known(server, call.caller)
 
         def redact(text: str) -> str:
-            for value in call.headers.values():
-                text = text.replace(value, MARK) if len(value) >= SECRET_LENGTH_MIN else text
-            if reconnector is not None:
-                text = reconnector.settings.redact(text)
-                for secret in reconnector.settings.secrets:  # a text in a result is often JSON itself
-                    text = text.replace(json.dumps(secret)[1:-1], MARK) if len(secret) >= SECRET_LENGTH_MIN else text
-            return text if server is None else self.logins.hide(server, call.caller, text)
+            for secret in hidden:
+                text = text.replace(secret, MARK)
+            for login in logins:
+                text = login.hide(text)
+            return text
 
-        return redact_beginning(payload, redact, length)
+        return redact_beginning(payload, redact if hidden or logins else str, length)
 
     def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
         """A login at a server was made, changed or deleted."""

@@ -601,12 +601,10 @@ class Logins:
             subject = Subject(caller.tenant, caller.name, caller.rights)
             self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
-    def hide(self, server: ServerName, caller: Caller, text: str) -> str:
-        """Remove the tokens from a text that a call of this caller brought: the shared one, and the caller's own."""
-        for (slot, _), (_, login) in self._known.items():
-            if slot.server == server and slot.caller in ("", caller.name):
-                text = login.hide(text)
-        return text
+    def known(self, server: ServerName, caller: Caller) -> list[Login]:
+        """The logins that a call of this caller may have used: the shared one, and the caller's own."""
+        found = self._known.items()
+        return [login for (slot, _), (_, login) in found if slot.server == server and slot.caller in ("", caller.name)]
 
     def forget(self, server: ServerName) -> None:
         """A server was removed."""
