@@ -187,17 +187,17 @@ function start(control) {
 }
 
 export async function refresh() {
-  const [found, counted, review, configuration] = await Promise.all([getChanged("v1/servers"),
-    ...(session.value.operator ? [get("v1/stats"), get("v1/definitions"), get("v1/configuration")] : [])]);
-  batch(() => {
-    if (found) servers.value = found.servers;
-    if (counted) {
+  const listing = getChanged("v1/servers").then((found) => { if (found) servers.value = found.servers; });
+  if (session.value.operator) {
+    const [counted, review, configuration] = await Promise.all([get("v1/stats"), get("v1/definitions"), get("v1/configuration"), listing]);
+    batch(() => {
       stats.value = counted;
       pending.value = review.pending;
       findings.value = configuration.findings;
-    }
-    isLoaded.value = true;
-  });
+    });
+  }
+  await listing;
+  isLoaded.value = true;
   // The list of tools is long: it has names and descriptions, is sent only when it has changed, and comes after the
   // first page is drawn.
   if (tools.value === null) await new Promise((resolve) => setTimeout(resolve, 100));
