@@ -1,6 +1,6 @@
 // @ts-check
 // Access: who can reach what and why, by server, and what other rules would change.
-// Audit: the records of the audit log with filters, one in full, verification and export.
+// Audit: records with filters, one in full, verification and export.
 // One module, because both are tables that the hub filters and pages.
 import { html, useEffect, useState } from "../vendor/ui.js";
 import { get, ORIGIN, send, servers, session, stream } from "../api.js";
@@ -25,7 +25,7 @@ function useAnswer(/** @type {string} */ path, mark = "") {
   return state;
 }
 
-// -- Access -------------------------------------------------------------------------------------------------------------
+// -- Access
 
 const nameOf = (/** @type {any} */ caller) => caller.name + (caller.operator ? " (operator)" : "");
 
@@ -38,7 +38,9 @@ export function Access(/** @type {any} */ { title, rest, search }) {
   const filters = { caller: only ?? (typed && `*${typed}*`), frontend };
   const [found, problem] = useAnswer(at("v1/access/servers", filters), servers.value.map((each) => each.state + each.tools).join());
   const chosen = found?.callers.find((/** @type {any} */ each) => each.name === only);
-  const more = { ...filters, tool: tool && `*${tool}*`, limit: ROWS };
+  // Rows that a browser draws at once, whatever the number of callers.
+  const most = Math.max(20, Math.round(4000 / (found?.callers.length || 1)));
+  const more = { ...filters, tool: tool && `*${tool}*`, limit: Math.min(most, ROWS) };
   return html`<div class="top"><h1>${title}</h1><span>${only ?? (found && count(found.callers.length + found.callersLeftOut, "caller"))}</span>${search}</div>
     ${session.value.needsKey ? null : html`<section class="panel empty call"><p>This hub is open: every program on this machine may call everything. The first key closes it:</p><${Command} text="isthmus token create NAME --allow 'SERVER.*'" /></section>`}
     ${chosen && session.value.needsKey && only !== "local" ? html`<${Change} key=${only} caller=${chosen} />` : null}
@@ -49,9 +51,9 @@ export function Access(/** @type {any} */ { title, rest, search }) {
       <${Bad} text=${problem} />
       ${found ? html`<div class="scroll matrix" tabindex="0" role="region" aria-label="Who can reach what"><table>
         <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
-        ${found.servers.map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
+        ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
-      ${found?.callersLeftOut ? html`<p class="empty">${count(found.callersLeftOut, "more caller")}: filter by name.</p>` : null}
+      ${found?.callersLeftOut || found?.servers.length > most ? html`<p class="empty">There are more callers or servers: filter the callers, or choose one.</p>` : null}
     </section>
     ${only ? null : html`<p class="why note" role="status">${why || "Open a server, and choose a cell to see why."}</p>`}`;
 }
@@ -71,9 +73,9 @@ function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
         const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", "bad"];
         const state = html`<${State} look=${look}>${word}</${State}>`;
         const tell = () => onWhy(`${nameOf(callers[i])}, ${row.name}: ${word}, ${cell.reason}.`);
-        return html`<td>${only ? state : html`<button type="button" class="cell" title=${cell.reason} onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
+        return html`<td>${only ? state : html`<button type="button" class="cell" onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
       })}${only && html`<td class="dim wrap">${row.cells[0].reason}</td>`}</tr>`)}
-    ${problem || page?.next || cursor ? html`<tr><td colspan=${callers.length + 2}>${problem}${cursor && html`<button type="button" onClick=${() => setCursor("")}>First of ${server.name}</button> `}${page?.next && html`<button type="button" onClick=${() => setCursor(page.next)}>More of ${server.name}</button>`}</td></tr>` : null}
+    ${problem || page?.next || cursor ? html`<tr><td colspan=${callers.length + 2}>${problem}${cursor && html`<button type="button" onClick=${() => setCursor("")}>First page</button> `}${page?.next && html`<button type="button" onClick=${() => setCursor(page.next)}>Next page</button>`}</td></tr>` : null}
   </tbody>`;
 }
 
@@ -102,7 +104,7 @@ function Difference(/** @type {any} */ { change }) {
   return html`<h3>${title}</h3><div class="scroll diffs" tabindex="0" role="region" aria-label=${title}><table><tbody>${rows(change.appear, "", "appears")}${rows(change.vanish, "bad", "vanishes")}</tbody></table></div>`;
 }
 
-// -- Audit --------------------------------------------------------------------------------------------------------------
+// -- Audit
 
 const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
 const time = (/** @type {number} */ seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
