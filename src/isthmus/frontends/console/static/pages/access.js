@@ -34,7 +34,9 @@ export function Access(/** @type {any} */ { title, rest, search }) {
   const filters = { caller: only ?? (typed && `*${typed}*`), frontend };
   const [found, problem] = useAnswer(at("v1/access/servers", filters), servers.value.map((each) => each.state + each.tools).join());
   const chosen = found?.callers.find((/** @type {any} */ each) => each.name === only);
-  const more = { ...filters, tool: tool && `*${tool}*`, limit: ROWS };
+  // Rows that a browser draws at once, whatever the number of callers.
+  const most = Math.max(20, Math.round(4000 / (found?.callers.length || 1)));
+  const more = { ...filters, tool: tool && `*${tool}*`, limit: Math.min(most, ROWS) };
   return html`<div class="top"><h1>${title}</h1><span>${only ?? (found && count(found.callers.length + found.callersLeftOut, "caller"))}</span>${search}</div>
     ${session.value.needsKey ? null : html`<section class="panel empty call"><p>This hub is open: every program on this machine may call everything. The first key closes it:</p><${Command} text="isthmus token create NAME --allow 'SERVER.*'" /></section>`}
     ${chosen && session.value.needsKey && only !== "local" ? html`<${Change} key=${only} caller=${chosen} />` : null}
@@ -45,9 +47,9 @@ export function Access(/** @type {any} */ { title, rest, search }) {
       <${Bad} text=${problem} />
       ${found ? html`<div class="scroll matrix" tabindex="0" role="region" aria-label="Who can reach what"><table>
         <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
-        ${found.servers.map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
+        ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
-      ${found?.callersLeftOut ? html`<p class="empty">${count(found.callersLeftOut, "more caller")}: filter by name.</p>` : null}
+      ${found?.callersLeftOut || found?.servers.length > most ? html`<p class="empty">There are more callers or servers: filter the callers, or choose one.</p>` : null}
     </section>
     ${only ? null : html`<p class="why note" role="status">${why || "Open a server, and choose a cell to see why."}</p>`}`;
 }
@@ -67,9 +69,9 @@ function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
         const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", "bad"];
         const state = html`<${State} look=${look}>${word}</${State}>`;
         const tell = () => onWhy(`${nameOf(callers[i])}, ${row.name}: ${word}, ${cell.reason}.`);
-        return html`<td>${only ? state : html`<button type="button" class="cell" title=${cell.reason} onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
+        return html`<td>${only ? state : html`<button type="button" class="cell" onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
       })}${only && html`<td class="dim wrap">${row.cells[0].reason}</td>`}</tr>`)}
-    ${problem || page?.next || cursor ? html`<tr><td colspan=${callers.length + 2}>${problem}${cursor && html`<button type="button" onClick=${() => setCursor("")}>First of ${server.name}</button> `}${page?.next && html`<button type="button" onClick=${() => setCursor(page.next)}>More of ${server.name}</button>`}</td></tr>` : null}
+    ${problem || page?.next || cursor ? html`<tr><td colspan=${callers.length + 2}>${problem}${cursor && html`<button type="button" onClick=${() => setCursor("")}>First page</button> `}${page?.next && html`<button type="button" onClick=${() => setCursor(page.next)}>Next page</button>`}</td></tr>` : null}
   </tbody>`;
 }
 

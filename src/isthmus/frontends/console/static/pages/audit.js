@@ -1,5 +1,5 @@
 // @ts-check
-// Audit: the records of the audit log with filters, one in full, verification and export.
+// Audit: records with filters, one in full, verification and export.
 import { html, useState } from "../vendor/ui.js";
 import { ORIGIN, stream } from "../api.js";
 import { Command, link, outcomeOf, State, took, Tree } from "../parts.js";
