@@ -132,8 +132,8 @@ async def test_a_call_that_was_not_sent_has_no_such_step(watched: Watched) -> No
 
 
 async def test_a_call_that_waits_for_the_audit_log_shows_it(tmp_path: Path) -> None:
-    tables = {"hub": {"audit": "strict"}, "callers": CALLERS}
-    async with serving(tmp_path, **tables) as hub, client(hub, OPERATOR) as http:
+    strict = {"audit": "strict"}
+    async with serving(tmp_path, hub=strict, callers=CALLERS) as hub, client(hub, OPERATOR) as http:
         await call(http, "builtin.echo", {"text": "x"})
         details = await last(http, "builtin.echo")
     assert words(details) == ["received", "checked", "sent", "first_byte", "done"]
