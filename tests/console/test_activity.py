@@ -131,6 +131,15 @@ async def test_a_call_that_was_not_sent_has_no_such_step(watched: Watched) -> No
     assert (words(details), details["tool"]) == (["received", "done"], None)
 
 
+async def test_a_call_that_waits_for_the_audit_log_shows_it(tmp_path: Path) -> None:
+    strict = {"audit": "strict"}
+    async with serving(tmp_path, hub=strict, callers=CALLERS) as hub, client(hub, OPERATOR) as http:
+        await call(http, "builtin.echo", {"text": "x"})
+        details = await last(http, "builtin.echo")
+    assert words(details) == ["received", "checked", "sent", "first_byte", "done"]
+    assert details["steps"][1]["seconds"] > 0
+
+
 async def test_calls_are_shown_to_operators_only_and_by_number(watched: Watched) -> None:
     await call(watched.http, "desk.add", {"a": 1, "b": 2})
     number = (await last(watched.http, "desk.add"))["call"]["number"]

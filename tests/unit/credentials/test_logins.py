@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from isthmus.app.login import LoginOptions, LoginPrompt, log_in
+from isthmus.core.ports import CaptureOrder
 from isthmus.credentials import logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants
@@ -147,6 +148,26 @@ async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_calle
             outcome = await called(hub, PLANNER)
     assert isinstance(outcome, Result)
     assert b"not good: Bearer ***" in bytes(outcome.payload)
+
+
+@pytest.mark.parametrize("isolation", ["shared", "caller"])
+async def test_a_token_that_a_server_repeats_in_a_result_is_not_captured(tmp_path: Path, isolation: str) -> None:
+    class Repeating(Protected):
+        async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+            said = f"thanks for {heard.headers['authorization'][0]}"
+            out.write(reply(heard.result({"content": [{"type": "text", "text": said}]})))
+
+    async with Authority() as authority, Repeating(authority) as server:
+        entry = {**entry_of(server, **OWN), "isolation": isolation}
+        async with hub_of(tmp_path, {"s": entry}) as hub:
+            await hub.ready("s")
+            hub.running.start_capture(CaptureOrder(OTHER, 60.0))
+            assert isinstance(await called(hub, PLANNER), Result)
+            details = hub.running.call_details(1, OTHER)
+    assert details is not None
+    assert details.result is not None
+    assert details.result.is_redacted
+    assert "thanks for Bearer ***" in details.result.text
 
 
 async def test_many_links_at_once_take_one_request(tmp_path: Path) -> None:
