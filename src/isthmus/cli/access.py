@@ -442,6 +442,8 @@ async def show_difference(
         CommandFailed: one of the configurations cannot be used.
     """
     old, new = configuration_of(old_file), configuration_of(new_file)
+    if "hub.state" not in new.origins:  # it is to replace the old file, and then has its keys
+        new = dataclasses.replace(new, hub=dataclasses.replace(new.hub, state=old.hub.state))
     before, after = await snapshots_of(LocalSource(old_file, is_private), old, new, wait=wait)
     was, is_now = (_callers_of(old), table_of(before)), (_callers_of(new), table_of(after))
     found = [each for each in differences(was, is_now, _changed_settings(old, new)) if each]

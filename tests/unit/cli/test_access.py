@@ -316,6 +316,19 @@ async def test_without_a_difference_nothing_is_printed_and_a_script_is_told_so(
     assert (said.out, said.err) == ("", "Nothing changes for any caller.\n")
 
 
+def test_a_new_file_keeps_the_keys_of_the_old_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    for file in (old, new):
+        file.write_text("")
+    assert main(["token", "create", "bot", "--allow", "builtin.*", "--config", str(old)]) == Exit.SUCCESS
+    capsys.readouterr()
+    assert main(["access", "--config", str(old), "--diff", str(new)]) == Exit.SUCCESS
+    assert capsys.readouterr().err == "Nothing changes for any caller.\n"
+
+
 async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,13 +74,24 @@ export const State = (/** @type {any} */ { look, children }) => html`<span class
 
 /** A command with a button that copies it. */
 export function Command(/** @type {any} */ { text }) {
-  const [copied, setCopied] = useState(false);
+  const [told, setTold] = useState("copy");
+  const shown = useRef(/** @type {any} */ (null));
   const copy = async () => {
-    await navigator.clipboard?.writeText(text).catch(() => {});
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
+    setTold(await copyText(text, shown.current) ? "copied" : "press Ctrl+C");
+    setTimeout(() => setTold("copy"), 2500);
   };
-  return html`<div class="cmd"><code>${text}</code><button type="button" onClick=${copy} aria-label="Copy the command">${copied ? "copied" : "copy"}</button></div>`;
+  return html`<div class="cmd"><code ref=${shown}>${text}</code><button type="button" onClick=${copy} aria-label="Copy the command">${told}</button></div>`;
+}
+
+/** Copy a text. Without the right to the clipboard, as on a page without HTTPS, the element that shows it is selected. */
+export async function copyText(/** @type {string} */ text, /** @type {Element} */ element) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    getSelection()?.selectAllChildren(element);
+    return document.execCommand("copy");
+  }
 }
 
 export function Sparkline(/** @type {any} */ { values, width = 92, height = 30 }) {

@@ -252,7 +252,7 @@ function Attention(/** @type {any} */ { recent }) {
   </aside>`;
 }
 
-export const NoServers = () => html`<div class="empty"><p>No servers yet. Add one in any of three ways:</p>
+export const NoServers = () => html`<div class="empty"><p>No servers yet. <a href=${link("servers", "+")}>Paste one here</a>, or run one of these:</p>
   <${Command} text="isthmus add files -- npx -y @modelcontextprotocol/server-filesystem ." />
   <${Command} text="isthmus add search https://example.com/mcp" />
   <${Command} text="isthmus init" /></div>`;

@@ -2,7 +2,7 @@
 // Servers: their state with its reason and what helps, latency, tools, log; restart, enable, disable, log in, add by pasting.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { get, refresh, send, servers, session, stats, tools } from "../api.js";
-import { clock, Command, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
+import { clock, Command, copyText, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
 import { NoServers } from "./overview.js";
 
 /** The view that adds a server: no server can have this name. */
@@ -149,18 +149,12 @@ function Pasted(/** @type {any} */ { found, name, setName }) {
     ${arrived.length ? html`<p class="note">The hub has ${arrived.map((/** @type {any} */ each, /** @type {number} */ i) => html`${i ? ", " : ""}<a href=${link("servers", each.name)}>${each.name}</a>`)}.</p>` : null}`;
 }
 
-/** Lines with a button that copies them. Without the right to the clipboard, as on a page without HTTPS, they are selected. */
+/** Lines with a button that copies them. */
 function Copied(/** @type {any} */ { text }) {
   const [told, setTold] = useState("Copy the text");
   const lines = useRef(/** @type {any} */ (null));
   const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      setTold("Copied");
-    } catch {
-      getSelection()?.selectAllChildren(lines.current);
-      setTold(document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C");
-    }
+    setTold(await copyText(text, lines.current) ? "Copied" : "Selected: press Ctrl+C");
     setTimeout(() => setTold("Copy the text"), 2500);
   };
   return html`<pre ref=${lines} tabindex="0" role="region" aria-label="Text for the file">${text}</pre><div class="bar"><button type="button" class="main" onClick=${copy}>${told}</button></div>`;
