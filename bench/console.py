@@ -271,7 +271,8 @@ async def look(page: Page, found: Found, seconds: float, hub: Program) -> None:
     await devtools.send("Performance.enable")
     for view in VIEWS[:-1]:
         await show(page, view)
-    found.keystroke_seconds = await page.evaluate(TYPE, "summarize names")
+    # The best of three, as for the first view: the machine is shared.
+    found.keystroke_seconds = min([await page.evaluate(TYPE, "summarize names") for _ in range(3)])
     await show(page, "overview")
     await asyncio.sleep(WARM_SECONDS)
     await page.evaluate(WATCH_LONG_TASKS)
