@@ -3,15 +3,19 @@
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
 import { calls, CALLS_KEPT, capture, draft, get, send, servers, tools } from "../api.js";
 import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
+import { useTool } from "./tools.js";
 
 const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
 
 const width = (/** @type {number} */ share) => (/** @type {any} */ el) => el && (el.style.width = `${share * 100}%`);
 
+/** How the server of a call is reached, by name. */
+const transportsOf = () => new Map(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")]));
+
 /** A table of calls, the newest first. */
 export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPick = null, isLive = true }) {
   const longest = shown.reduce((/** @type {number} */ most, /** @type {any} */ call) => Math.max(most, call.seconds), 0.001);
-  const transports = useMemo(() => new Map(servers.value.map((server) => [server.name, server.transport ?? (server.state === "ready" ? "the hub itself" : "not connected")])), [servers.value]);
+  const transports = useMemo(transportsOf, [servers.value]);
   return html`<${VirtualRows} className="columns calls" label="Calls" items=${shown} isLive=${isLive} keyOf=${(/** @type {any} */ call) => String(call.number)} selected=${String(selected || "")}
     onPick=${onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))))}
     head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="way hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="about hide"><span class="vh">Duration</span></th>`}
@@ -192,7 +196,7 @@ function Waterfall(/** @type {any} */ { details }) {
   };
   const spans = spansOf(details);
   const events = ["progress", "log"].map((step) => ({ step, times: steps.filter((/** @type {any} */ each) => each.step === step).map((/** @type {any} */ each) => each.seconds) })).filter((each) => each.times.length);
-  const way = `${frontendOf(call.frontend)} → ${call.server ? transportsOf()[call.server] ?? call.server : "nowhere"}`;
+  const way = `${frontendOf(call.frontend)} → ${call.server ? transportsOf().get(call.server) ?? call.server : "nowhere"}`;
   return html`<ol class="fall" aria-label="The way of the call">
     <li><b>Whole call</b><span class="track"><i ref=${place(0, whole)} class="whole"></i></span><span class="r">${took(call.seconds)}</span><small>${way}</small></li>
     ${spans.map(({ name, from, to, look }) => html`<li key=${name + from}><b>${name}</b><span class="track"><i ref=${place(from, to)} class=${look ?? ""}></i></span><span class="r">${took(to - from)}</span><small>${from ? `from ${took(from)}` : "from the start"}</small></li>`)}
@@ -203,7 +207,7 @@ function Waterfall(/** @type {any} */ { details }) {
 
 /** The call once more: at once if the tool only reads and its arguments are known as they were, else in the tool's form. */
 function Again(/** @type {any} */ { details }) {
-  const tool = (tools.value ?? []).find((each) => each.name === details.tool);
+  const tool = useTool((tools.value ?? []).some((each) => each.name === details.tool) ? details.tool : "");
   if (!tool) return null;
   const isReading = tool.annotations?.readOnlyHint === true;
   const given = details.arguments && !details.arguments.isCut ? parsed(details.arguments.text) : undefined;

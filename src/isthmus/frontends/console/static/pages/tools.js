@@ -23,7 +23,7 @@ export function Tools(/** @type {any} */ { title, rest, search }) {
 }
 
 /** The whole definition of a listed tool; null until it is here. It is read again when the list changes. */
-function useTool(/** @type {string} */ name) {
+export function useTool(/** @type {string} */ name) {
   const [tool, setTool] = useState(/** @type {any} */ (null));
   useEffect(() => {
     let isWanted = true;
