@@ -63,6 +63,7 @@ from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import NotWritten
 from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
@@ -555,7 +556,9 @@ def _refusal(refused: TaskNotStarted) -> A2aProblem:
         return A2aProblem("invalid_params", str(refused))
     if isinstance(refused, StorageQuotaExceeded):
         return _quota_problem(refused)
-    return A2aProblem("internal", str(refused), {"executed": "no"})
+    fault = NotWritten(str(refused))
+    # Metadata of an `ErrorInfo` are texts.
+    return A2aProblem("internal", fault.message, {"executed": fault.executed, "retryAfter": f"{fault.retry_after:g}"})
 
 
 def _quota_problem(refused: TaskNotStored) -> A2aProblem:

@@ -94,7 +94,9 @@ async def test_what_cannot_be_kept_is_told_as_our_own_problem() -> None:
         office.engine._loop.call_soon(done, "refused")
 
     journal.write = refuse  # type: ignore[method-assign]
-    assert await refused(office, saying(RUN)) == "internal"
+    told = await office.a2a_service.send(ANYONE, "1.0", saying(RUN))
+    assert isinstance(told, A2aProblem)
+    assert (told.kind, told.details) == ("internal", {"executed": "no", "retryAfter": "1"})
     assert office.sent == []
 
 

@@ -197,9 +197,10 @@ FAULT_CASES = pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fa
 @FAULT_CASES
 def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> None:
     error = told(stored_outcome(fault), EXECUTE)["error"]
-    of_server = isinstance(fault, ServerError)
-    assert error["source"] == ("MCP_PROTOCOL" if of_server else "A2A_PROXY")
-    assert error["code"] == (str(fault.code) if of_server else FAULTS[fault.reason].agentvault)
+    if isinstance(fault, ServerError):
+        assert (error["source"], error["code"]) == ("MCP_PROTOCOL", str(fault.code))
+    else:
+        assert (error["source"], error["code"]) == ("A2A_PROXY", FAULTS[fault.reason].agentvault)
     details = error["details"]
     assert (details["executed"], details["reason"]) == (fault.executed, fault.reason)
     assert details.get("retryAfter") == fault.retry_after
