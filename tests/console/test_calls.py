@@ -80,7 +80,7 @@ async def test_calls_are_filtered_by_caller_server_tool_frontend_and_text(browse
     await call(hub, "builtin.echo", text="two")
     await call(hub, "desk.fail")
     async with console(browser, hub.port, "activity") as page:
-        rows = page.get_by_role("region", name="Calls").get_by_role("row")
+        rows = page.get_by_role("grid", name="Calls").get_by_role("row")
         looks, echoes = rows.filter(has_text="desk.look"), rows.filter(has_text="builtin.echo")
         await expect(looks.first).to_be_visible()
         for label, choice in (("Tool", "desk.look"), ("Server", "desk")):

@@ -31,7 +31,7 @@ async def test_an_empty_page_teaches_how_to_start_a_task(browser: Browser, tmp_p
             body = snippet.partition("-d '")[2].removesuffix("'")
             answer = await http.post("/a2a", content=body, headers={"content-type": "application/json"})
             id = answer.json()["result"]["id"]
-        await page.get_by_role("option", name=re.compile("builtin.echo completed")).click()
+        await page.get_by_role("row", name=re.compile("builtin.echo completed")).click()
         await expect(page).to_have_url(re.compile(f"#/tasks/{id}$"))
         await expect(shown(page, id).locator(".out").last).to_contain_text("hello")
 
@@ -47,10 +47,10 @@ async def test_a_failed_task_and_one_that_asks_say_so(browser: Browser, hub: Hub
             await expect(shown(page, asking)).to_contain_text("waits for an answer")
             await expect(shown(page, asking)).to_contain_text("Who signs?")
             await page.get_by_label("State").select_option("waits for an answer")
-            await expect(page.get_by_role("option", name=re.compile("desk.fail"))).to_have_count(0)
+            await expect(page.get_by_role("row", name=re.compile("desk.fail"))).to_have_count(0)
             await say(http, {"kind": "data", "data": {"name": "Ada"}}, task=asking)
             await expect(shown(page, asking)).to_contain_text("completed")
-            await expect(page.get_by_role("option", name=re.compile("desk.sign"))).to_have_count(0)
+            await expect(page.get_by_role("row", name=re.compile("desk.sign"))).to_have_count(0)
 
 
 async def test_a_running_task_is_live_and_cancelled_after_a_second_look(
@@ -59,7 +59,7 @@ async def test_a_running_task_is_live_and_cancelled_after_a_second_look(
     async with client(hub) as http, gate(tmp_path) as path, console(browser, hub.port, "tasks") as page:
         await expect(page.get_by_text("unfinished")).to_be_visible()
         id = await start(http, "desk.steps", gate=str(path))
-        await page.get_by_role("option", name=re.compile("desk.steps running")).first.click()
+        await page.get_by_role("row", name=re.compile("desk.steps running")).first.click()
         task = shown(page, id)
         with await opened(path) as held:
             await expect(task.get_by_role("progressbar")).to_have_attribute("max", "2")
@@ -72,7 +72,7 @@ async def test_a_running_task_is_live_and_cancelled_after_a_second_look(
             await task.get_by_role("button", name="Cancel it").click()
             await expect(task).to_contain_text("unknown: the tool may have run")
             await expect(task.get_by_role("button", name="Cancel task")).to_have_count(0)
-            await expect(page.locator("[role=option][aria-selected=true]")).to_contain_text("cancelled")
+            await expect(page.locator("[role=grid] [aria-selected=true]")).to_contain_text("cancelled")
         assert (await http.get(f"/v1/tasks/{id}")).json()["state"] == "canceled"
 
 
@@ -98,18 +98,18 @@ async def test_an_operator_asks_for_what_others_said_and_a_caller_sees_only_its_
             await start(ops, "desk.fail")
         async with console(browser, hub.port, "tasks", may_fail=True) as page:
             await sign_in(page, OPERATOR)
-            await expect(page.get_by_role("option", name=re.compile("desk.fail"))).to_be_visible()
-            await page.get_by_role("option", name=re.compile("desk.add completed .* ada")).click()
+            await expect(page.get_by_role("row", name=re.compile("desk.fail"))).to_be_visible()
+            await page.get_by_role("row", name=re.compile("desk.add completed .* ada")).click()
             task = shown(page, own)
             await expect(task).to_contain_text("Another caller's messages and result are hidden")
             await task.get_by_role("button", name="Show messages and result").click()
             await expect(task.locator(".out").last).to_contain_text("42")
         async with console(browser, hub.port, "tasks", may_fail=True) as page:
             await sign_in(page, ADA)
-            await page.get_by_role("option", name=re.compile("desk.add")).click()
+            await page.get_by_role("row", name=re.compile("desk.add")).click()
             await expect(page).to_have_url(re.compile(f"#/tasks/{own}$"))
             await expect(shown(page, own).locator(".out").last).to_contain_text("42")
-            await expect(page.get_by_role("option", name=re.compile("desk.fail"))).to_have_count(0)
+            await expect(page.get_by_role("row", name=re.compile("desk.fail"))).to_have_count(0)
 
 
 async def test_devices_show_the_sessions_of_callers(browser: Browser, tmp_path: Path) -> None:

@@ -230,5 +230,5 @@ function Captured(/** @type {any} */ { title, captured }) {
   if (!captured) return null;
   const value = captured.isCut ? undefined : parsed(captured.text);
   return html`<section class="captured" aria-label=${title}><h3>${title} <span class="dim">${captured.bytes.toLocaleString("en")} bytes${captured.isCut ? ", of which this is the beginning" : ""}${captured.isRedacted ? "; *** stands for a secret" : ""}</span></h3>
-    ${value === undefined ? html`<pre tabindex="0">${captured.text}</pre>` : html`<div class="tree"><${Tree} value=${value} /></div>`}</section>`;
+    ${value === undefined ? html`<pre tabindex="0">${captured.text}</pre>` : html`<${Tree} value=${value} />`}</section>`;
 }

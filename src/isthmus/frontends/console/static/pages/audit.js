@@ -45,7 +45,7 @@ function OneRecord(/** @type {any} */ { id }) {
   return html`<section class="panel pad stack call" aria-label=${`Record ${number}`}>
     <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} />`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>
     <${Bad} text=${problem ?? (page && !found ? "There is no such record; it may be older than the log keeps." : "")} />
-    ${found && html`<div class="tree"><${Tree} value=${found} /></div>`}
+    ${found && html`<${Tree} value=${found} />`}
   </section>`;
 }
 

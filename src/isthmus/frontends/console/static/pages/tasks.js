@@ -73,7 +73,7 @@ function Start() {
 
 const RAN = /** @type {any} */ ({ yes: "yes", no: "no: it is safe to start it again", unknown: "unknown: the tool may have run" });
 const TEXT_MAX = 20000;
-const Value = (/** @type {any} */ { value }) => (typeof value === "string" ? html`<pre tabindex="0">${value.length > TEXT_MAX ? `${value.slice(0, TEXT_MAX)}…` : value}</pre>` : html`<div class="tree"><${Tree} value=${value} /></div>`);
+const Value = (/** @type {any} */ { value }) => (typeof value === "string" ? html`<pre tabindex="0">${value.length > TEXT_MAX ? `${value.slice(0, TEXT_MAX)}…` : value}</pre>` : html`<${Tree} value=${value} />`);
 
 function OneTask(/** @type {any} */ { rest: [id, tenant, caller] }) {
   const [task, setTask] = useState(/** @type {any} */ (null));

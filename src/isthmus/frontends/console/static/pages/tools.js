@@ -139,7 +139,7 @@ const EXECUTED = { no: "The tool did not run. It is safe to call again.", unknow
 
 const Failure = (/** @type {any} */ { problem }) => html`<div class="out" role="alert"><${State} look=${problem.executed === "no" ? "bad" : "warn"}>${problem.title ?? "The call failed"}</${State}>
   <p>${problem.detail}</p><p class="dim">${/** @type {any} */ (EXECUTED)[problem.executed] ?? ""}${problem.retryAfter ? ` Try again in ${took(problem.retryAfter)}.` : ""}</p>
-  ${problem.error ? html`<div class="tree"><${Tree} value=${problem.error} /></div>` : null}</div>`;
+  ${problem.error ? html`<${Tree} value=${problem.error} />` : null}</div>`;
 
 function Question(/** @type {any} */ { question, onAnswer }) {
   const { message, requestedSchema, mode, url } = question.params ?? {};
@@ -171,8 +171,8 @@ const TEXT_MAX = 20000;
 function Result(/** @type {any} */ { result, seconds, server }) {
   const content = Array.isArray(result.content) ? result.content : null;
   return html`<div class="out"><${State} look=${result.isError ? "warn" : ""}>${result.isError ? "The tool reports an error" : "ok"}</${State}> <span class="dim">${took(seconds)}</span>
-    ${content ? content.map((/** @type {any} */ block, /** @type {number} */ i) => html`<div class="block" key=${i}><${Block} block=${block} server=${server} /></div>`) : html`<div class="tree"><${Tree} value=${result} /></div>`}
-    ${result.structuredContent !== undefined ? html`<details class="block"><summary>Structured result</summary><div class="tree"><${Tree} value=${result.structuredContent} /></div></details>` : null}</div>`;
+    ${content ? content.map((/** @type {any} */ block, /** @type {number} */ i) => html`<div class="block" key=${i}><${Block} block=${block} server=${server} /></div>`) : html`<${Tree} value=${result} />`}
+    ${result.structuredContent !== undefined ? html`<details class="block"><summary>Structured result</summary><${Tree} value=${result.structuredContent} /></details>` : null}</div>`;
 }
 
 function Block(/** @type {any} */ { block, server }) {
@@ -180,7 +180,7 @@ function Block(/** @type {any} */ { block, server }) {
   if ((block?.type === "image" || block?.type === "audio") && typeof block.data === "string") return html`<${Media} data=${block.data} type=${String(block.mimeType ?? "")} name=${block.type} />`;
   if (block?.type === "resource_link") return html`<${ResourceLink} link=${block} server=${server} />`;
   if (block?.type === "resource" && block.resource) return html`<${Contents} contents=${block.resource} />`;
-  return html`<div class="tree"><${Tree} value=${block} /></div>`;
+  return html`<${Tree} value=${block} />`;
 }
 
 /** Base64 as what it is: a picture or a sound if a browser shows that safely, and always a file to save. */
@@ -207,7 +207,7 @@ function fileName(/** @type {string} */ name, /** @type {string} */ type) {
 /** The contents of a resource: text, or a file. */
 function Contents(/** @type {any} */ { contents, isNamed = false }) {
   return html`${isNamed ? null : html`<p class="dim">Resource <code>${contents.uri}</code></p>`}
-    ${typeof contents.text === "string" ? html`<${Text} text=${contents.text} />` : typeof contents.blob === "string" ? html`<${Media} data=${contents.blob} type=${String(contents.mimeType ?? "")} name=${String(contents.uri ?? "")} />` : html`<div class="tree"><${Tree} value=${contents} /></div>`}`;
+    ${typeof contents.text === "string" ? html`<${Text} text=${contents.text} />` : typeof contents.blob === "string" ? html`<${Media} data=${contents.blob} type=${String(contents.mimeType ?? "")} name=${String(contents.uri ?? "")} />` : html`<${Tree} value=${contents} />`}`;
 }
 
 /** A resource that the result only names: it is read when somebody wants it. */
@@ -240,7 +240,7 @@ function Text(/** @type {any} */ { text }) {
     if (/^\s*[[{]/.test(text) && text.length < 200000) try { parsed.current = JSON.parse(text); } catch { /* it is only text */ }
   }
   const [raw, setRaw] = useState(false);
-  if (parsed.current !== null && !raw) return html`<div class="tree"><${Tree} value=${parsed.current} /></div><button type="button" class="plain" onClick=${() => setRaw(true)}>as text</button>`;
+  if (parsed.current !== null && !raw) return html`<${Tree} value=${parsed.current} /><button type="button" class="plain" onClick=${() => setRaw(true)}>as text</button>`;
   return html`<pre tabindex="0">${all ? text : text.slice(0, TEXT_MAX)}</pre>${!all && text.length > TEXT_MAX ? html`<button type="button" class="plain" onClick=${() => setAll(true)}>show all ${text.length.toLocaleString("en")} characters</button>` : null}`;
 }
 
