@@ -141,6 +141,7 @@ class RunningHub:
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         self.hub.custom_policy = narrowing_of(configuration)
+        self.hub.change_sets(configuration.sets)
         self.hub.validation = ValidationWorker(self.background, environment)
         self.reader = LongReader(self.background, environment)
         use_reader(self.reader)
@@ -287,6 +288,7 @@ class RunningHub:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
+        self.hub.change_sets(configuration.sets)
         if self.pins is not None:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)

@@ -2,7 +2,8 @@
 
 A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for clients with the
 same capabilities. Lists and calls read the same view, so "listed" and "callable" are the same set; the only exception
-are methods of unlisted servers (`View.unlisted`). `explain_access` says why a permission set reaches what it reaches.
+are methods of unlisted servers (`View.unlisted`). A set (`core.catalog.sets`) is a view, too: of some features, with
+names and definitions of its own. `explain_access` says why a permission set reaches what it reaches.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
-from isthmus.core.catalog.argument_validation import CheckCache, no_check
+from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache, no_check
 from isthmus.core.catalog.names import (
     CanonicalNames,
     Pair,
     TemplateClaims,
     TemplateShape,
+    canonical,
     is_qualified,
     llm_aliases,
     llm_form,
@@ -32,9 +35,27 @@ from isthmus.core.catalog.names import (
     uri_table,
     without_query,
 )
-from isthmus.core.catalog.rules import NO_TOOL_RULES, Defaults, ToolRules, compile_defaults, labels_of, without_required
+from isthmus.core.catalog.rules import (
+    NO_CHANGES,
+    NO_TOOL_RULES,
+    CallChanges,
+    ToolRules,
+    compile_defaults,
+    labels_of,
+    without_required,
+)
+from isthmus.core.catalog.sets import (
+    NO_CHANGE,
+    NO_SET,
+    SetSettings,
+    UnusableInSet,
+    change_tool,
+    colliding_names,
+    set_names,
+    without_requirements,
+)
 from isthmus.model.callers import Grants
-from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Style, Surface
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
@@ -62,17 +83,19 @@ CANDIDATES_MAX = 8
 class Route(msgspec.Struct, frozen=True, eq=False):
     """Where an exposed name leads.
 
-    `feature` is what the server offers, as callers see it. `defaults` are arguments to add, `keep_seconds` is how long
-    a result may be cached; the operator sets both.
+    `feature` is what the server offers, as callers see it. `changes` are those of each call's arguments, `keep_seconds`
+    is how long a result may be cached; the operator sets both.
     """
 
     feature: Feature
     exposed: str
     check: Callable[[msgspec.Raw], str | None] = no_check
-    defaults: Defaults = {}
+    changes: CallChanges | None = None
     keep_seconds: float = 0.0
     is_trusted: bool = False
     """Whether the operator trusts the server's statements about itself."""
+    own: Feature | None = None
+    """What the server itself defines, where callers see something else."""
 
 
 def ruled_route(
@@ -81,8 +104,9 @@ def ruled_route(
     """A tool's route with the operator's rules."""
     defaults = compile_defaults(rules.defaults.get(tool.name, {}))
     seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
+    changes = CallChanges(defaults) if defaults else None
     # Checked after the defaults are added, against the server's own schema.
-    return Route(without_required(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
+    return Route(without_required(tool, defaults), exposed, check, changes, seconds, rules.is_trusted, tool)
 
 
 class NotReadyServer(msgspec.Struct, frozen=True):
@@ -115,13 +139,16 @@ class View:
         "_withheld_shapes",
         "abilities",
         "aliases",
+        "description",
         "hubs",
+        "left_out",
         "memo",
         "missing",
         "prompts",
         "resources",
         "routes",
         "servers",
+        "set",
         "templates",
         "unlisted",
         "whole",
@@ -145,6 +172,12 @@ class View:
         self.unlisted: dict[str, tuple[ServerName, ToolRules]] = {}
         """Plain JSON-RPC servers without a list whose methods this caller may call by name. The key is the part before
         the dot: the server's name, or nothing on the server's own surface."""
+        self.set: str | None = None
+        """The set that this is a view of; only its names can be called."""
+        self.description = ""
+        """What the set is for, in the operator's words."""
+        self.left_out: dict[str, str] = {}
+        """Tools that the set picks and that cannot be in it, by `server.tool`, and why. For the operator."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[TemplateShape, Route]] | None = None
@@ -410,8 +443,10 @@ class Snapshot:
         server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
         custom_policy: CustomPolicy | None = None,
+        sets: Mapping[str, SetSettings] = {},  # noqa: B006 - read only
     ) -> None:
         self.version = version
+        self.sets = sets
         self._custom_policy = custom_policy
         self.server_statuses = server_statuses
         self._checks = checks
@@ -421,11 +456,14 @@ class Snapshot:
         self._varied: frozenset[ClientCapabilities] | None = None
         """Capabilities for which some server has lists of their own, computed on demand; all others share one view."""
         self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
+        self._set_names: dict[tuple[str, str, ListName], dict[Pair, str]] = {}
         self._aliases: dict[str, str] | None = None
 
     def without_custom_policy(self) -> Snapshot:
         """The same snapshot without the operator's own policy."""
-        return self if self._custom_policy is None else Snapshot(self.version, self.server_statuses, self._checks)
+        if self._custom_policy is None:
+            return self
+        return Snapshot(self.version, self.server_statuses, self._checks, sets=self.sets)
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The view of these permissions on this surface, compiled on first use."""
@@ -446,7 +484,8 @@ class Snapshot:
             view = views.get((grants, surface))
             if view is not None:
                 return view.routes.get(name) or view.find_unlisted(name)
-        if surface.server is None and surface.style == "canonical" and len(self.server_statuses) > MANY:
+        is_common = surface.server is None and surface.style == "canonical" and not (surface.set or grants.set)
+        if is_common and len(self.server_statuses) > MANY:
             server = ServerName(name.partition(".")[0])
             if server not in self.server_statuses:
                 return None
@@ -458,6 +497,8 @@ class Snapshot:
 
         Only for a server that these permissions see, and a tool that they would allow if the server had it.
         """
+        if surface.set or grants.set:
+            return self._find_unreached_in_set(grants, surface, name)
         policy = self.policy(grants)
         if surface.style == "llm":
             return self._find_unreached_llm(policy, name)
@@ -487,6 +528,19 @@ class Snapshot:
         tools = alike or [name.removeprefix(beginning)]
         return server if all(_may_have(policy, server_status, tool) for tool in tools) else None
 
+    def _find_unreached_in_set(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
+        """The same for a name in a set, which may be another than the server's."""
+        settings = self._set_of(grants, surface)
+        policy = self.policy(Grants(settings.tools, settings.exclude).bounded_by(grants))
+        renamed = [tool for tool, change in settings.tool.items() if change.name == name]
+        for server, server_status in sorted(self.server_statuses.items()):
+            if surface.server not in (None, server) or not _is_seen(policy, server_status):
+                continue
+            own = {tool.removeprefix(f"{server}.") for tool in renamed if tool.startswith(f"{server}.")}
+            if any(_may_have(policy, server_status, tool) for tool in own or {name, name.removeprefix(f"{server}.")}):
+                return server
+        return None
+
     def _is_varied(self, client_caps: ClientCapabilities, server: ServerName | None) -> bool:
         if server is not None:
             return server in self.server_statuses and client_caps in self.server_statuses[server].variants
@@ -510,16 +564,14 @@ class Snapshot:
         return Policy(grants, agent_of, tags_of, self._custom_policy)
 
     def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
+        if surface.set or grants.set:
+            return self._compile_set(grants, surface, client_caps)
         policy = self.policy(grants)
         shown = self._shown(policy, surface)
         view = View(
             policy, {server_status.server: _offer(server_status, client_caps).abilities for server_status in shown}
         )
-        hubs: dict[str, int] = {}
-        for server_status in shown:
-            for id, steps in server_status.hubs.items():
-                hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
-        view.hubs = hubs
+        view.hubs = _hubs_behind(shown)
         if surface.style == "llm":
             # Over all tools, whatever the caller may use: a name means the same to all callers.
             if self._aliases is None:
@@ -544,11 +596,132 @@ class Snapshot:
                     server_status.server,
                     server_status.rules,
                 )
-            if server_status.state != "ready":
-                view.missing[server_status.server] = NotReadyServer(
-                    server_status.state, server_status.reason, server_status.has_lists
-                )
+            _add_state(view, server_status)
         return view
+
+    # -- sets ----------------------------------------------------------------------------------------------------------
+
+    def _set_of(self, grants: Grants, surface: Surface) -> SetSettings:
+        """The set that a caller sees; an empty one if it is unknown, or if the caller is bound to another."""
+        name = grants.set or surface.set
+        return NO_SET if name is None or surface.set not in (None, name) else self.sets.get(name, NO_SET)
+
+    def _compile_set(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
+        """The view of a set: what it picks of what these permissions allow, of all servers or of one.
+
+        Methods of unlisted servers and methods that the hub does not know are in no set: their effect is not.
+        """
+        settings = self._set_of(grants, surface)
+        tools, prompts, resources = (
+            self.policy(Grants(allow, settings.exclude).bounded_by(grants))
+            for allow in (settings.tools, settings.prompts, settings.resources)
+        )
+        shown: list[ServerStatus] = []
+        abilities: dict[ServerName, frozenset[Ability]] = {}
+        for server, server_status in sorted(self.server_statuses.items()):
+            if surface.server not in (None, server):
+                continue
+            seen = [_is_seen(policy, server_status) for policy in (tools, prompts, resources)]
+            if any(seen):
+                shown.append(server_status)
+                abilities[server] = _offer(server_status, client_caps).abilities - _unseen_abilities(*seen)
+        view = View(resources, abilities)
+        view.set, view.description, view.hubs = grants.set or surface.set, settings.description, _hubs_behind(shown)
+        style: Style = "llm" if surface.style == "llm" else "canonical"
+        names = self._names_in_set(view.set, settings, style, "tools")
+        if style == "llm":
+            view.aliases = llm_aliases(names.values())
+        for server_status in shown:
+            offer, rules = _offer(server_status, client_caps), server_status.rules
+            for tool in offer.tools:
+                if rules.shows(tool.name) and _is_allowed(tools, tool, rules):
+                    self._add_set_tool(view, settings, tool, rules, names[tool.server, tool.name])
+            if offer.prompts:
+                named = self._names_in_set(view.set, settings, style, "prompts")
+                _add(view.prompts, offer.prompts, rules, prompts, named)
+            _add(view.resources, offer.resources, rules, resources, self._names_of(EVERYTHING, "resources"))
+            _add(view.templates, offer.templates, rules, resources, self._names_of(EVERYTHING, "templates"))
+            if resources.has_denials:
+                view.withhold(server_status.server, _denied_uris(resources, server_status))
+            _add_state(view, server_status)
+        return view
+
+    def _add_set_tool(self, view: View, settings: SetSettings, tool: Tool, rules: ToolRules, exposed: str) -> None:
+        full = canonical((tool.server, tool.name))
+        change = settings.tool.get(full, NO_CHANGE)
+        route = ruled_route(tool, exposed, rules, self._checks.of(tool))
+        assert isinstance(route.feature, Tool)
+        try:
+            defaults = {} if route.changes is None else route.changes.defaults
+            variant = change_tool(route.feature, change, defaults, settings.description_max)
+            if change.fixed:
+                wrong = self._checks.of(without_requirements(tool))(msgspec.Raw(msgspec.json.encode(change.fixed)))
+                if wrong is not None and wrong is not EXPENSIVE:
+                    raise UnusableInSet(f"a fixed value does not fit its inputSchema: {wrong}")
+        except UnusableInSet as error:
+            view.left_out[full] = str(error)
+            return
+        changes = variant.changes(tool.name if exposed != tool.name else "")
+        view.routes[exposed] = replace(
+            route, feature=variant.tool, changes=None if changes == NO_CHANGES else changes, own=tool
+        )
+
+    def _names_in_set(
+        self, name: str | None, settings: SetSettings, style: Style, listed: Literal["tools", "prompts"]
+    ) -> dict[Pair, str]:
+        key = (name or "", style, listed)
+        if settings is NO_SET:
+            return {}
+        if key not in self._set_names:
+            policy = self._set_policy(settings, listed)
+            pairs = [
+                (feature.server, feature.name)
+                for server_status in self.server_statuses.values()
+                if server_status.state != "disabled"
+                for feature in _all_of(server_status, listed)
+                if (listed != "tools" or server_status.rules.shows(feature.name))
+                and _is_allowed(policy, feature, server_status.rules)
+            ]
+            self._set_names[key] = set_names(pairs, settings if listed == "tools" else NO_SET, style)
+        return self._set_names[key]
+
+    def _set_policy(self, settings: SetSettings, listed: ListName) -> Policy:
+        """What a set picks, whoever asks."""
+        allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
+        return self.without_custom_policy().policy(Grants(allow, settings.exclude))
+
+    def set_notes(self, name: str) -> list[str]:
+        """What the operator should know about a set: tools left out, patterns and changes without effect."""
+        settings = self.sets.get(name, NO_SET)
+        view = self.without_custom_policy().view(ALL, Surface(set=name))
+        notes = [f"{tool} is left out: {why}" for tool, why in sorted(view.left_out.items())]
+        for shared, tools in colliding_names(settings).items():
+            notes.append(f"{', '.join(tools)} are all named {shared}: only the first is")
+        if any(not server_status.has_lists for server_status in self.server_statuses.values()):
+            return notes  # patterns may mean what a server has not listed yet
+        lists: tuple[tuple[str, tuple[str, ...], tuple[ListName, ...]], ...] = (
+            ("tools", settings.tools, ("tools",)),
+            ("prompts", settings.prompts, ("prompts",)),
+            ("resources", settings.resources, ("resources", "templates")),
+            ("exclude", settings.exclude, LISTS),
+        )
+        for key, patterns, listed in lists:
+            for pattern in patterns:
+                policy = self.policy(Grants((pattern,)))
+                if not any(
+                    _is_allowed(policy, feature, server_status.rules)
+                    for server_status in self.server_statuses.values()
+                    for each in listed
+                    for feature in _all_of(server_status, each)
+                ):
+                    notes.append(f"{key}: {pattern} matches nothing")
+        reached = {canonical((route.feature.server, route.feature.name)) for route in view.routes.values()}
+        notes += [
+            f"tool.{tool}: it is not among the tools of the set"
+            for tool in sorted(settings.tool)
+            if tool not in reached and tool not in view.left_out
+        ]
+        return notes
 
     def _add_tools(
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
@@ -609,6 +782,35 @@ def _is_allowed(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
 
 def _is_denied(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
+
+
+def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
+    hubs: dict[str, int] = {}
+    for server_status in shown:
+        for id, steps in server_status.hubs.items():
+            hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
+    return hubs
+
+
+def _add_state(view: View, server_status: ServerStatus) -> None:
+    if server_status.state != "ready":
+        view.missing[server_status.server] = NotReadyServer(
+            server_status.state, server_status.reason, server_status.has_lists
+        )
+
+
+def _unseen_abilities(tools: bool, prompts: bool, resources: bool) -> frozenset[Ability]:  # noqa: FBT001
+    """What a set does not show of a server, by whether it picks tools, prompts and resources there."""
+    unseen: set[Ability] = set()
+    if not tools:
+        unseen |= {"tools", *TASK_ABILITIES}
+    if not prompts:
+        unseen.add("prompts")
+    if not resources:
+        unseen |= {"resources", "subscribe", "apps"}
+    if not prompts and not resources:
+        unseen.add("completions")
+    return frozenset(unseen)
 
 
 def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:

@@ -25,6 +25,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "forbidden": (403, "Not allowed"),
     "unknown_path": (404, "Unknown path"),
     "unknown_server": (404, "Unknown server"),
+    "unknown_set": (404, "Unknown set"),
     "unknown_agent": (404, "Unknown agent"),
     "unknown_question": (404, "Unknown question"),
     "unknown_definition": (404, "No such definition waits"),
