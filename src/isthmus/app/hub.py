@@ -15,7 +15,8 @@ from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.findings import Place
+from isthmus.config.codes import IDLE_SET_ENTRY, LEFT_OUT_OF_SET
+from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
@@ -214,8 +215,19 @@ class RunningHub:
             ConfigurationFinding(
                 each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
             )
-            for each in self.configuration.warnings
+            for each in (*self.configuration.warnings, *self._set_findings())
         ]
+
+    def _set_findings(self) -> Iterable[Finding]:
+        """Return what only the servers' own lists tell about the sets of the file."""
+        configuration = self.configuration
+        known = {each.path for each in configuration.warnings}
+        for name in configuration.sets:
+            for note in self.hub.snapshot.set_notes(name):
+                place = Place(configuration.file, "sets").at(name, *note.path)
+                code = LEFT_OUT_OF_SET if note.text.startswith("is left out") else IDLE_SET_ENTRY
+                if place.path not in known:
+                    yield place.finding(note.text, code=code)
 
     def required_servers(self) -> frozenset[ServerName]:
         """The servers without which the hub is not ready."""

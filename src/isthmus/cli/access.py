@@ -148,6 +148,11 @@ async def show_access(
     else:
         print_output("\n\n".join("\n".join(_lines(caller, found)) for caller, found in explained))
     print_missing(snapshot)
+    for name in sorted({caller.grants.set for caller in callers if caller.grants.set is not None}):
+        if name not in configuration.sets:
+            print_error(f"The set {name} does not exist, so its callers reach nothing: isthmus config check")
+        for note in snapshot.set_notes(name):
+            print_error(f"{Place(None, 'sets').at(name, *note.path).path} {note.text}")
     return Exit.SUCCESS
 
 
@@ -347,7 +352,7 @@ def _listed(
 
 
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration))
+    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration), configuration.sets)
 
 
 # -- printing one caller ---------------------------------------------------------------------------------------------
@@ -355,6 +360,8 @@ def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Config
 
 def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
     yield _heading(caller.name, caller.tenant, caller.key, caller.frontend)
+    if caller.grants.set is not None:
+        yield f"bound to the set {caller.grants.set}"
     reached = [reason for reason in found if reason.is_reached]
     for listed, group in groupby(reached, key=lambda reason: reason.listed):
         yield from ("", f"{listed} that it can reach:", *_explained(list(group), caller))
@@ -395,6 +402,8 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
                 words.append(f"not in {places[depth]}.allow")
             else:
                 words.append(f"{pattern} in {places[depth]}.{listed}")
+        if reason.set_note:
+            words = [*words, reason.set_note] if reason.is_reached else [reason.set_note]
         first, *more = words
         if len(reason.exposed) > width:
             yield f"  {reason.exposed}"
@@ -455,6 +464,7 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
         "caller": caller.name,
         "tenant": caller.tenant,
         "key": caller.key or None,
+        "set": caller.grants.set,
         "frontend": caller.frontend,
         "frontends": [frontend for frontend, _ in caller.frontends],
         "features": [
@@ -462,6 +472,7 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
                 "list": reason.listed,
                 "name": reason.exposed,
                 "server": reason.route.feature.server,
+                "tool": reason.route.feature.name,
                 "reached": reason.is_reached,
                 "why": [{"list": why[0], "place": places[why[1]], "pattern": why[2]} for why in reason.why],
                 "labels": sorted(reason.labels.believed),

@@ -272,9 +272,8 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         yield from _below("servers", server.name, _server_values(server))
     for name, chosen in configuration.sets.items():
         picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key != "tool"]
-        yield from _below(
-            "sets", name, [*picked, ("tool", {tool: _set_tool(each) for tool, each in chosen.tool.items()})]
-        )
+        changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
+        yield from _below("sets", name, [*picked, ("tool", changed)])
     for name, tenant in configuration.tenants.known.items():
         bounds = tenant.bounds
         limits: list[Pair] = [] if bounds is None else [("allow", bounds.allow), ("deny", bounds.deny)]

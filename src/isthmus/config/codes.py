@@ -247,8 +247,8 @@ UNKNOWN_SERVER = FindingCode(
     "ISC-413",
     "unknown-server",
     "correct the name; nothing, if a server of that name will dial in",
-    "A pattern of a permission or a set names an unknown server with nearly the name of a known one. It matches nothing,"
-    " unless a server of that name dials in.",
+    "A pattern of a permission or a set names an unknown server with nearly the name of a known one. It matches"
+    " nothing, unless a server of that name dials in.",
 )
 
 # -- sets ----------------------------------------------------------------------------------------------------
@@ -276,7 +276,14 @@ IDLE_SET_ENTRY = FindingCode(
     "ISC-424",
     "idle-set-entry",
     "correct its spelling or remove it",
-    "A set picks nothing, or changes a tool that it does not pick.",
+    "A set picks nothing, has a pattern that matches nothing, or changes a tool that it does not pick.",
+)
+LEFT_OUT_OF_SET = FindingCode(
+    "ISC-425",
+    "left-out-of-set",
+    "correct fixed and hide as the finding says, or exclude the tool",
+    "A set fixes or hides an argument that its tool does not have, cannot do without, or whose schema cannot be changed"
+    " safely. The tool is left out of the set.",
 )
 
 # -- extensions ----------------------------------------------------------------------------------------------

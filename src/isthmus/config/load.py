@@ -31,8 +31,8 @@ from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.origins import origins_of
-from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.sets import read_sets
+from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import CREDENTIALS, HUB_TABLES, TIMEOUT_VARIABLE, call_seconds, read_hub, read_tables
 from isthmus.config.variables import ENV_NAME, Variables, variables_of
 from isthmus.upstream.targets.settings import TargetSettings

@@ -165,6 +165,13 @@ class UnusableInSet(ValueError):
     """A tool cannot be in a set as it is configured; the message says why."""
 
 
+class SetNote(msgspec.Struct, frozen=True):
+    """Something about a set that its settings alone do not tell: where in its table, and what."""
+
+    path: tuple[str, ...]
+    text: str
+
+
 class SetVariant(msgspec.Struct, frozen=True):
     """A tool as a set has it, and how calls of it are changed."""
 
@@ -187,8 +194,7 @@ def change_tool(tool: Tool, change: SetTool, defaults: Defaults, description_max
     if change.description is not None:
         definition["description"] = _raw(change.description)
     elif description_max is not None and (text := _text(definition.get("description"))) is not None:
-        if (short := shortened(text, description_max)) != text:
-            definition["description"] = _raw(short)
+        definition["description"] = _raw(shortened(text, description_max))
     accepted: frozenset[str] | None = None
     if change.fixed or change.hide:
         schema, accepted = _without_arguments(tool, {*change.fixed, *change.hide}, {*change.fixed, *defaults})

@@ -47,10 +47,10 @@ from isthmus.core.catalog.rules import (
 from isthmus.core.catalog.sets import (
     NO_CHANGE,
     NO_SET,
+    SetNote,
     SetSettings,
     UnusableInSet,
     change_tool,
-    colliding_names,
     set_names,
     without_requirements,
 )
@@ -443,7 +443,7 @@ class Snapshot:
         server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
         custom_policy: CustomPolicy | None = None,
-        sets: Mapping[str, SetSettings] = {},  # noqa: B006 - read only
+        sets: Mapping[str, SetSettings] = {},
     ) -> None:
         self.version = version
         self.sets = sets
@@ -690,14 +690,12 @@ class Snapshot:
         allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
         return self.without_custom_policy().policy(Grants(allow, settings.exclude))
 
-    def set_notes(self, name: str) -> list[str]:
+    def set_notes(self, name: str) -> list[SetNote]:
         """What the operator should know about a set: tools left out, patterns and changes without effect."""
         settings = self.sets.get(name, NO_SET)
         view = self.without_custom_policy().view(ALL, Surface(set=name))
-        notes = [f"{tool} is left out: {why}" for tool, why in sorted(view.left_out.items())]
-        for shared, tools in colliding_names(settings).items():
-            notes.append(f"{', '.join(tools)} are all named {shared}: only the first is")
-        if any(not server_status.has_lists for server_status in self.server_statuses.values()):
+        notes = [SetNote(("tool", tool), f"is left out: {why}") for tool, why in sorted(view.left_out.items())]
+        if any(not each.has_lists and each.state != "disabled" for each in self.server_statuses.values()):
             return notes  # patterns may mean what a server has not listed yet
         lists: tuple[tuple[str, tuple[str, ...], tuple[ListName, ...]], ...] = (
             ("tools", settings.tools, ("tools",)),
@@ -706,22 +704,19 @@ class Snapshot:
             ("exclude", settings.exclude, LISTS),
         )
         for key, patterns, listed in lists:
+            features = [
+                (feature, server_status.rules)
+                for server_status in self.server_statuses.values()
+                for each in listed
+                for feature in _all_of(server_status, each)
+            ]
             for pattern in patterns:
-                policy = self.policy(Grants((pattern,)))
-                if not any(
-                    _is_allowed(policy, feature, server_status.rules)
-                    for server_status in self.server_statuses.values()
-                    for each in listed
-                    for feature in _all_of(server_status, each)
-                ):
-                    notes.append(f"{key}: {pattern} matches nothing")
-        reached = {canonical((route.feature.server, route.feature.name)) for route in view.routes.values()}
-        notes += [
-            f"tool.{tool}: it is not among the tools of the set"
-            for tool in sorted(settings.tool)
-            if tool not in reached and tool not in view.left_out
-        ]
-        return notes
+                policy = self.without_custom_policy().policy(Grants((pattern,)))
+                if not any(_is_allowed(policy, feature, rules) for feature, rules in features):
+                    notes.append(SetNote((key,), f"has {pattern}, which matches nothing"))
+        picked = {canonical((route.feature.server, route.feature.name)) for route in view.routes.values()}
+        unused = sorted(settings.tool.keys() - picked - view.left_out.keys())
+        return [*notes, *(SetNote(("tool", tool), "is not among the tools of the set") for tool in unused)]
 
     def _add_tools(
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
@@ -902,11 +897,14 @@ class AccessReason(msgspec.Struct, frozen=True):
 
     listed: ListName
     exposed: str
-    """Its name on the common surface."""
+    """Its name for these permissions: in their set, if they are bound to one and have it; else on the common surface.
+    """
     route: Route
     is_reached: bool
     why: tuple[Why, ...]
     labels: Labels = UNLABELLED
+    set_note: str = ""
+    """What the set has to do with it, where the permissions are bound to one and would allow it."""
 
 
 def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
@@ -915,12 +913,18 @@ def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
     everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
     found: list[AccessReason] = []
     for listed in LISTS:
-        reached = _table(own, listed)
+        reached = {(route.feature.server, route.feature.name): route for route in _table(own, listed).values()}
         for exposed, route in sorted(_table(everything, listed).items()):
             feature = route.feature
             labels = labels_of(feature, snapshot.server_statuses[feature.server].rules)
             why = policy.why(feature.server, FeatureName(feature.name), labels)
-            found.append(AccessReason(listed, exposed, route, exposed in reached, why, labels))
+            mine, note = reached.get((feature.server, feature.name)), ""
+            if own.set is not None and mine is not None:
+                note = f"{exposed} in the set {own.set}"
+            elif own.set is not None and all(each[0] == "allow" and each[2] is not None for each in why):
+                note = f"left out of the set {own.set}: {own.left_out.get(exposed, 'it does not pick it')}"
+            shown = mine or route
+            found.append(AccessReason(listed, shown.exposed if mine else exposed, shown, bool(mine), why, labels, note))
     return found
 
 

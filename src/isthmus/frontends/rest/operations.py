@@ -85,7 +85,9 @@ OPERATIONS: tuple[Operation, ...] = (
         body="The tool's arguments; may be empty.", is_call=True,
     ),
     Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", (SERVER, SET)),
-    Operation("list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER, SET)),
+    Operation(
+        "list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER, SET)
+    ),
     Operation(
         "read_resource", "GET", "/v1/resources/read", "Read a resource.", "Contents", (URI, *CALLING), is_call=True
     ),
