@@ -364,7 +364,7 @@ def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
             frontends = fields.get("frontends")
             for frontend, narrowed in frontends.items() if isinstance(frontends, dict) else ():
                 yield from _patterns_in(place.at("frontends", frontend), narrowed, _FRONTEND_KEYS)
-    for name, entry in document.section(SETS).items() if document.dialect.is_own else ():
+    for name, entry in document.section(SETS).items():
         place = Place(document.file, SETS).at(name)
         yield from _patterns_in(place, entry, ("tools", "prompts", "resources", "exclude"))
         changed = entry.get("tool") if isinstance(entry, dict) else None

@@ -49,8 +49,7 @@ def read_sets(
     document: Document | None, variables: Variables, servers: Collection[str]
 ) -> tuple[dict[str, SetSettings], list[Finding]]:
     """Return the sets of a file by name, with findings. `servers` are the names that a set cannot have."""
-    # In other clients' files the word may mean something else.
-    if document is None or not document.dialect.is_own:
+    if document is None or not document.dialect.has_hub:
         return {}, []
     root = Place(document.file, SETS)
     sets: dict[str, SetSettings] = {}

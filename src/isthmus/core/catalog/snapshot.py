@@ -636,11 +636,13 @@ class Snapshot:
             for tool in offer.tools:
                 if rules.shows(tool.name) and _is_allowed(tools, tool, rules):
                     self._add_set_tool(view, settings, tool, rules, names[tool.server, tool.name])
-            if offer.prompts:
-                named = self._names_in_set(view.set, settings, style, "prompts")
-                _add(view.prompts, offer.prompts, rules, prompts, named)
-            _add(view.resources, offer.resources, rules, resources, self._names_of(EVERYTHING, "resources"))
-            _add(view.templates, offer.templates, rules, resources, self._names_of(EVERYTHING, "templates"))
+            others: tuple[tuple[ListName, dict[str, Route], Iterable[Feature], Policy], ...] = (
+                ("prompts", view.prompts, offer.prompts, prompts),
+                ("resources", view.resources, offer.resources, resources),
+                ("templates", view.templates, offer.templates, resources),
+            )
+            for listed, table, features, policy in others:
+                _add(table, features, rules, policy, self._names_in_set(view.set, settings, style, listed))
             if resources.has_denials:
                 view.withhold(server_status.server, _denied_uris(resources, server_status))
             _add_state(view, server_status)
@@ -666,24 +668,33 @@ class Snapshot:
             route, feature=variant.tool, changes=None if changes == NO_CHANGES else changes, own=tool
         )
 
-    def _names_in_set(
-        self, name: str | None, settings: SetSettings, style: Style, listed: Literal["tools", "prompts"]
-    ) -> dict[Pair, str]:
+    def _names_in_set(self, name: str | None, settings: SetSettings, style: Style, listed: ListName) -> dict[Pair, str]:
+        """The names of one list of a set, whoever asks: a name means the same to all callers."""
         key = (name or "", style, listed)
         if settings is NO_SET:
             return {}
         if key not in self._set_names:
-            policy = self._set_policy(settings, listed)
-            pairs = [
-                (feature.server, feature.name)
-                for server_status in self.server_statuses.values()
-                if server_status.state != "disabled"
-                for feature in _all_of(server_status, listed)
-                if (listed != "tools" or server_status.rules.shows(feature.name))
-                and _is_allowed(policy, feature, server_status.rules)
-            ]
-            self._set_names[key] = set_names(pairs, settings if listed == "tools" else NO_SET, style)
+            pairs = self._pairs_in_set(settings, listed)
+            if listed == "resources":
+                templates = self._pairs_in_set(settings, "templates")
+                names = uri_table(pairs, TemplateClaims(templates) if templates else None)
+            elif listed == "templates":
+                names = uri_table(pairs)
+            else:
+                names = set_names(pairs, settings if listed == "tools" else NO_SET, style)
+            self._set_names[key] = names
         return self._set_names[key]
+
+    def _pairs_in_set(self, settings: SetSettings, listed: ListName) -> list[Pair]:
+        policy = self._set_policy(settings, listed)
+        return [
+            (feature.server, feature.name)
+            for server_status in self.server_statuses.values()
+            if server_status.state != "disabled"
+            for feature in _all_of(server_status, listed)
+            if (listed != "tools" or server_status.rules.shows(feature.name))
+            and _is_allowed(policy, feature, server_status.rules)
+        ]
 
     def _set_policy(self, settings: SetSettings, listed: ListName) -> Policy:
         """What a set picks, whoever asks."""
