@@ -12,6 +12,7 @@ from pathlib import Path
 
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
+from isthmus.config.sets import SET_KEYS, SET_TOOL_KEYS
 from isthmus.config.tables import HUB_TABLES
 from isthmus.upstream.server_settings import SERVER_KEYS, WAYS
 
@@ -35,6 +36,10 @@ def _table(name: str) -> str:
         return _rows(("Key", "Beside", "Default", "Meaning"), _server_rows())
     if name == "callers":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in CALLER_KEYS.items()))
+    if name == "sets":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_KEYS.items()))
+    if name == "set-tools":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_TOOL_KEYS.items()))
     if name == "findings":
         found = ((code.number, f"`{code.name}`", code.meaning, _sentence(code.fix)) for code in CODES)
         return _rows(("Code", "Name", "Meaning", "What to do"), found)

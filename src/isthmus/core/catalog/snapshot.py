@@ -933,7 +933,8 @@ def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
             if own.set is not None and mine is not None:
                 note = f"{exposed} in the set {own.set}"
             elif own.set is not None and all(each[0] == "allow" and each[2] is not None for each in why):
-                note = f"left out of the set {own.set}: {own.left_out.get(exposed, 'it does not pick it')}"
+                left_out = own.left_out.get(exposed)
+                note = f"left out of the set {own.set}: {left_out}" if left_out else f"not in the set {own.set}"
             shown = mine or route
             found.append(AccessReason(listed, shown.exposed if mine else exposed, shown, bool(mine), why, labels, note))
     return found

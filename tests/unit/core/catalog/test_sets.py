@@ -329,7 +329,7 @@ def test_access_is_explained_with_the_names_of_the_set() -> None:
     taken = snapshot(settings, ready(tool()), ready(tool("find", WEB), server=WEB))
     found = {str(each.route.feature.name): each for each in explain_access(taken, BOUND)}
     assert (found["read"].exposed, found["read"].set_note) == ("load", "files.read in the set dev")
-    assert (found["find"].is_reached, found["find"].set_note) == (False, "left out of the set dev: it does not pick it")
+    assert (found["find"].is_reached, found["find"].set_note) == (False, "not in the set dev")
 
 
 def test_a_binding_survives_tenants_and_frontends() -> None:
