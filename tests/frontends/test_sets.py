@@ -12,12 +12,15 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
-from mcp import ClientSession
+from mcp import Client, ClientSession
 from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
 from tests.frontends.set_server import command
-from tests.frontends.wire import until
+from tests.frontends.test_task_lists import SessionClient
+from tests.frontends.wire import connected, until
 from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, stdio, write_config
 from tests.peers.client_sdk2 import Listener, client_over_http, client_over_stdio
 
@@ -450,6 +453,70 @@ async def test_a_key_can_be_made_for_a_set(tmp_path: Path) -> None:
         Raw(running.url, key=made["key"]) as raw,
     ):
         assert await raw.names() == DEV
+
+
+# -- questions and tasks -------------------------------------------------------------------------------------------
+
+DESK = """
+from isthmus.upstream.python.context import Context
+
+
+async def confirm(title: str, repo: str, context: Context) -> str:
+    form = {"type": "object", "properties": {"sure": {"type": "boolean"}}}
+    answer = await context.ask(f"file {title} in {repo}?", form)
+    return f"{repo}: {title}, {answer}"
+"""
+DESK_SET: dict[str, Any] = {"tools": ["desk.*"], "tool": {"desk.confirm": {"name": "ask", "fixed": {"repo": "acme/x"}}}}
+
+
+@asynccontextmanager
+async def desk(folder: Path) -> AsyncIterator[HubProcess]:
+    (folder / "desk.py").write_text(DESK)
+    entry = {"python": "desk:confirm", "path": "."}
+    async with serving(folder, {"desk": entry}, sets={"dev": DESK_SET}, limits=PATIENT) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_question_during_a_call_of_a_set_is_answered_in_both_eras(tmp_path: Path, mode: Any) -> None:
+    asked: list[str] = []
+
+    async def answer(_: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"sure": True})
+
+    async with desk(tmp_path) as running, httpx2.AsyncClient(verify=TRUSTED, timeout=30) as http:
+        transport = streamable_http_client(f"{running.url}/dev", http_client=http)
+        answers: dict[str, Any] = {"elicitation_callback": answer}
+        async with Client(transport, mode=mode, **answers) as client:
+            result = await client.call_tool("ask", {"title": "t"})
+    assert asked == ["file t in acme/x?"]
+    assert result.content[0].text == "acme/x: t, {'sure': True}"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("path", "who"), [("/mcp/dev", "free"), ("/mcp", "bound"), ("/mcp/one", "bound")])
+async def test_a_task_of_a_set_runs_with_its_fixed_arguments(hub: HubProcess, path: str, who: str) -> None:
+    async with connected(hub.port) as wire, connected(hub.port) as ear:
+        client = SessionClient(wire, ear, KEYS[who], path)
+        await client.open()
+        params: dict[str, Any] = {"name": "new_issue", "arguments": {"title": "t"}, "task": {"ttl": 600_000}}
+        task = (await client.ask("tools/call", params))["result"]["task"]["taskId"]
+        result = (await client.ask("tasks/result", {"taskId": task}))["result"]
+        assert result["structuredContent"] == {"title": "t", "repo": "acme/x"}
+        assert (await client.ask("tasks/get", {"taskId": task}))["result"]["status"] == "completed"
+        assert task in [id for id, _ in await client.listed()]
+        evil = {**params, "arguments": {"title": "t", "repo": "evil/x"}}
+        assert reason(await client.ask("tools/call", evil)) == ("bad_arguments", "no")
+        other = {**params, "name": "one.create_issue"}
+        assert reason(await client.ask("tools/call", other)) == ("unknown_tool", "no")
+
+
+async def test_a_bound_callers_subscription_is_to_its_set(hub: HubProcess) -> None:
+    async with connected(hub.port) as wire, connected(hub.port) as ear:
+        client = SessionClient(wire, ear, KEYS["bound"], "/mcp")
+        await client.open()
+        for uri in ("memo://two", "isthmus://hub/two/memo://one"):
+            assert reason(await client.ask("resources/subscribe", {"uri": uri})) == ("unknown_resource", "no")
 
 
 # -- changes -------------------------------------------------------------------------------------------------------
