@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import canonical, llm_form
-from isthmus.core.catalog.rules import fill_defaults
+from isthmus.core.catalog.rules import CallChanges, fill_defaults
 from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool
 from isthmus.core.catalog.snapshot import Snapshot, View
 from isthmus.model.callers import Grants
@@ -96,11 +96,15 @@ def test_a_fixed_value_always_wins_and_removed_arguments_are_never_sent(
     schema = {"type": "object", "properties": properties, "required": required, "$defs": {"S": {"type": "string"}}}
     hidden = tuple(name for name in properties if name not in fixed)[:1]
     try:
-        variant = change_tool(tool(inputSchema=schema), SetTool(fixed=fixed, hide=hidden), {})
+        variant = change_tool(tool(inputSchema=schema), SetTool(fixed=fixed, hide=hidden))
     except UnusableInSet:
         return
     text = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in sent)
-    arguments, changes, removed = msgspec.Raw(f"{{{text}}}".encode()), variant.changes(""), {*fixed, *hidden}
+    arguments, changes, removed = (
+        msgspec.Raw(f"{{{text}}}".encode()),
+        CallChanges(variant.fixed, variant.accepted),
+        {*fixed, *hidden},
+    )
     if not removed:
         assert changes.refusal(arguments) is None
     elif changes.refusal(arguments) is None:

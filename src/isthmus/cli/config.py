@@ -271,7 +271,7 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
     for name, chosen in configuration.sets.items():
-        picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key != "tool"]
+        picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key not in ("tool", "variants")]
         changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
         yield from _below("sets", name, [*picked, ("tool", changed)])
     for name, tenant in configuration.tenants.known.items():

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, canonical, llm_form, llm_table, with_digits
-from isthmus.core.catalog.rules import CallChanges, Defaults, compile_defaults
+from isthmus.core.catalog.rules import Defaults, compile_defaults
 from isthmus.model.calls import Style
 from isthmus.model.features import Tool
 
 DESCRIPTION_LENGTH_MIN = 20
 """A shorter bound leaves no sentence."""
+
+VARIANTS_MAX = 20_000
+"""Changed tools that are kept for one set."""
+
+NO_TEXT = msgspec.Raw(b'""')
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,10 @@ class SetSettings:
     """The longest description of a tool; longer ones are cut at the end of a sentence."""
     tool: Mapping[str, SetTool] = field(default_factory=dict)
     """Changes by tool, named `server.tool`."""
+    variants: dict[tuple[str, bytes, tuple[str, ...]], SetVariant | str] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """What became of tools; see `variant_of`."""
 
     def __post_init__(self) -> None:
         if self.description_max is not None and self.description_max < DESCRIPTION_LENGTH_MIN:
@@ -173,18 +183,18 @@ class SetNote(msgspec.Struct, frozen=True):
 
 
 class SetVariant(msgspec.Struct, frozen=True):
-    """A tool as a set has it, and how calls of it are changed."""
+    """A tool as a set has it."""
 
     tool: Tool
-    defaults: Defaults
-    accepted: frozenset[str] | None
-
-    def changes(self, own: str) -> CallChanges:
-        """The changes of a call; `own` is the server's name of the tool if the set has another, else empty."""
-        return CallChanges(self.defaults, self.accepted, own)
+    fixed: Defaults = {}
+    """Arguments that the hub fills in."""
+    accepted: frozenset[str] | None = None
+    """The only arguments that callers may send; None for all."""
 
 
-def change_tool(tool: Tool, change: SetTool, defaults: Defaults, description_max: int | None = None) -> SetVariant:
+def change_tool(
+    tool: Tool, change: SetTool, defaults: Collection[str] = (), description_max: int | None = None
+) -> SetVariant:
     """The tool as the set has it. `defaults` are arguments that the operator adds anyway.
 
     Raises:
@@ -193,16 +203,44 @@ def change_tool(tool: Tool, change: SetTool, defaults: Defaults, description_max
     definition = dict(tool.definition)
     if change.description is not None:
         definition["description"] = _raw(change.description)
-    elif description_max is not None and (text := _text(definition.get("description"))) is not None:
+    elif (
+        description_max is not None
+        and len(memoryview(raw := definition.get("description", NO_TEXT))) > description_max
+        and (text := _text(raw)) is not None
+    ):
         definition["description"] = _raw(shortened(text, description_max))
     accepted: frozenset[str] | None = None
     if change.fixed or change.hide:
         schema, accepted = _without_arguments(tool, {*change.fixed, *change.hide}, {*change.fixed, *defaults})
         definition["inputSchema"] = _raw(schema)
-        defaults = {**defaults, **compile_defaults(change.fixed)}
     if definition == tool.definition:
-        return SetVariant(tool, defaults, accepted)
-    return SetVariant(Tool.of(tool.server, tool.name, definition), defaults, accepted)
+        return SetVariant(tool)
+    return SetVariant(Tool.of(tool.server, tool.name, definition), compile_defaults(change.fixed), accepted)
+
+
+def variant_of(
+    settings: SetSettings, tool: Tool, full: str, defaults: Collection[str], checks: CheckCache
+) -> SetVariant | str:
+    """A tool as the set has it, or why it cannot have it.
+
+    Kept with the settings: a snapshot is replaced whenever any server changes, and most tools are not.
+    """
+    key = (full, tool.digest, tuple(defaults))
+    found = settings.variants.get(key)
+    if found is None:
+        change = settings.tool.get(full, NO_CHANGE)
+        try:
+            found = change_tool(tool, change, defaults, settings.description_max)
+            if change.fixed:
+                wrong = checks.of(_without_requirements(tool))(_raw(change.fixed))
+                if wrong is not None and wrong is not EXPENSIVE:
+                    raise UnusableInSet(f"a fixed value does not fit its inputSchema: {wrong}")
+        except UnusableInSet as error:
+            found = str(error)
+        if len(settings.variants) >= VARIANTS_MAX:
+            settings.variants.clear()
+        settings.variants[key] = found
+    return found
 
 
 def _without_arguments(tool: Tool, removed: set[str], filled: set[str]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -236,7 +274,7 @@ def _without_arguments(tool: Tool, removed: set[str], filled: set[str]) -> tuple
     return changed, frozenset(left)
 
 
-def without_requirements(tool: Tool) -> Tool:
+def _without_requirements(tool: Tool) -> Tool:
     """The tool with all arguments optional: the check of its fixed values alone."""
     schema = {key: value for key, value in _schema(tool).items() if key != "required"}
     return Tool.of(tool.server, tool.name, {"inputSchema": _raw(schema)})

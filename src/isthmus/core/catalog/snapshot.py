@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
-from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache, no_check
+from isthmus.core.catalog.argument_validation import CheckCache, no_check
 from isthmus.core.catalog.names import (
     CanonicalNames,
     Pair,
@@ -44,16 +44,7 @@ from isthmus.core.catalog.rules import (
     labels_of,
     without_required,
 )
-from isthmus.core.catalog.sets import (
-    NO_CHANGE,
-    NO_SET,
-    SetNote,
-    SetSettings,
-    UnusableInSet,
-    change_tool,
-    set_names,
-    without_requirements,
-)
+from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Style, Surface
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool, Topic
@@ -650,20 +641,19 @@ class Snapshot:
 
     def _add_set_tool(self, view: View, settings: SetSettings, tool: Tool, rules: ToolRules, exposed: str) -> None:
         full = canonical((tool.server, tool.name))
-        change = settings.tool.get(full, NO_CHANGE)
-        route = ruled_route(tool, exposed, rules, self._checks.of(tool))
-        assert isinstance(route.feature, Tool)
-        try:
-            defaults = {} if route.changes is None else route.changes.defaults
-            variant = change_tool(route.feature, change, defaults, settings.description_max)
-            if change.fixed:
-                wrong = self._checks.of(without_requirements(tool))(msgspec.Raw(msgspec.json.encode(change.fixed)))
-                if wrong is not None and wrong is not EXPENSIVE:
-                    raise UnusableInSet(f"a fixed value does not fit its inputSchema: {wrong}")
-        except UnusableInSet as error:
-            view.left_out[full] = str(error)
+        change, check = settings.tool.get(full, NO_CHANGE), self._checks.of(tool)
+        own = tool.name if exposed != tool.name else ""
+        if change is NO_CHANGE and settings.description_max is None and rules is NO_TOOL_RULES:
+            view.routes[exposed] = Route(tool, exposed, check, CallChanges(tool=own) if own else None)
             return
-        changes = variant.changes(tool.name if exposed != tool.name else "")
+        route = ruled_route(tool, exposed, rules, check)
+        assert isinstance(route.feature, Tool)
+        defaults = {} if route.changes is None else route.changes.defaults
+        variant = variant_of(settings, route.feature, full, defaults, self._checks)
+        if isinstance(variant, str):
+            view.left_out[full] = variant
+            return
+        changes = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
         view.routes[exposed] = replace(
             route, feature=variant.tool, changes=None if changes == NO_CHANGES else changes, own=tool
         )
