@@ -326,7 +326,7 @@ def _without_withheld(
 
 
 def _listed(
-    tools: Iterable[ListedFeature], prompts: Iterable[ListedFeature], configuration: Configuration
+    tools: Sequence[ListedFeature], prompts: Sequence[ListedFeature], configuration: Configuration
 ) -> dict[ServerName, ServerStatus]:
     """Statuses from the lists of a running hub. It hides what it hides already, so only labels are added."""
     labels = {
@@ -334,6 +334,9 @@ def _listed(
         for server in configuration.servers
     }
     labels[BUILTIN] = OPERATORS
+    if any(not offer.server for offer in (*tools, *prompts)):
+        text = "the key in ISTHMUS_KEY is bound to a set, which hides the servers of its tools"
+        raise CommandFailed(Exit.USAGE, text, "Use a key that is bound to no set, or leave --hub out.")
     offered: dict[ServerName, tuple[list[Tool], list[Prompt]]] = {}
     for offer in tools:
         server = ServerName(offer.server)
