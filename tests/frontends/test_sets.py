@@ -388,12 +388,12 @@ async def test_the_audit_log_names_the_set_and_the_servers_own_tool(hub: HubProc
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
-async def command_line(folder: Path, *words: str) -> tuple[int | None, str, str]:
+async def command_line(folder: Path, *words: str, **env: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         *isthmus(*words, "--config", str(folder / "isthmus.json")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment(),
+        env=environment(env),
     )
     out, complained = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), complained.decode()
@@ -408,6 +408,15 @@ async def test_access_shows_a_bound_caller_with_its_names(hub: HubProcess, folde
     _, out, complained = await command_line(folder, "access", "stranded")
     assert "It can reach nothing." in out
     assert "The set gone does not exist" in complained
+
+
+async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProcess, folder: Path) -> None:
+    url = f"http://127.0.0.1:{hub.port}"
+    code, _, complained = await command_line(folder, "access", "bound", "--hub", url, ISTHMUS_KEY=KEYS["bound"])
+    assert code == 2
+    assert "the key in ISTHMUS_KEY is bound to a set" in complained
+    _, out, _ = await command_line(folder, "access", "bound", "--hub", url, ISTHMUS_KEY=KEYS["free"])
+    assert "one.create_issue in the set dev" in out
 
 
 async def test_doctor_and_check_report_what_is_wrong_with_sets(hub: HubProcess, folder: Path) -> None:
