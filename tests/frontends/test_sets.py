@@ -287,6 +287,12 @@ async def test_a_set_is_an_agent_with_a_card_of_its_own(hub: HubProcess) -> None
         assert answered["task"]["artifacts"][0]["parts"][0]["data"] == {"query": "q"}
 
 
+@pytest.mark.parametrize("path", ["/a2a/sets/dev/x", "/a2a/sets/dev/sets/dev", "/a2a/sets/", "/a2a/sets/none"])
+async def test_other_paths_below_a_set_do_not_exist(hub: HubProcess, path: str) -> None:
+    async with at(hub, path) as raw:
+        assert (await raw.post(send_message(b'{"tool":"search"}'), {"a2a-version": "1.0"})).status_code == 404
+
+
 @pytest.mark.parametrize(("path", "who"), [("/a2a/sets/dev", "free"), ("/a2a", "bound")])
 @pytest.mark.parametrize(
     "instruction",

@@ -161,8 +161,11 @@ _COMBINED = (
     "dependentSchemas",
     "minProperties",
     "maxProperties",
+    "const",
+    "enum",
 )
-"""Keywords that may say something about an argument beside `properties` and `required`."""
+"""Keywords that may say something about an argument beside `properties` and `required`, or about all at once: then an
+error message could quote a fixed value."""
 
 _TELLTALE = ("default", "examples")
 """Members of a schema that may show values of removed arguments."""
@@ -231,10 +234,11 @@ def variant_of(
         change = settings.tool.get(full, NO_CHANGE)
         try:
             found = change_tool(tool, change, defaults, settings.description_max)
-            if change.fixed:
-                wrong = checks.of(_without_requirements(tool))(_raw(change.fixed))
+            for name, value in change.fixed.items():
+                # The message of the check quotes the value, which may be a secret.
+                wrong = checks.of(_without_requirements(tool))(_raw({name: value}))
                 if wrong is not None and wrong is not EXPENSIVE:
-                    raise UnusableInSet(f"a fixed value does not fit its inputSchema: {wrong}")
+                    raise UnusableInSet(f"its inputSchema does not accept the value of fixed.{name}")
         except UnusableInSet as error:
             found = str(error)
         if len(settings.variants) >= VARIANTS_MAX:

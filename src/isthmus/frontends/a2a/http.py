@@ -135,7 +135,7 @@ class A2aHttp:
         path: str = scope["path"]
         name, path = _set_of(path)
         REQUEST_SET.set(name)
-        if not self.is_at(path) or (name is not None and not self._is_set_visible(name, admitted)):
+        if name is not None and not (self._is_below_set(path) and self._is_set_visible(name, admitted)):
             peer.answer(404, b"", b"")
         elif isinstance(admitted, Denied) and admitted.status == TOO_MANY:
             self._refuse_caller(peer, path, admitted)
@@ -168,6 +168,10 @@ class A2aHttp:
                 query = scope["query_string"].decode("latin-1")
                 named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
                 await _A2aRpcRequest(self, admitted, peer, fields).serve(body, named)
+
+    def _is_below_set(self, path: str) -> bool:
+        """Whether a set has this path, too."""
+        return self.is_at(path) and not path.startswith(SETS_PATH)
 
     def _is_set_visible(self, name: str, admitted: Caller | Denied) -> bool:
         """Whether a set exists, as far as this caller may know.

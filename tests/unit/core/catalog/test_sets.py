@@ -155,6 +155,7 @@ def test_a_required_argument_can_be_hidden_if_the_operator_fills_it_in() -> None
         ({"$ref": "#/$defs/A", "$defs": {"A": SCHEMA}}, SetTool(hide=("deep",)), "has $ref"),
         ({**SCHEMA, "dependentRequired": {"path": ["deep"]}}, SetTool(hide=("deep",)), "has dependentRequired"),
         ({**SCHEMA, "minProperties": 2}, SetTool(hide=("deep",)), "has minProperties"),
+        ({**SCHEMA, "enum": [{"path": "a"}]}, SetTool(hide=("deep",)), "has enum"),
         (
             {**SCHEMA, "properties": {**SCHEMA["properties"], "again": {"$ref": "#/properties/deep"}}},
             SetTool(hide=("deep",)),
@@ -194,7 +195,7 @@ def test_a_fixed_value_that_does_not_fit_leaves_the_tool_out() -> None:
     taken = snapshot(settings, ready(defined()))
     view = taken.view(ALL, DEV)
     assert list(view.routes) == []
-    assert "a fixed value does not fit its inputSchema: root:" in view.left_out["files.read"]
+    assert view.left_out["files.read"] == "its inputSchema does not accept the value of fixed.root"
     assert [note.text for note in taken.set_notes("dev")] == [f"is left out: {view.left_out['files.read']}"]
 
 
