@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -448,6 +448,7 @@ class Snapshot:
         """Capabilities for which some server has lists of their own, computed on demand; all others share one view."""
         self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
         self._set_names: dict[tuple[str, str, ListName], dict[Pair, str]] = {}
+        self._set_notes: dict[str, list[SetNote]] = {}
         self._aliases: dict[str, str] | None = None
 
     def without_custom_policy(self) -> Snapshot:
@@ -691,8 +692,13 @@ class Snapshot:
         allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
         return self.without_custom_policy().policy(Grants(allow, settings.exclude))
 
-    def set_notes(self, name: str) -> list[SetNote]:
+    def set_notes(self, name: str) -> Sequence[SetNote]:
         """What the operator should know about a set: tools left out, patterns and changes without effect."""
+        if name not in self._set_notes:
+            self._set_notes[name] = self._make_set_notes(name)
+        return self._set_notes[name]
+
+    def _make_set_notes(self, name: str) -> list[SetNote]:
         settings = self.sets.get(name, NO_SET)
         view = self.without_custom_policy().view(ALL, Surface(set=name))
         notes = [SetNote(("tool", tool), f"is left out: {why}") for tool, why in sorted(view.left_out.items())]
