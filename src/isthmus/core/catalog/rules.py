@@ -102,7 +102,7 @@ class CallChanges(msgspec.Struct, frozen=True):
             return None
         try:
             given = _MEMBERS.decode(arguments)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return "must be a JSON object"
         refused = sorted(given.keys() - self.accepted)
         if not refused:

@@ -601,7 +601,7 @@ class Snapshot:
     def _compile_set(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
         """The view of a set: what it picks of what these permissions allow, of all servers or of one.
 
-        Methods of unlisted servers and methods that the hub does not know are in no set: their effect is not.
+        No set has methods of unlisted servers, or methods that the hub does not know: they cannot be listed.
         """
         settings = self._set_of(grants, surface)
         tools, prompts, resources = (
