@@ -463,6 +463,15 @@ async def test_a_key_can_be_made_for_a_set(tmp_path: Path) -> None:
     _, out, _ = await command_line(tmp_path, "token", "create", "ann", "--allow", "*", "--set", "dev", "--json")
     made = json.loads(out)
     assert made["set"] == "dev"
+    for option, problem in (
+        ("--set=dve", "--set must be one of dev, finding, reading, got 'dve'"),
+        ("--targets", "excludes"),
+    ):
+        code, _, complained = await command_line(
+            tmp_path, "token", "create", "bob", "--allow", "*", "--set=dev", option
+        )
+        assert code == 2
+        assert problem in complained
     async with (
         serving(tmp_path, SERVERS, sets=SETS, limits=PATIENT) as running,
         Raw(running.url, key=made["key"]) as raw,

@@ -308,6 +308,13 @@ def _check(options: KeyOptions, configuration: Configuration) -> None:
             except ValueError as error:
                 text = f"{option} must {str(error).partition(' must ')[2]}"
                 raise CommandFailed(Exit.USAGE, text, "Write it as in [callers] of the configuration.") from None
+    if options.set is not None and options.set not in configuration.sets:
+        text = (
+            f"--set must be one of {', '.join(configuration.sets) or 'the sets (there are none)'}, got {options.set!r}"
+        )
+        raise CommandFailed(Exit.USAGE, text, "Sets are under [sets] of the configuration.")
+    if options.set is not None and options.targets:
+        raise CommandFailed(Exit.USAGE, "--set excludes --targets: a set has only configured servers")
     known = configuration.tenants.known
     if options.tenant is None:
         return
