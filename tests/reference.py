@@ -26,6 +26,7 @@ from isthmus import library
 from isthmus.cli.main import SECTIONS, cli
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
+from isthmus.config.sets import SET_KEYS, SET_TOOL_KEYS
 from isthmus.config.tables import HUB_TABLES
 from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.problem_details import REFUSALS
@@ -66,6 +67,10 @@ def _table(name: str) -> str:
         return _rows(("Key", "Beside", "Default", "Meaning"), _server_rows())
     if name == "callers":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in CALLER_KEYS.items()))
+    if name == "sets":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_KEYS.items()))
+    if name == "set-tools":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_TOOL_KEYS.items()))
     if name == "findings":
         found = ((code.number, f"`{code.name}`", code.meaning, _sentence(code.fix)) for code in CODES)
         return _rows(("Code", "Name", "Meaning", "What to do"), found)

@@ -63,6 +63,26 @@ async def test_a_tool_is_run_for_who_has_a_key_and_what_runs_is_waited_for(tmp_p
         assert items[-1].status_update.status.state == 3
 
 
+async def test_a_caller_that_is_bound_to_a_set_has_nothing_else(tmp_path: Path) -> None:
+    said = {"builtin.echo": {"name": "say", "fixed": {"text": "always this"}}}
+    sets = {"small": {"tools": ["builtin.echo"], "tool": said}}
+    callers = {"me": {"key": KEY, "allow": ["*"], "set": "small"}}
+    async with (
+        serving(tmp_path, callers=callers, sets=sets, a2a=GRPC) as hub,
+        grpc.aio.insecure_channel(await address(hub)) as channel,
+        asyncio.timeout(SECONDS),
+    ):
+        card = await call(channel, "GetExtendedAgentCard", {})
+        assert "say" in [skill.id for skill in card.skills]
+        assert "builtin.timestamp" not in [skill.id for skill in card.skills]
+        for tool, arguments, state in (("say", {}, 3), ("say", {"text": "x"}, 4), ("builtin.echo", {"text": "x"}, 4)):
+            parts = [{"data": {"tool": tool, "arguments": arguments}}]
+            done = await call(
+                channel, "SendMessage", {"message": {**SAID, "messageId": f"{tool}{len(arguments)}", "parts": parts}}
+            )
+            assert done.task.status.state == state
+
+
 async def test_a_hub_that_ends_waits_for_nobody_who_follows_a_task_that_waits(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, a2a=GRPC) as hub,

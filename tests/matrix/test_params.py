@@ -15,6 +15,7 @@ from tests.hubs import HubProcess, serving
 from tests.peers.launch import listening_peer
 
 SERVER = Path(__file__).with_name("routed_server.py")
+FIXED = {"tools": ["routed.*"], "tool": {"routed.where": {"fixed": {"region": "größe"}}}}
 
 
 @asynccontextmanager
@@ -22,7 +23,7 @@ async def routed(folder: Path) -> AsyncIterator[HubProcess]:
     """A hub in front of a server that demands the header."""
     async with (
         listening_peer([sys.executable, str(SERVER)]) as peer,
-        serving(folder, {"routed": {"url": peer.url}}) as hub,
+        serving(folder, {"routed": {"url": peer.url}}, sets={"fixed": FIXED}) as hub,
     ):
         yield hub
 
@@ -60,3 +61,12 @@ async def test_a_modern_caller_that_does_not_is_refused_by_the_hub(tmp_path: Pat
             assert answer.status == 400
             assert answer.message.error is not None
             assert answer.message.error["code"] == -32020
+
+
+async def test_an_argument_that_a_set_fixes_is_repeated_in_the_header_too(tmp_path: Path) -> None:
+    async with routed(tmp_path) as hub:
+        await until_called(hub)
+        async with Client(hub.url_of("fixed")) as client:
+            await client.list_tools()
+            result = await client.call_tool("where", {})
+            assert [part.model_dump()["text"] for part in result.content] == ["größe"]

@@ -45,7 +45,14 @@ def test_the_reference_has_every_public_name_of_the_library() -> None:
 
 def test_the_reference_has_every_table_and_every_key_of_a_server() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- table: (\S+) -->", page)) == {*HUB_TABLES, "servers", "callers", "findings"}
+    assert set(re.findall(r"<!-- table: (\S+) -->", page)) == {
+        *HUB_TABLES,
+        "servers",
+        "callers",
+        "sets",
+        "set-tools",
+        "findings",
+    }
     assert [key for key in SERVER_KEYS if f"| `{key}` |" not in page] == []
 
 

@@ -25,16 +25,16 @@ from isthmus.config.callers import patterns
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
-from isthmus.core.access.policy import BY_CUSTOM_POLICY, Policy, Why
+from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.catalog.snapshot import (
     LISTS,
+    AccessExplainer,
     AccessReason,
     ListedEntry,
     ListName,
     ServerStatus,
     Snapshot,
-    explain_entry,
     listed_entries,
 )
 from isthmus.core.pauses import in_passes
@@ -162,10 +162,10 @@ class CallerPolicy:
 
     def __init__(self, caller: Caller, snapshot: Snapshot) -> None:
         self.caller = caller
-        self.policy: Policy = snapshot.policy(caller.grants)
+        self.explainer = AccessExplainer(snapshot, caller.grants)
         self._places = places_of(caller)
         self._own_depth = len(narrowed_on(caller))
-        self._cells: dict[tuple[Why, ...], AccessCell] = {}
+        self._cells: dict[tuple[tuple[Why, ...], str], AccessCell] = {}
 
     def cell(self, row: FeatureRow) -> AccessCell:
         """Whether the caller can reach a feature, and why."""
@@ -175,10 +175,10 @@ class CallerPolicy:
 
     def explain(self, entry: ListedEntry) -> AccessCell:
         """The same for a feature that is not blocked."""
-        reason = explain_entry(self.policy, entry)
-        cell = self._cells.get(reason.why)
+        reason = self.explainer.explain(entry)
+        cell = self._cells.get((reason.why, reason.set_note))
         if cell is None:  # most features are allowed or denied by the same few rules
-            cell = self._cells[reason.why] = self._in_words(reason)
+            cell = self._cells[reason.why, reason.set_note] = self._in_words(reason)
         return cell
 
     def _in_words(self, reason: AccessReason) -> AccessCell:
@@ -186,8 +186,11 @@ class CallerPolicy:
             return AccessCell(True, "open", "the hub is open: it needs no keys")
         if reason.is_reached and self.caller == LOCAL_OPERATOR:
             return AccessCell(True, "local", "the key of this machine's user may call everything")
+        if reason.set_note and not reason.is_reached:
+            return AccessCell(False, "set", reason.set_note)
         whys = deciding(reason) or [*reason.why[:1]]
-        return AccessCell(reason.is_reached, self._by(whys[0][1]), "; ".join(reason_words(whys, self._places)))
+        words = [*reason_words(whys, self._places), *([reason.set_note] if reason.set_note else [])]
+        return AccessCell(reason.is_reached, self._by(whys[0][1]), "; ".join(words))
 
     def _by(self, depth: int) -> AccessBy:
         if depth == BY_CUSTOM_POLICY:
@@ -198,9 +201,12 @@ class CallerPolicy:
 
     def _whole(self, server: ServerName) -> AccessCell:
         """The same for a server that lists nothing, whose methods are granted as a whole."""
-        why = self.policy.why(server, FeatureName("*"))
+        if self.explainer.set is not None:
+            return AccessCell(False, "set", "a set has only what servers list")
+        policy = self.explainer.policy
+        why = policy.why(server, FeatureName("*"))
         is_open = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
-        if is_open and not self.policy.covers_all_of(server):
+        if is_open and not policy.covers_all_of(server):
             text = "a rule denies some of its methods, and so all: their names are not known"
             return AccessCell(False, self._by(self._own_depth), text)
         by = self._by(why[0][1])
@@ -372,16 +378,10 @@ class _Reach:
     """What a caller reaches; nothing, if there is none."""
 
     def __init__(self, caller: Caller | None, table: FeatureTable) -> None:
-        self._policy = None if caller is None else table.snapshot.policy(caller.grants)
+        self._explainer = None if caller is None else AccessExplainer(table.snapshot, caller.grants)
 
     def allows(self, entry: ListedEntry) -> bool:
-        return self._policy is not None and is_allowed(self._policy, entry)
-
-
-def is_allowed(policy: Policy, entry: ListedEntry) -> bool:
-    """Whether a policy allows a feature."""
-    feature = entry.route.feature
-    return policy.allows(feature.server, FeatureName(feature.name), entry.labels)
+        return self._explainer is not None and self._explainer.allows(entry)
 
 
 def _changes(was: ListedEntry, is_now: ListedEntry, settings: Mapping[str, Sequence[str]]) -> list[str]:
@@ -545,7 +545,7 @@ def _counts_reached(
     counts: list[int] = []
     checked = 0
     for caller in callers:
-        policy, count = caller.policy, 0
+        explainer, count = caller.explainer, 0
         if policy.may_use_all_of(server):  # for most callers: then no feature needs a check
             count = reachable
         elif policy.reads_labels or policy.is_narrowed or policy.may_see_server(server):
@@ -553,7 +553,7 @@ def _counts_reached(
                 checked += 1
                 if checked % SLICE == 0:
                     yield
-                count += caller.cell(row).allowed if row.entry is None else is_allowed(policy, row.entry)
+                count += caller.cell(row).allowed if row.entry is None else explainer.allows(row.entry)
         counts.append(count)
     return counts
 

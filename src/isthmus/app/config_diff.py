@@ -95,6 +95,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("relay", relay.dialin),
         ("relay", relay.tokens),
     )
+    found |= {Place(None, "sets").at(name).path: settings for name, settings in configuration.sets.items()}
     for table, settings in tables:
         found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
     for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):

@@ -19,7 +19,8 @@ from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
 from isthmus.app.server_edits import NotSaved, ServerEdits
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.findings import Place
+from isthmus.config.codes import IDLE_SET_ENTRY, LEFT_OUT_OF_SET
+from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
@@ -159,6 +160,7 @@ class RunningHub:
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
         self.hub.custom_policy = narrowing_of(configuration)
+        self.hub.change_sets(configuration.sets)
         self.hub.validation = ValidationWorker(self.background, environment)
         self.reader = LongReader(self.background, environment)
         use_reader(self.reader)
@@ -256,8 +258,19 @@ class RunningHub:
             ConfigurationFinding(
                 each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
             )
-            for each in self.configuration.warnings
+            for each in (*self.configuration.warnings, *self._set_findings())
         ]
+
+    def _set_findings(self) -> Iterable[Finding]:
+        """Return what only the servers' own lists tell about the sets of the file."""
+        configuration = self.configuration
+        known = {each.path for each in configuration.warnings}
+        for name in configuration.sets:
+            for note in self.hub.snapshot.set_notes(name):
+                place = Place(configuration.file, "sets").at(name, *note.path)
+                code = LEFT_OUT_OF_SET if note.text.startswith("is left out") else IDLE_SET_ENTRY
+                if place.path not in known:
+                    yield place.finding(note.text, code=code)
 
     def required_servers(self) -> frozenset[ServerName]:
         """The servers without which the hub is not ready."""
@@ -348,6 +361,7 @@ class RunningHub:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
+        self.hub.change_sets(configuration.sets)
         if self.pins is not None:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)

@@ -115,8 +115,13 @@ class Routes:
     def _surface(self, path: str) -> Surface | None:
         if path == "/mcp":
             return self._everything
-        # The frontend decides whether the server exists and whether this caller may know.
-        return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
+        if not path.startswith("/mcp/"):
+            return None
+        # The frontend decides whether the set or server exists and whether this caller may know.
+        name = path[5:]
+        if name in self._mcp.hub.sets:
+            return Surface(self._everything.style, set=name)
+        return Surface("own", ServerName(name))
 
 
 def is_rest(path: str) -> bool:

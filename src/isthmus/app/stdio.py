@@ -53,13 +53,15 @@ async def run_stdio(
     source: Source | None = None,
     *,
     surface: Surface | None = None,
+    set_name: str | None = None,
     stdin: int = 0,
     stdout: int = 1,
 ) -> None:
     """Serve until the caller closes `stdin` and has its responses, or until a signal.
 
     Only the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are watched and
-    changes are applied. Tasks last as long as the hub; calls are in the audit log.
+    changes are applied. With `set_name`, only that set is served. Tasks last as long as the hub; calls are in the audit
+    log.
 
     Raises:
         ConfigError: the audit log is required and cannot be opened.
@@ -78,7 +80,8 @@ async def run_stdio(
             audit_log.follow(running, pins)
         if source is not None:
             Reloader(running, source, on_reloaded=None if audit_log is None else audit_log.reloaded).start()
-        await _Conversation(running, surface or running.surface, stdin, stdout).run()
+        served = running.surface if set_name is None else Surface(running.surface.style, set=set_name)
+        await _Conversation(running, surface or served, stdin, stdout).run()
     finally:
         await running.aclose()
         await pins.aclose()

@@ -70,7 +70,7 @@ class ValidationWorker:
 
     def validate(self, inflight: InFlight, then: Callable[[InFlight], None]) -> None:
         """Check a call's arguments and go on with it, or end it."""
-        tool = inflight.target.feature
+        tool = inflight.target.own or inflight.target.feature
         if self._refused.get(tool.digest, 0.0) > asyncio.get_running_loop().time():
             inflight.finish(BadArguments(inflight.call.name, EXPENSIVE))
             return
@@ -109,7 +109,7 @@ class ValidationWorker:
 
     async def _check(self, waiting: _Waiting) -> None:
         inflight = waiting.inflight
-        tool = inflight.target.feature
+        tool = inflight.target.own or inflight.target.feature
         schema = bytes(tool.definition.get("inputSchema", b"true"))
         try:
             wrong = await self._ask(schema, bytes(inflight.call.arguments))

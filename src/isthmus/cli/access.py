@@ -146,6 +146,11 @@ async def show_access(
     else:
         print_output("\n\n".join("\n".join(_lines(caller, found)) for caller, found in explained))
     print_missing(snapshot)
+    for name in sorted({caller.grants.set for caller in callers if caller.grants.set is not None}):
+        if name not in configuration.sets:
+            print_error(f"The set {name} does not exist, so its callers reach nothing: isthmus config check")
+        for note in snapshot.set_notes(name):
+            print_error(f"{Place(None, 'sets').at(name, *note.path).path} {note.text}")
     return Exit.SUCCESS
 
 
@@ -295,7 +300,7 @@ def _without_withheld(
 
 
 def _listed(
-    tools: Iterable[ListedFeature], prompts: Iterable[ListedFeature], configuration: Configuration
+    tools: Sequence[ListedFeature], prompts: Sequence[ListedFeature], configuration: Configuration
 ) -> dict[ServerName, ServerStatus]:
     """Statuses from the lists of a running hub. It hides what it hides already, so only labels are added."""
     labels = {
@@ -303,6 +308,9 @@ def _listed(
         for server in configuration.servers
     }
     labels[BUILTIN] = OPERATORS
+    if any(not offer.server for offer in (*tools, *prompts)):
+        text = "the key in ISTHMUS_KEY is bound to a set, which hides the servers of its tools"
+        raise CommandFailed(Exit.USAGE, text, "Use a key that is bound to no set, or leave --hub out.")
     offered: dict[ServerName, tuple[list[Tool], list[Prompt]]] = {}
     for offer in tools:
         server = ServerName(offer.server)
@@ -321,7 +329,7 @@ def _listed(
 
 
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration))
+    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration), configuration.sets)
 
 
 # -- printing one caller ---------------------------------------------------------------------------------------------
@@ -329,6 +337,8 @@ def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Config
 
 def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
     yield _heading(caller.name, caller.tenant, caller.key, caller.frontend)
+    if caller.grants.set is not None:
+        yield f"bound to the set {caller.grants.set}"
     reached = [reason for reason in found if reason.is_reached]
     for listed, group in groupby(reached, key=lambda reason: reason.listed):
         yield from ("", f"{listed} that it can reach:", *_explained(list(group), caller))
@@ -359,7 +369,10 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
     places = places_of(caller)
     width = max((len(reason.exposed) for reason in found if len(reason.exposed) <= NAME_WIDTH), default=0)
     for reason in found:
-        first, *more = reason_words(deciding(reason), places)
+        words = reason_words(deciding(reason), places)
+        if reason.set_note:
+            words = [*words, reason.set_note] if reason.is_reached else [reason.set_note]
+        first, *more = words
         if len(reason.exposed) > width:
             yield f"  {reason.exposed}"
             more = [first, *more]
@@ -413,6 +426,7 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
         "caller": caller.name,
         "tenant": caller.tenant,
         "key": caller.key or None,
+        "set": caller.grants.set,
         "frontend": caller.frontend,
         "frontends": [frontend for frontend, _ in caller.frontends],
         "features": [
@@ -420,6 +434,7 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
                 "list": reason.listed,
                 "name": reason.exposed,
                 "server": reason.route.feature.server,
+                "tool": reason.route.feature.name,
                 "reached": reason.is_reached,
                 "why": [{"list": why[0], "place": places[why[1]], "pattern": why[2]} for why in reason.why],
                 "labels": sorted(reason.labels.believed),

@@ -24,6 +24,7 @@ from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
+from isthmus.core.catalog.sets import SetTool
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
 from isthmus.transport.process_limits import ProcessLimits
@@ -269,6 +270,10 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     yield from _relay_values(configuration.relay)
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
+    for name, chosen in configuration.sets.items():
+        picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key not in ("tool", "variants")]
+        changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
+        yield from _below("sets", name, [*picked, ("tool", changed)])
     for name, tenant in configuration.tenants.known.items():
         bounds = tenant.bounds
         limits: list[Pair] = [] if bounds is None else [("allow", bounds.allow), ("deny", bounds.deny)]
@@ -282,7 +287,7 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     for issuer in configuration.issuers:
         names = (name for name in _names(issuer) if name not in ("name", "grants", "scopes"))
         values: list[Pair] = [(name, getattr(issuer, name)) for name in names]
-        values += [("allow", issuer.grants.allow), ("deny", issuer.grants.deny)]
+        values += [("allow", issuer.grants.allow), ("deny", issuer.grants.deny), ("set", issuer.grants.set)]
         values.append(("scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}))
         yield from _below("issuers", issuer.name, values)
 
@@ -312,12 +317,20 @@ def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Itera
     yield "tenant", caller.tenant
     yield "allow", caller.grants.allow
     yield "deny", caller.grants.deny
+    yield "set", caller.grants.set
     yield "targets", caller.may_name_targets
     yield "operator", caller.is_operator
     yield (
         "frontends",
         {frontend: {"allow": list(held.allow), "deny": list(held.deny)} for frontend, held in caller.frontends},
     )
+
+
+def _set_tool(change: SetTool) -> dict[str, object]:
+    """The changes of a tool; a fixed value may be a secret."""
+    shown = {"name": change.name, "description": change.description, "hide": list(change.hide)}
+    shown["fixed"] = sorted(change.fixed)
+    return {key: value for key, value in shown.items() if value}
 
 
 def _server_values(server: ServerSettings) -> Iterator[Pair]:

@@ -108,6 +108,7 @@ NOT_CHECKED = FindingCode(
     "ISD-403", "schema-not-checked", "report it to the server's author; the server checks by itself"
 )
 UNLISTED = FindingCode("ISD-404", "unlisted", "nothing, if callers know its methods; to list them, declare its tools")
+SET_ENTRY = FindingCode("ISD-405", "set-entry", "correct the entry of the set")
 DISABLED = FindingCode("ISD-501", "disabled", "remove disabled to use it")
 
 CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values()) if isinstance(code, FindingCode))
@@ -317,6 +318,13 @@ async def _diagnose(
             found += [check_open_path(entry, path) for path in open_paths(reach, program_of(reach, os.environ))]
     for entry in entries.values():
         found += check_arguments(entry)
+    # The other findings are those of the file, which are printed with it.
+    found += [
+        Diagnosis(SET_ENTRY, each.path, each.problem, each.fix)
+        for each in await hub.findings()
+        if each.code in (codes.LEFT_OUT_OF_SET.number, codes.IDLE_SET_ENTRY.number)
+        and (configuration is None or each.path not in {warning.path for warning in configuration.warnings})
+    ]
     return [*found, *check_names(tools), *check_uris(resources), *check_schemas(tools, limits)]
 
 

@@ -93,6 +93,19 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     answered: int = 0
 
 
+class FindingInfo(msgspec.Struct, frozen=True):
+    """A problem of the configuration that a hub runs with."""
+
+    code: str
+    path: str
+    problem: str
+    fix: str
+
+
+class _Findings(msgspec.Struct):
+    findings: list[FindingInfo]
+
+
 class _Dialled(msgspec.Struct):
     servers: list[DialledServerInfo]
 
@@ -123,6 +136,15 @@ def read_listing(document: bytes, shape: ListShape) -> FeatureList:
         server, dot, _ = name.partition(".")
         offers.append(ListedFeature(name, server if dot and shape.key == "name" else "", entry))
     return FeatureList(offers, _decoded(document, _Missing).missing)
+
+
+def read_findings(document: bytes) -> list[FindingInfo]:
+    """Read the problems of a configuration.
+
+    Raises:
+        CommandFailed: the document is something else.
+    """
+    return _decoded(document, _Findings).findings
 
 
 def read_servers(document: bytes) -> list[ServerInfo]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
@@ -307,8 +307,12 @@ REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_
 """The running hub sets its own limits and lists the tools of all its servers; these only bound a defect."""
 
 
-def running_as_server(source: RemoteSource) -> tuple[Configuration, Surface]:
-    """A configuration whose only server is the running hub, for `isthmus stdio`, which survives lost connections."""
-    server = ServerSettings(HUB, HttpSettings(source.url, source.headers), timeout=REMOTE_LIMITS.call_seconds)
+def running_as_server(source: RemoteSource, set_name: str | None = None) -> tuple[Configuration, Surface]:
+    """A configuration whose only server is the running hub, for `isthmus stdio`, which survives lost connections.
+
+    With `set_name`, it is only that set of the running hub.
+    """
+    url = source.url if set_name is None else f"{source.url.rstrip('/')}/{quote(set_name, safe='')}"
+    server = ServerSettings(HUB, HttpSettings(url, source.headers), timeout=REMOTE_LIMITS.call_seconds)
     hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
     return Configuration(None, hub, (server,)), Surface("own", HUB)

@@ -7,7 +7,7 @@ opens either. `cli.documents` reads the responses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from isthmus.cli.documents import FeatureList, ListedFeature, read_listing, read_servers
+from isthmus.cli.documents import FeatureList, FindingInfo, ListedFeature, read_findings, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
@@ -259,6 +259,11 @@ class HubClient:
     async def stats(self) -> bytes:
         """How often each server was called, how long that took and how it ended; for operators."""
         return await self._operate("GET", "/v1/stats")
+
+    async def findings(self) -> Sequence[FindingInfo]:
+        """The problems of the hub's configuration; none if this caller is no operator."""
+        response = await self._request("GET", "/v1/configuration")
+        return read_findings(response.body) if response.status == OK else []
 
     async def _operate(self, method: str, path: str) -> bytes:
         """Raises `CommandFailed` with the hub's own words if it refuses."""

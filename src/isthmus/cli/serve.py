@@ -46,16 +46,17 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 def serve_command(
     config: Path | None, host: str | None, port: int | None, log_level: str | None, *, is_insecure: bool
 ) -> int:
-    """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one), REST at /v1."""
+    """Run the hub: MCP at /mcp (all servers), /mcp/SERVER (one) and /mcp/SET, REST at /v1."""
     return serve_hub(config, host, port, is_insecure=is_insecure, log_level=log_level)
 
 
 @click.command("stdio")
 @with_source
+@click.option("--set", "set_name", metavar="SET", help="Serve only this set of the configuration.")
 @with_log_level
-def stdio_command(hub: str | None, config: Path | None, log_level: str | None) -> int:
+def stdio_command(hub: str | None, config: Path | None, set_name: str | None, log_level: str | None) -> int:
     """Serve MCP on standard input and output, for clients that start their servers."""
-    return serve_stdio(source_of(hub, config), log_level)
+    return serve_stdio(source_of(hub, config), log_level, set_name)
 
 
 def serve_hub(
@@ -104,14 +105,15 @@ def cannot_listen(error: ListenError, configuration: Configuration) -> CommandFa
     return CommandFailed(Exit.CONFIGURATION, text, advice)
 
 
-def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None) -> Exit:
+def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None, set_name: str | None = None) -> Exit:
     """Serve one caller until it disconnects.
 
     Raises:
-        CommandFailed: the configuration cannot be used.
+        CommandFailed: the configuration cannot be used, or has no such set.
     """
     if isinstance(source, RemoteSource):
-        configuration, surface = running_as_server(source)
+        configuration, surface = running_as_server(source, set_name)
+        set_name = None  # the running hub has it
         files, state = None, None
         configure_logs(configuration.hub, log_level)
     else:
@@ -119,12 +121,18 @@ def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None
         files, state = Source(source.file, os.environ, Path.cwd(), home(), log_level=log_level), configuration.hub.state
         configure_logs(configuration.hub)
         log_warnings(configuration)
+        if set_name is not None and set_name not in configuration.sets:
+            known = ", ".join(configuration.sets)
+            advice = f"Its sets: {known}." if known else "It has none: add [sets.NAME] to the file."
+            raise CommandFailed(Exit.USAGE, f"the configuration has no set {set_name!r}", advice)
         # It does not use that hub by itself: the client may outlive it, and the key for commands ends with it.
         if (running := running_hub(source.file)[1]) is not None:
             log.info("another hub of this configuration runs: --hub uses it", url=running.origin)
     output = take_stdout()
     try:
-        work = run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output)
+        work = run_stdio(
+            configuration, os.environ, files, surface=surface, set_name=set_name, stdin=STDIN, stdout=output
+        )
         run_service(work, state)
     except ConfigError as error:
         raise refused(error) from error

@@ -61,6 +61,7 @@ def token() -> None:
 @click.option("--deny", multiple=True, metavar="PATTERN", help="What it may not call, even if allowed.")
 @click.option("--tenant", metavar="T", help="The tenant of the caller.  [default: default]")
 @click.option("--targets", is_flag=True, help="It may name servers by address, as [targets] allows.")
+@click.option("--set", metavar="SET", help="The only set that it sees; see [sets] in the configuration.")
 @click.option("--operator", is_flag=True, help="It sees state and logs of every server, and may restart or disable it.")
 @click.option("--expires", metavar="TIME", help="When the key expires, such as 12h or 90d.  [default: never]")
 @with_config
@@ -185,6 +186,7 @@ class KeyOptions:
     tenant: str | None = None
     targets: bool = False
     operator: bool = False
+    set: str | None = None
     expires: str | None = None
     is_json: bool = False
 
@@ -206,6 +208,8 @@ class KeyInfo:
     operator: bool
     source: str
     """`state` for keys that were made here, `file` for those of the configuration."""
+    set: str | None = None
+    """The set that its caller is bound to."""
 
 
 def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, MintedKey]:
@@ -218,7 +222,7 @@ def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, Min
     now = time.time()
     ends = None if options.expires is None else now + parse_duration("--expires", options.expires, NEVER_ENDS)
     tenant = DEFAULT_TENANT if options.tenant is None else options.tenant
-    grants = Grants(options.allow, options.deny)
+    grants = Grants(options.allow, options.deny, set=options.set)
     try:
         rights = {"targets": options.targets, "operator": options.operator}
         key, made = mint(options.name, grants, tenant, **rights, now=now, expires_at=ends)
@@ -304,6 +308,13 @@ def _check(options: KeyOptions, configuration: Configuration) -> None:
             except ValueError as error:
                 text = f"{option} must {str(error).partition(' must ')[2]}"
                 raise CommandFailed(Exit.USAGE, text, "Write it as in [callers] of the configuration.") from None
+    if options.set is not None and options.set not in configuration.sets:
+        text = (
+            f"--set must be one of {', '.join(configuration.sets) or 'the sets (there are none)'}, got {options.set!r}"
+        )
+        raise CommandFailed(Exit.USAGE, text, "Sets are under [sets] of the configuration.")
+    if options.set is not None and options.targets:
+        raise CommandFailed(Exit.USAGE, "--set excludes --targets: a set has only configured servers")
     known = configuration.tenants.known
     if options.tenant is None:
         return
@@ -396,6 +407,7 @@ def _all_keys(configuration: Configuration) -> Iterator[KeyInfo]:
             caller.may_name_targets,
             caller.is_operator,
             "file",
+            caller.grants.set,
         )
     file = KeyFile(Path(configuration.hub.state))
     try:
@@ -418,6 +430,7 @@ def _minted_info(key: MintedKey, now: float) -> KeyInfo:
         key.targets,
         key.operator,
         "state",
+        key.set,
     )
 
 
@@ -439,7 +452,8 @@ def _permissions(key: KeyInfo) -> str:
     denied = f" but not {' '.join(key.deny)}" if key.deny else ""
     targets = " (and name targets)" if key.targets else ""
     operator = " (an operator)" if key.operator else ""
-    return (" ".join(key.allow) or "nothing") + denied + targets + operator
+    bound = f" (only the set {key.set})" if key.set is not None else ""
+    return (" ".join(key.allow) or "nothing") + denied + targets + operator + bound
 
 
 def _iso_time(moment: float | None) -> str | None:

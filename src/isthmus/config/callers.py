@@ -26,6 +26,7 @@ from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants
 CALLERS = "callers"
 TENANTS = "tenants"
 ISSUERS = "issuers"
+SETS = "sets"
 DEFAULT_TENANT = "default"
 
 CALLER_KEYS: Mapping[str, str] = {
@@ -39,6 +40,7 @@ CALLER_KEYS: Mapping[str, str] = {
     "tenant": "The tenant that it belongs to; `default` if not set. Links, cached results and tasks are separate.",
     "targets": "Whether it may name servers that are not configured, at addresses that `[targets]` allows. Of such a"
     " server it may call everything.",
+    "set": "The only [set](sets.md) that it sees, on every frontend; `allow` and `deny` still apply.",
     "operator": "Whether it sees the state, the logs and the figures of every server, what every caller can reach, and"
     " the audit log over REST, and may restart, enable and disable servers, and forget those of the relay.",
     "frontends": "Restrictions on single frontends. See [Permissions](permissions.md).",
@@ -48,7 +50,7 @@ CALLER_KEYS: Mapping[str, str] = {
 _FRONTEND_KEYS = ("allow", "deny")
 _TENANT_KEYS = ("allow", "deny", "max_calls")
 _ISSUER_TYPES = {key: hint for key, hint in get_type_hints(IssuerSettings).items() if key not in ("name", "grants")}
-_ISSUER_KEYS = (*_ISSUER_TYPES, "allow", "deny")
+_ISSUER_KEYS = (*_ISSUER_TYPES, "allow", "deny", "set")
 _ISSUER_CODED = ("audience", "algorithms", "tenant", "scopes")
 """Keys that are read with code of their own; the others by the types of their fields."""
 _DENY_TENANT = TenantSettings(Grants(()))
@@ -82,6 +84,15 @@ def _tenant(fields: Mapping[str, object], tenants: Tenants) -> str:
         # A mistyped tenant would have no restrictions.
         raise ValueError(f"tenant must be one of {', '.join(tenants.known)}, not {values.quoted(tenant)}")
     return tenant
+
+
+def _set_name(fields: Mapping[str, object]) -> str | None:
+    """Return the set that a caller is bound to; an empty name would mean none, and is rejected."""
+    if fields.get("set") is None:
+        return None
+    if not (name := values.text("set", fields["set"])):
+        raise ValueError("set must be the name of a set, not empty")
+    return name
 
 
 # -- [callers] -----------------------------------------------------------------------------------------------
@@ -146,7 +157,9 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
     may_name = values.flag("targets", fields.get("targets", False))
     tenant = _tenant(fields, tenants)
     is_operator = values.flag("operator", fields.get("operator", False))
-    grants = Grants(allow=patterns("allow", fields), deny=patterns("deny", fields))
+    grants = Grants(patterns("allow", fields), patterns("deny", fields), set=_set_name(fields))
+    if may_name and grants.set is not None:
+        raise ValueError("targets must be false for a caller of a set, not true")
     frontends = tuple(
         _frontend_grants(frontend, given)
         for frontend, given in values.table("frontends", fields.get("frontends", {})).items()
@@ -309,7 +322,7 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
     with values.below("scopes"):
         read["scopes"] = {scope: patterns(scope, table) for scope in table}
     read["tenant"] = _tenant({"tenant": fields["tenant"]} if fields.get("tenant") else {}, tenants)
-    read["grants"] = Grants(patterns("allow", fields), patterns("deny", fields))
+    read["grants"] = Grants(patterns("allow", fields), patterns("deny", fields), set=_set_name(fields))
     return IssuerSettings(**{"issuer": "", **read}, name=name)
 
 
@@ -351,6 +364,11 @@ def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
             frontends = fields.get("frontends")
             for frontend, narrowed in frontends.items() if isinstance(frontends, dict) else ():
                 yield from _patterns_in(place.at("frontends", frontend), narrowed, _FRONTEND_KEYS)
+    for name, entry in document.section(SETS).items():
+        place = Place(document.file, SETS).at(name)
+        yield from _patterns_in(place, entry, ("tools", "prompts", "resources", "exclude"))
+        changed = entry.get("tool") if isinstance(entry, dict) else None
+        yield from ((place.at("tool", tool), tool) for tool in (changed if isinstance(changed, dict) else ()))
 
 
 def _patterns_in(place: Place, table: object, keys: Collection[str] | None) -> Iterator[tuple[Place, str]]:

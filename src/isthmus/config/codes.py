@@ -247,8 +247,43 @@ UNKNOWN_SERVER = FindingCode(
     "ISC-413",
     "unknown-server",
     "correct the name; nothing, if a server of that name will dial in",
-    "A pattern in `allow` or `deny` names an unknown server with nearly the name of a known one. It matches nothing,"
-    " unless a server of that name dials in.",
+    "A pattern of a permission or a set names an unknown server with nearly the name of a known one. It matches"
+    " nothing, unless a server of that name dials in.",
+)
+
+# -- sets ----------------------------------------------------------------------------------------------------
+
+BAD_SET = FindingCode(
+    "ISC-421",
+    "bad-set",
+    "fix the entry, then: isthmus config check",
+    "A set under `[sets]` has a mistake, or the name of a server. It is left out; callers that are bound to it see"
+    " nothing.",
+)
+UNKNOWN_SET = FindingCode(
+    "ISC-422",
+    "unknown-set",
+    "correct the name, or add the set",
+    "A caller or issuer is bound to a set that does not exist. It sees nothing.",
+)
+SET_NAMES_COLLIDE = FindingCode(
+    "ISC-423",
+    "set-names-collide",
+    "give each tool a name of its own",
+    "A set gives one name to several tools. The first by `server.tool` has it, the others keep their usual names.",
+)
+IDLE_SET_ENTRY = FindingCode(
+    "ISC-424",
+    "idle-set-entry",
+    "correct its spelling or remove it",
+    "A set picks nothing, has a pattern that matches nothing, or changes a tool that it does not pick.",
+)
+LEFT_OUT_OF_SET = FindingCode(
+    "ISC-425",
+    "left-out-of-set",
+    "correct fixed and hide as the finding says, or exclude the tool",
+    "A set fixes or hides an argument that its tool does not have, cannot do without, or whose schema cannot be changed"
+    " safely. The tool is left out of the set.",
 )
 
 # -- extensions ----------------------------------------------------------------------------------------------

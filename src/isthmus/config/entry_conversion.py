@@ -371,7 +371,7 @@ class _EntryReader:
             self.findings += [place.unknown(part, _TOOL_KEYS) for part in tool if part not in _TOOL_KEYS]
             spelling = "inputSchema" if "inputSchema" in tool else "input_schema"
             description = values.text(f"{key}.description", tool.get("description", ""))
-            schema = _json_table(f"{key}.{spelling}", tool.get(spelling, {"type": "object"}))
+            schema = json_table(f"{key}.{spelling}", tool.get(spelling, {"type": "object"}))
             tools.append(DeclaredTool(name, description, schema))
         return tuple(tools)
 
@@ -386,7 +386,7 @@ class _EntryReader:
         return ToolRules(
             only=values.texts("include_tools", fields["include_tools"]) if "include_tools" in fields else None,
             hidden=values.texts("exclude_tools", fields.get("exclude_tools", [])),
-            defaults={tool: _json_table(f"defaults.{tool}", arguments) for tool, arguments in defaults.items()},
+            defaults={tool: json_table(f"defaults.{tool}", arguments) for tool, arguments in defaults.items()},
             **cache_rules(cache),
             is_trusted=values.flag("trusted", fields.get("trusted", False)),
             tags=_tags(fields.get("tags", [])),
@@ -583,7 +583,7 @@ def _tags(value: object) -> dict[str, tuple[str, ...]]:
     return {name: given for name, given in tags.items() if given}
 
 
-def _json_table(key: str, value: object) -> dict[str, Any]:
+def json_table(key: str, value: object) -> dict[str, Any]:
     """Return a table that JSON can hold: TOML and YAML have dates and infinite numbers, JSON does not."""
     table = values.table(key, value)
     try:

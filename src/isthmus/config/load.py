@@ -15,6 +15,7 @@ from isthmus.config import codes
 from isthmus.config.callers import (
     CALLERS,
     ISSUERS,
+    SETS,
     TENANTS,
     KnownCaller,
     misspelt_grants,
@@ -30,6 +31,7 @@ from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.origins import origins_of
+from isthmus.config.sets import read_sets
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import CREDENTIALS, HUB_TABLES, TIMEOUT_VARIABLE, call_seconds, read_hub, read_tables
 from isthmus.config.variables import ENV_NAME, Variables, variables_of
@@ -38,7 +40,7 @@ from isthmus.upstream.targets.settings import TargetSettings
 AccessMode = Literal["open", "keys"]
 
 _TABLES = dict.fromkeys(
-    (*HUB_TABLES, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS, EXTENSIONS, "mcpServers", "servers")
+    (*HUB_TABLES, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS, EXTENSIONS, SETS, "mcpServers", "servers")
 )
 
 
@@ -136,7 +138,9 @@ class _Loading:
             callers, expiries, caller_findings = read_callers(document, variables, tenants)
         issuers, issuer_findings = read_issuers(document, hub.public_url, tenants)
         self._findings += [*tenant_findings, *caller_findings, *issuer_findings]
-        self._findings += misspelt_grants(document, {*self._loaded.entries, *RESERVED})
+        servers = {*self._loaded.entries, *RESERVED}
+        sets, set_findings = read_sets(document, variables, servers)
+        self._findings += [*misspelt_grants(document, servers), *set_findings]
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,
@@ -144,6 +148,7 @@ class _Loading:
             **tables,
             extensions=self._extensions,
             servers=tuple(self._loaded.servers.values()),
+            sets=sets,
             callers=callers,
             named=_caller_names(document),
             tenants=tenants,

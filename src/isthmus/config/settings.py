@@ -19,6 +19,7 @@ from isthmus.config.files import home_folder, usual_state
 from isthmus.config.findings import Finding
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
+from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.settings import Limits
 from isthmus.credentials.vault import VaultSettings
 from isthmus.frontends.a2a.settings import A2aSettings
@@ -141,6 +142,8 @@ class Configuration:
     file: Path | None
     hub: HubSettings
     servers: tuple[ServerSettings, ...] = ()
+    sets: Mapping[str, SetSettings] = field(default_factory=dict)
+    """Sets of tools, prompts and resources, by name."""
     callers: tuple[tuple[bytes, Caller], ...] = ()
     """The digest of each key and its caller, ready for `identity.keys.KeyRing`; a caller may have several."""
     named: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _QUOTED_LENGTH = 60
 _HIDDEN = frozenset(
     {"key", "env", "headers", "url", "rpc", "agent", "args", "defaults", "oauth", "callers", "old_keys"}
-    | {"credentials", "settings", ""}
+    | {"credentials", "settings", "fixed", ""}
 )
 """Keys whose values may hold a secret, and the whole entry: messages name only their kind."""
 

@@ -95,6 +95,10 @@ class CallRecord(msgspec.Struct, omit_defaults=True):
     id: str = ""
     key: str = ""
     """The id of the key that the caller used."""
+    set: str = ""
+    """The set in which the name was called."""
+    tool: str = ""
+    """The server's own name of the tool, where the set has another."""
 
 
 class RecordEncoder:
@@ -143,10 +147,11 @@ class RecordEncoder:
         )
         session = self.digest(call.session.encode(errors="replace"))[:16] if call.session else ""
         id = id[:TEXT_LENGTH_MAX]
+        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX])
         if outcome is None:
-            return CallRecord(*common, session=session, id=id, key=caller.key)
+            return CallRecord(*common, "", "", -1.0, session, id, *names)
         word, executed = outcome_word(outcome, was_sent=was_sent)
-        return CallRecord(*common, word, executed, round(seconds, 6), session, id, caller.key)
+        return CallRecord(*common, word, executed, round(seconds, 6), session, id, *names)
 
     def digest(self, data: Any) -> str:
         """A keyed digest: equal data can be compared, and without the key it says nothing."""

@@ -56,6 +56,8 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     deny: tuple[str, ...] = ()
     targets: bool = False
     operator: bool = False
+    set: str | None = None
+    """The set that its caller is bound to."""
     expires_at: float | None = None
     rotated_at: float | None = None
     revoked_at: float | None = None
@@ -63,7 +65,7 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     @property
     def caller(self) -> Caller:
         """The caller that uses this key."""
-        grants = Grants(self.allow, self.deny)
+        grants = Grants(self.allow, self.deny, set=self.set)
         return Caller(self.name, self.tenant, grants, self.targets, key=self.id, is_operator=self.operator)
 
     def state(self, now: float) -> State:
@@ -151,6 +153,7 @@ def mint(
             made_at=now,
             allow=grants.allow,
             deny=grants.deny,
+            set=grants.set,
             targets=targets,
             operator=operator,
             expires_at=expires_at,

@@ -49,12 +49,16 @@ class Grants(msgspec.Struct, frozen=True, cache_hash=True):
     """What must allow it too: a tenant's bounds, or a caller's own grants where a frontend narrows them."""
     whose: CallerId | None = None
     """The caller that custom policies are asked about, if there are any."""
+    set: str | None = None
+    """The set that the caller is bound to: on every surface it sees that set, and nothing else."""
 
     def bounded_by(self, bounds: Grants | None) -> Grants:
         """These grants, limited to what the bounds allow."""
         if bounds is None:
             return self
-        return replace(self, within=bounds if self.within is None else self.within.bounded_by(bounds))
+        within = bounds if self.within is None else self.within.bounded_by(bounds)
+        # The outermost grants name the set, wherever in the chain it was configured.
+        return replace(self, within=within, set=bounds.set if self.set is None else self.set)
 
 
 class Caller(msgspec.Struct, frozen=True, cache_hash=True):
@@ -92,7 +96,7 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
         Its tenant and its frontend may narrow its grants to servers that are configured. If they deny by label, it may
         not either: the server could have that label.
         """
-        if not self.may_name_targets:
+        if not self.may_name_targets or self.grants.set is not None:
             return False
         own, depth = len(narrowed_on(self)), 0
         each: Grants | None = self.grants

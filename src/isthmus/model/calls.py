@@ -101,10 +101,11 @@ Style: TypeAlias = Literal["canonical", "llm", "own"]
 
 
 class Surface(msgspec.Struct, frozen=True):
-    """Which names a caller sees: those of every server in one style, or one server's own."""
+    """Which names a caller sees: those of every server in one style, one server's own, or those of a set."""
 
     style: Style = "canonical"
     server: ServerName | None = None
+    set: str | None = None
 
 
 EVERYTHING = Surface()
@@ -177,6 +178,14 @@ class Call(msgspec.Struct, frozen=True):
 
     request_id: msgspec.Raw | None = None
     """The caller's request id, used on the wire where the server belongs to this caller alone."""
+
+    tool: str = ""
+    """The server's own name of the tool, where a set has another; for the audit log."""
+
+    @property
+    def set(self) -> str | None:
+        """The set in which its name is looked up, if any."""
+        return self.caller.grants.set or self.surface.set
 
     def __repr__(self) -> str:
         """Everything but the headers."""

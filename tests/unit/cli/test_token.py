@@ -77,7 +77,7 @@ def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert made == {
         "name": "planner", "id": made["id"], "tenant": "default", "state": "good", "made": "2030-03-17T17:46:40+00:00",
         "expires": "2030-06-15T17:46:40+00:00", "allow": ["*"], "deny": [], "targets": True,
-        "operator": True, "source": "state",
+        "operator": True, "source": "state", "set": None,
     }  # fmt: skip
     assert listed(capsys) == [made]
 

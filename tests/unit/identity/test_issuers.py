@@ -304,6 +304,14 @@ def test_scopes_say_what_may_be_called(scope: dict[str, Any], allowed: tuple[str
     assert caller.grants == Grants(allowed, ("files.secret",))
 
 
+def test_no_scope_frees_a_caller_from_the_set_of_its_issuer() -> None:
+    issuers = Issuers([made(Clock(), grants=Grants(("files.*",), set="dev"), scopes={"web": ("web.*",)})])
+    for scope in (None, "web"):
+        caller = issuers.caller_of(token(scope=scope))
+        assert isinstance(caller, Caller)
+        assert caller.grants.set == "dev"
+
+
 @pytest.mark.parametrize("scope", [{}, {"scope": "other"}, {"scope": 1}, {"scope": ["files:read", 2][1:]}])
 def test_a_token_whose_scopes_allow_nothing_is_not_enough(scope: dict[str, Any]) -> None:
     issuers = Issuers([made(Clock(), grants=Grants(()), scopes={"files:read": ("files.read",)})])

@@ -27,6 +27,7 @@ from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
+from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.catalog.snapshot import Route, ServerStatus, Snapshot, View
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder
 from isthmus.core.settings import Limits
@@ -98,6 +99,8 @@ class Hub:
         self.review = Review()
         self.custom_policy: CustomPolicy | None = None
         """The operator's own policy; set before the first server."""
+        self.sets: Mapping[str, SetSettings] = {}
+        """The operator's sets by name; see `change_sets`."""
         self._snapshot = Snapshot(0, {}, self._checks)
         self._changed: dict[ServerName, ServerStatus | None] = {}
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
@@ -116,7 +119,7 @@ class Hub:
     @cached_property
     def snapshot(self) -> Snapshot:
         """All servers now: the same value until something changes, then created on demand."""
-        if self._changed:
+        if self._changed or self._snapshot.sets is not self.sets:
             server_statuses = {**self._snapshot.server_statuses}
             for server, server_status in self._changed.items():
                 if server_status is None:
@@ -124,7 +127,9 @@ class Hub:
                 else:
                     server_statuses[server] = server_status
             self._changed = {}
-            self._snapshot = Snapshot(self._snapshot.version + 1, server_statuses, self._checks, self.custom_policy)
+            self._snapshot = Snapshot(
+                self._snapshot.version + 1, server_statuses, self._checks, self.custom_policy, self.sets
+            )
         return self._snapshot
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -287,8 +292,18 @@ class Hub:
         if server_status is not None and server in self.server_queues:
             self.publish(server_status)
 
+    def change_sets(self, sets: Mapping[str, SetSettings]) -> None:
+        """Replace all sets. Clients are notified if their own lists change."""
+        if sets != self.sets:
+            self.sets = sets
+            self._renew()
+
     def _change(self, server: ServerName, server_status: ServerStatus | None) -> None:
         self._changed[server] = server_status
+        self._renew()
+
+    def _renew(self) -> None:
+        """Let the next reader make a new snapshot, and notify watchers."""
         self.__dict__.pop("snapshot", None)
         if not self._watchers:
             return
@@ -516,15 +531,18 @@ def _unknown(call: Call, view: View) -> Fault:
 
 
 def validate(hub: Hub, inflight: InFlight) -> Fault | None:
-    """Add the operator's default arguments, and check all arguments against the tool's own schema.
+    """Add the operator's own arguments, and check all arguments against the tool's own schema.
 
     `submit` passes arguments that take long to check to the worker.
     """
     route = inflight.route
     assert route is not None  # not `target`: a property costs a function call
-    if route.defaults:
-        arguments = fill_defaults(inflight.call.arguments, route.defaults)
-        inflight.call = msgspec.structs.replace(inflight.call, arguments=arguments)
+    if route.changes is not None:
+        changes, call = route.changes, inflight.call
+        if (detail := changes.refusal(call.arguments)) is not None:
+            return BadArguments(call.name, detail)
+        arguments = fill_defaults(call.arguments, changes.defaults) if changes.defaults else call.arguments
+        inflight.call = msgspec.structs.replace(call, arguments=arguments, tool=changes.tool)
     detail = route.check(inflight.call.arguments)
     if detail is None:
         return None

@@ -58,7 +58,7 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     taken = set(table.values())
     for pair in ordered:
         if pair not in table:
-            table[pair] = _with_digits(plain[pair], pair, taken)
+            table[pair] = with_digits(plain[pair], pair, taken)
             taken.add(table[pair])
     return table
 
@@ -92,11 +92,12 @@ def llm_aliases(names: Iterable[str]) -> dict[str, str]:
 def llm_forms(pair: Pair) -> set[str]:
     """All names that language models may have been given for a tool, whatever other tools there were."""
     plain = llm_form(pair)
-    forms = (plain, _with_digits(plain, pair, set()))
+    forms = (plain, with_digits(plain, pair, set()))
     return {*forms, *map(with_underscores, forms)}
 
 
-def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:
+def with_digits(name: str, pair: Pair, taken: set[str]) -> str:
+    """A name that is not taken: the beginning of `name`, and six hex digits of the pair."""
     digest = digits_of(*pair)
     stem = name[: LLM_LENGTH_MAX - 7].rstrip("_")
     for start in range(0, len(digest) - 6, 6):

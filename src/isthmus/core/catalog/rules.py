@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.access.policy import HINT, TAG, Hint, Labels
+from isthmus.core.catalog.argument_validation import DETAIL_LENGTH_MAX
 from isthmus.model.features import Feature, Tool
 
 EVERY = "*"
@@ -80,6 +81,37 @@ _encode = msgspec.json.encode
 def compile_defaults(values: Mapping[str, Any]) -> Defaults:
     """The operator's values as JSON text."""
     return {name: msgspec.Raw(_encode(value)) for name, value in values.items()}
+
+
+class CallChanges(msgspec.Struct, frozen=True):
+    """What the operator changes in each call of a tool before its arguments are checked."""
+
+    defaults: Defaults = {}
+    """Arguments to add if the caller leaves them out."""
+    accepted: frozenset[str] | None = None
+    """The only arguments that the caller may send; None for all. The others are fixed, or hidden from it."""
+    tool: str = ""
+    """The server's own name of the tool, where a set has another."""
+
+    def refusal(self, arguments: msgspec.Raw) -> str | None:
+        """What is wrong with the caller's arguments; None if they may be sent.
+
+        The names are compared after decoding, so that neither escapes nor repeated members hide one.
+        """
+        if self.accepted is None:
+            return None
+        try:
+            given = _MEMBERS.decode(arguments)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return "must be a JSON object"
+        refused = sorted(given.keys() - self.accepted)
+        if not refused:
+            return None
+        names = ", ".join(sorted(self.accepted)) or "none"
+        return f"not accepted here: {', '.join(refused)[:DETAIL_LENGTH_MAX]} (accepted: {names})"[:DETAIL_LENGTH_MAX]
+
+
+NO_CHANGES = CallChanges()
 
 
 def fill_defaults(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:

@@ -2,17 +2,19 @@
 
 A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for clients with the
 same capabilities. Lists and calls read the same view, so "listed" and "callable" are the same set; the only exception
-are methods of unlisted servers (`View.unlisted`). `explain_access` says why a permission set reaches what it reaches.
+are methods of unlisted servers (`View.unlisted`). A set (`core.catalog.sets`) is a view, too: of some features, with
+names and definitions of its own. `explain_access` says why a permission set reaches what it reaches.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
 from isthmus.core.catalog.argument_validation import CheckCache, no_check
@@ -21,6 +23,7 @@ from isthmus.core.catalog.names import (
     Pair,
     TemplateClaims,
     TemplateShape,
+    canonical,
     is_qualified,
     llm_aliases,
     llm_form,
@@ -32,9 +35,18 @@ from isthmus.core.catalog.names import (
     uri_table,
     without_query,
 )
-from isthmus.core.catalog.rules import NO_TOOL_RULES, Defaults, ToolRules, compile_defaults, labels_of, without_required
+from isthmus.core.catalog.rules import (
+    NO_CHANGES,
+    NO_TOOL_RULES,
+    CallChanges,
+    ToolRules,
+    compile_defaults,
+    labels_of,
+    without_required,
+)
+from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
 from isthmus.model.callers import Grants
-from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Style, Surface
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
@@ -62,17 +74,19 @@ CANDIDATES_MAX = 8
 class Route(msgspec.Struct, frozen=True, eq=False):
     """Where an exposed name leads.
 
-    `feature` is what the server offers, as callers see it. `defaults` are arguments to add, `keep_seconds` is how long
-    a result may be cached; the operator sets both.
+    `feature` is what the server offers, as callers see it. `changes` are those of each call's arguments, `keep_seconds`
+    is how long a result may be cached; the operator sets both.
     """
 
     feature: Feature
     exposed: str
     check: Callable[[msgspec.Raw], str | None] = no_check
-    defaults: Defaults = {}
+    changes: CallChanges | None = None
     keep_seconds: float = 0.0
     is_trusted: bool = False
     """Whether the operator trusts the server's statements about itself."""
+    own: Feature | None = None
+    """What the server itself defines, where callers see something else."""
 
 
 def ruled_route(
@@ -81,8 +95,9 @@ def ruled_route(
     """A tool's route with the operator's rules."""
     defaults = compile_defaults(rules.defaults.get(tool.name, {}))
     seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
+    changes = CallChanges(defaults) if defaults else None
     # Checked after the defaults are added, against the server's own schema.
-    return Route(without_required(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
+    return Route(without_required(tool, defaults), exposed, check, changes, seconds, rules.is_trusted, tool)
 
 
 class NotReadyServer(msgspec.Struct, frozen=True):
@@ -115,13 +130,16 @@ class View:
         "_withheld_shapes",
         "abilities",
         "aliases",
+        "description",
         "hubs",
+        "left_out",
         "memo",
         "missing",
         "prompts",
         "resources",
         "routes",
         "servers",
+        "set",
         "templates",
         "unlisted",
         "whole",
@@ -145,6 +163,12 @@ class View:
         self.unlisted: dict[str, tuple[ServerName, ToolRules]] = {}
         """Plain JSON-RPC servers without a list whose methods this caller may call by name. The key is the part before
         the dot: the server's name, or nothing on the server's own surface."""
+        self.set: str | None = None
+        """The set that this is a view of; only its names can be called."""
+        self.description = ""
+        """What the set is for, in the operator's words."""
+        self.left_out: dict[str, str] = {}
+        """Tools that the set picks and that cannot be in it, by `server.tool`, and why. For the operator."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[TemplateShape, Route]] | None = None
@@ -410,8 +434,10 @@ class Snapshot:
         server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
         custom_policy: CustomPolicy | None = None,
+        sets: Mapping[str, SetSettings] = {},
     ) -> None:
         self.version = version
+        self.sets = sets
         self._custom_policy = custom_policy
         self.server_statuses = server_statuses
         self._checks = checks
@@ -421,11 +447,15 @@ class Snapshot:
         self._varied: frozenset[ClientCapabilities] | None = None
         """Capabilities for which some server has lists of their own, computed on demand; all others share one view."""
         self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
+        self._set_names: dict[tuple[str, str, ListName], dict[Pair, str]] = {}
+        self._set_notes: dict[str, list[SetNote]] = {}
         self._aliases: dict[str, str] | None = None
 
     def without_custom_policy(self) -> Snapshot:
         """The same snapshot without the operator's own policy."""
-        return self if self._custom_policy is None else Snapshot(self.version, self.server_statuses, self._checks)
+        if self._custom_policy is None:
+            return self
+        return Snapshot(self.version, self.server_statuses, self._checks, sets=self.sets)
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The view of these permissions on this surface, compiled on first use."""
@@ -446,7 +476,8 @@ class Snapshot:
             view = views.get((grants, surface))
             if view is not None:
                 return view.routes.get(name) or view.find_unlisted(name)
-        if surface.server is None and surface.style == "canonical" and len(self.server_statuses) > MANY:
+        is_common = surface.server is None and surface.style == "canonical" and not (surface.set or grants.set)
+        if is_common and len(self.server_statuses) > MANY:
             server = ServerName(name.partition(".")[0])
             if server not in self.server_statuses:
                 return None
@@ -458,6 +489,8 @@ class Snapshot:
 
         Only for a server that these permissions see, and a tool that they would allow if the server had it.
         """
+        if surface.set or grants.set:
+            return self._find_unreached_in_set(grants, surface, name)
         policy = self.policy(grants)
         if surface.style == "llm":
             return self._find_unreached_llm(policy, name)
@@ -487,6 +520,19 @@ class Snapshot:
         tools = alike or [name.removeprefix(beginning)]
         return server if all(_may_have(policy, server_status, tool) for tool in tools) else None
 
+    def _find_unreached_in_set(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
+        """The same for a name in a set, which may be another than the server's."""
+        settings = self._set_of(grants, surface)
+        policy = self.policy(Grants(settings.tools, settings.exclude).bounded_by(grants))
+        renamed = [tool for tool, change in settings.tool.items() if change.name == name]
+        for server, server_status in sorted(self.server_statuses.items()):
+            if surface.server not in (None, server) or not _is_seen(policy, server_status):
+                continue
+            own = {tool.removeprefix(f"{server}.") for tool in renamed if tool.startswith(f"{server}.")}
+            if any(_may_have(policy, server_status, tool) for tool in own or {name, name.removeprefix(f"{server}.")}):
+                return server
+        return None
+
     def _is_varied(self, client_caps: ClientCapabilities, server: ServerName | None) -> bool:
         if server is not None:
             return server in self.server_statuses and client_caps in self.server_statuses[server].variants
@@ -510,16 +556,14 @@ class Snapshot:
         return Policy(grants, agent_of, tags_of, self._custom_policy)
 
     def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
+        if surface.set or grants.set:
+            return self._compile_set(grants, surface, client_caps)
         policy = self.policy(grants)
         shown = self._shown(policy, surface)
         view = View(
             policy, {server_status.server: _offer(server_status, client_caps).abilities for server_status in shown}
         )
-        hubs: dict[str, int] = {}
-        for server_status in shown:
-            for id, steps in server_status.hubs.items():
-                hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
-        view.hubs = hubs
+        view.hubs = _hubs_behind(shown)
         if surface.style == "llm":
             # Over all tools, whatever the caller may use: a name means the same to all callers.
             if self._aliases is None:
@@ -544,11 +588,142 @@ class Snapshot:
                     server_status.server,
                     server_status.rules,
                 )
-            if server_status.state != "ready":
-                view.missing[server_status.server] = NotReadyServer(
-                    server_status.state, server_status.reason, server_status.has_lists
-                )
+            _add_state(view, server_status)
         return view
+
+    # -- sets ----------------------------------------------------------------------------------------------------------
+
+    def _set_of(self, grants: Grants, surface: Surface) -> SetSettings:
+        """The set that a caller sees; an empty one if it is unknown, or if the caller is bound to another."""
+        name = grants.set or surface.set
+        return NO_SET if name is None or surface.set not in (None, name) else self.sets.get(name, NO_SET)
+
+    def _compile_set(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
+        """The view of a set: what it picks of what these permissions allow, of all servers or of one.
+
+        No set has methods of unlisted servers, or methods that the hub does not know: they cannot be listed.
+        """
+        settings = self._set_of(grants, surface)
+        tools, prompts, resources = (
+            self.policy(Grants(allow, settings.exclude).bounded_by(grants))
+            for allow in (settings.tools, settings.prompts, settings.resources)
+        )
+        shown: list[ServerStatus] = []
+        abilities: dict[ServerName, frozenset[Ability]] = {}
+        for server, server_status in sorted(self.server_statuses.items()):
+            if surface.server not in (None, server):
+                continue
+            seen = [_is_seen(policy, server_status) for policy in (tools, prompts, resources)]
+            if any(seen):
+                shown.append(server_status)
+                abilities[server] = _offer(server_status, client_caps).abilities - _unseen_abilities(*seen)
+        view = View(resources, abilities)
+        view.set, view.description, view.hubs = grants.set or surface.set, settings.description, _hubs_behind(shown)
+        style: Style = "llm" if surface.style == "llm" else "canonical"
+        names = self._names_in_set(view.set, settings, style, "tools")
+        if style == "llm":
+            view.aliases = llm_aliases(names.values())
+        for server_status in shown:
+            offer, rules = _offer(server_status, client_caps), server_status.rules
+            for tool in offer.tools:
+                if rules.shows(tool.name) and _is_allowed(tools, tool, rules):
+                    self._add_set_tool(view, settings, tool, rules, names[tool.server, tool.name])
+            others: tuple[tuple[ListName, dict[str, Route], Iterable[Feature], Policy], ...] = (
+                ("prompts", view.prompts, offer.prompts, prompts),
+                ("resources", view.resources, offer.resources, resources),
+                ("templates", view.templates, offer.templates, resources),
+            )
+            for listed, table, features, policy in others:
+                _add(table, features, rules, policy, self._names_in_set(view.set, settings, style, listed))
+            if resources.has_denials:
+                view.withhold(server_status.server, _denied_uris(resources, server_status))
+            _add_state(view, server_status)
+        return view
+
+    def _add_set_tool(self, view: View, settings: SetSettings, tool: Tool, rules: ToolRules, exposed: str) -> None:
+        full = canonical((tool.server, tool.name))
+        change, check = settings.tool.get(full, NO_CHANGE), self._checks.of(tool)
+        own = tool.name if exposed != tool.name else ""
+        if change is NO_CHANGE and settings.description_max is None and rules is NO_TOOL_RULES:
+            view.routes[exposed] = Route(tool, exposed, check, CallChanges(tool=own) if own else None)
+            return
+        route = ruled_route(tool, exposed, rules, check)
+        assert isinstance(route.feature, Tool)
+        defaults = {} if route.changes is None else route.changes.defaults
+        variant = variant_of(settings, route.feature, full, defaults, self._checks)
+        if isinstance(variant, str):
+            view.left_out[full] = variant
+            return
+        changes = CallChanges({**defaults, **variant.fixed}, variant.accepted, own)
+        view.routes[exposed] = replace(
+            route, feature=variant.tool, changes=None if changes == NO_CHANGES else changes, own=tool
+        )
+
+    def _names_in_set(self, name: str | None, settings: SetSettings, style: Style, listed: ListName) -> dict[Pair, str]:
+        """The names of one list of a set, whoever asks: a name means the same to all callers."""
+        key = (name or "", style, listed)
+        if settings is NO_SET:
+            return {}
+        if key not in self._set_names:
+            pairs = self._pairs_in_set(settings, listed)
+            if listed == "resources":
+                templates = self._pairs_in_set(settings, "templates")
+                names = uri_table(pairs, TemplateClaims(templates) if templates else None)
+            elif listed == "templates":
+                names = uri_table(pairs)
+            else:
+                names = set_names(pairs, settings if listed == "tools" else NO_SET, style)
+            self._set_names[key] = names
+        return self._set_names[key]
+
+    def _pairs_in_set(self, settings: SetSettings, listed: ListName) -> list[Pair]:
+        policy = self._set_policy(settings, listed)
+        return [
+            (feature.server, feature.name)
+            for server_status in self.server_statuses.values()
+            if server_status.state != "disabled"
+            for feature in _all_of(server_status, listed)
+            if (listed != "tools" or server_status.rules.shows(feature.name))
+            and _is_allowed(policy, feature, server_status.rules)
+        ]
+
+    def _set_policy(self, settings: SetSettings, listed: ListName) -> Policy:
+        """What a set picks, whoever asks."""
+        allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
+        return self.without_custom_policy().policy(Grants(allow, settings.exclude))
+
+    def set_notes(self, name: str) -> Sequence[SetNote]:
+        """What the operator should know about a set: tools left out, patterns and changes without effect."""
+        if name not in self._set_notes:
+            self._set_notes[name] = self._make_set_notes(name)
+        return self._set_notes[name]
+
+    def _make_set_notes(self, name: str) -> list[SetNote]:
+        settings = self.sets.get(name, NO_SET)
+        view = self.without_custom_policy().view(ALL, Surface(set=name))
+        notes = [SetNote(("tool", tool), f"is left out: {why}") for tool, why in sorted(view.left_out.items())]
+        if any(not each.has_lists and each.state != "disabled" for each in self.server_statuses.values()):
+            return notes  # patterns may mean what a server has not listed yet
+        lists: tuple[tuple[str, tuple[str, ...], tuple[ListName, ...]], ...] = (
+            ("tools", settings.tools, ("tools",)),
+            ("prompts", settings.prompts, ("prompts",)),
+            ("resources", settings.resources, ("resources", "templates")),
+            ("exclude", settings.exclude, LISTS),
+        )
+        for key, patterns, listed in lists:
+            features = [
+                (feature, server_status.rules)
+                for server_status in self.server_statuses.values()
+                for each in listed
+                for feature in _all_of(server_status, each)
+            ]
+            for pattern in patterns:
+                policy = self.without_custom_policy().policy(Grants((pattern,)))
+                if not any(_is_allowed(policy, feature, rules) for feature, rules in features):
+                    notes.append(SetNote((key,), f"has {pattern}, which matches nothing"))
+        picked = {canonical((route.feature.server, route.feature.name)) for route in view.routes.values()}
+        unused = sorted(settings.tool.keys() - picked - view.left_out.keys())
+        return [*notes, *(SetNote(("tool", tool), "is not among the tools of the set") for tool in unused)]
 
     def _add_tools(
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
@@ -609,6 +784,35 @@ def _is_allowed(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
 
 def _is_denied(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
+
+
+def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
+    hubs: dict[str, int] = {}
+    for server_status in shown:
+        for id, steps in server_status.hubs.items():
+            hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
+    return hubs
+
+
+def _add_state(view: View, server_status: ServerStatus) -> None:
+    if server_status.state != "ready":
+        view.missing[server_status.server] = NotReadyServer(
+            server_status.state, server_status.reason, server_status.has_lists
+        )
+
+
+def _unseen_abilities(tools: bool, prompts: bool, resources: bool) -> frozenset[Ability]:  # noqa: FBT001
+    """What a set does not show of a server, by whether it picks tools, prompts and resources there."""
+    unseen: set[Ability] = set()
+    if not tools:
+        unseen |= {"tools", *TASK_ABILITIES}
+    if not prompts:
+        unseen.add("prompts")
+    if not resources:
+        unseen |= {"resources", "subscribe", "apps"}
+    if not prompts and not resources:
+        unseen.add("completions")
+    return frozenset(unseen)
 
 
 def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
@@ -710,11 +914,14 @@ class AccessReason(msgspec.Struct, frozen=True):
 
     listed: ListName
     exposed: str
-    """Its name on the common surface."""
+    """Its name for these permissions: in their set, if they are bound to one and have it; else on the common surface.
+    """
     route: Route
     is_reached: bool
     why: tuple[Why, ...]
     labels: Labels = UNLABELLED
+    set_note: str = ""
+    """What the set has to do with it, where the permissions are bound to one and would allow it."""
 
 
 def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
@@ -726,18 +933,51 @@ def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
             yield ListedEntry(listed, exposed, route, labels_of(route.feature, rules))
 
 
-def explain_entry(policy: Policy, entry: ListedEntry) -> AccessReason:
-    """Whether and why a policy allows a feature."""
-    feature = entry.route.feature
-    why = policy.why(feature.server, FeatureName(feature.name), entry.labels)
-    is_reached = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
-    return AccessReason(entry.listed, entry.exposed, entry.route, is_reached, why, entry.labels)
+class AccessExplainer:
+    """Whether and why one permission set reaches a feature."""
+
+    def __init__(self, snapshot: Snapshot, grants: Grants) -> None:
+        self.policy = snapshot.policy(grants)
+        self.set = grants.set
+        self._left_out: Mapping[str, str] = {}
+        self._in_set: dict[tuple[ListName, ServerName, str], Route] = {}
+        """What the set has that the permissions are bound to."""
+        if grants.set is not None:
+            own = snapshot.view(grants, EVERYTHING)
+            self._left_out = own.left_out
+            for listed in LISTS:
+                for route in _table(own, listed).values():
+                    self._in_set[listed, route.feature.server, route.feature.name] = route
+
+    def allows(self, entry: ListedEntry) -> bool:
+        """Whether a feature is reached."""
+        feature = entry.route.feature
+        if self.set is not None:
+            return (entry.listed, feature.server, feature.name) in self._in_set
+        return self.policy.allows(feature.server, FeatureName(feature.name), entry.labels)
+
+    def explain(self, entry: ListedEntry) -> AccessReason:
+        """The same with what decided."""
+        feature = entry.route.feature
+        why = self.policy.why(feature.server, FeatureName(feature.name), entry.labels)
+        is_allowed = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
+        if self.set is None:
+            return AccessReason(entry.listed, entry.exposed, entry.route, is_allowed, why, entry.labels)
+        mine, note = self._in_set.get((entry.listed, feature.server, feature.name)), ""
+        if mine is not None:
+            note = f"{entry.exposed} in the set {self.set}"
+        elif is_allowed:
+            left_out = self._left_out.get(entry.exposed)
+            note = f"left out of the set {self.set}: {left_out}" if left_out else f"not in the set {self.set}"
+        shown = mine or entry.route
+        exposed = entry.exposed if mine is None else mine.exposed
+        return AccessReason(entry.listed, exposed, shown, mine is not None, why, entry.labels, note)
 
 
 def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
     """Every feature by name, with whether and why these permissions reach it."""
-    policy = snapshot.policy(grants)
-    return [explain_entry(policy, entry) for entry in listed_entries(snapshot)]
+    explainer = AccessExplainer(snapshot, grants)
+    return [explainer.explain(entry) for entry in listed_entries(snapshot)]
 
 
 def _table(view: View, listed: ListName) -> Mapping[str, Route]:

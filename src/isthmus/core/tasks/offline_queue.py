@@ -107,8 +107,8 @@ class OfflineQueue:
         return PendingCall(unsent, server, self._agent_of(server), inflight.name, live.since, live.waits_for_login)
 
     def rename(self, live: LiveTask, pending: PendingCall, server: ServerName) -> PendingCall:
-        """The pending call of a task whose server has a new name."""
-        if live.call is not None:
+        """The pending call of a task whose server has a new name. A call of a set is looked up there again."""
+        if live.call is not None and live.call.set is None:
             live.call = msgspec.structs.replace(live.call, surface=Surface("own", server), name=pending.name)
         unsent = pending.call if live.call is None else _without_grants(live.call)
         return msgspec.structs.replace(pending, call=unsent, server=server)
@@ -156,4 +156,5 @@ class OfflineQueue:
 
 
 def _without_grants(call: Call) -> Call:
-    return msgspec.structs.replace(call, caller=msgspec.structs.replace(call.caller, grants=NO_GRANTS))
+    grants = NO_GRANTS if call.caller.grants.set is None else Grants((), set=call.caller.grants.set)
+    return msgspec.structs.replace(call, caller=msgspec.structs.replace(call.caller, grants=grants))

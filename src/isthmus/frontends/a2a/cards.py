@@ -21,11 +21,12 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Route
 from isthmus.core.pauses import LONG_BYTES, aside, in_passes
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
+from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
 from isthmus.frontends.http.request_cycle import JSON, Peer, header_lines
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING
+from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.tasks import ABSENT
 from isthmus.wire.a2a.cards import (
     HUBS,
@@ -50,6 +51,9 @@ from isthmus.wire.mcp.messages import read_string, write_hubs
 
 SETTLE_SECONDS = 1.0
 """How long a card waits for servers that are starting: clients fetch it first, and some wait five seconds for it."""
+
+SETS_PATH = "/a2a/sets/"
+"""Below it, each set is an agent of its own, with the paths that the hub's agent has."""
 
 CARD_PATHS: Mapping[str, DialectName | None] = {
     "/.well-known/agent-card.json": None,
@@ -164,7 +168,7 @@ class AgentCards:
         auth = query.get(AUTH_PARAMETER)
         card = await in_passes(self._card_passes(caller))
         body, tag = await self._written(card, self._writer(form, auth), caller)
-        since = self._unchanged_since((f"{form} {auth}", caller), tag)
+        since = self._unchanged_since((f"{form} {auth} {REQUEST_SET.get()}", caller), tag)
         # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
         known = header_lines(
@@ -226,7 +230,8 @@ class AgentCards:
 
     def _card_passes(self, caller: Caller | None) -> Passes[AgentCard]:
         skills: list[AgentSkill] = []
-        view = None if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING)
+        name = REQUEST_SET.get()
+        view = None if caller is None else self._hub.snapshot.view(caller.grants, Surface(set=name))
         for route in () if view is None else view.routes.values():
             skills.append(_skill(route))
             if len(skills) % SKILLS_AT_ONCE == 0:
@@ -234,10 +239,10 @@ class AgentCards:
         base = self._address().rstrip("/")
         schemes = self._schemes(base)
         return AgentCard(
-            name=self.settings.name,
-            description=self.settings.description,
+            name=self.settings.name if name is None else f"{self.settings.name} ({name})",
+            description=(view is not None and view.description) or self.settings.description,
             version=self._version,
-            interfaces=self._interfaces(base),
+            interfaces=self._interfaces(base) if name is None else _set_interfaces(f"{base}{SETS_PATH}{name}"),
             skills=(*ALWAYS, *skills),
             modes=MODES,
             schemes=schemes,
@@ -277,9 +282,20 @@ class AgentCards:
 
     def _hubs(self, caller: Caller | None) -> AgentExtension:
         """Lets another hub detect that it is behind this one, or is this one."""
-        behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
+        surface = Surface(set=REQUEST_SET.get())
+        behind = {} if caller is None else self._hub.snapshot.view(caller.grants, surface).hubs
         hubs = write_hubs({**behind, self._hub.id: 0})
         return AgentExtension(HUBS, "The hubs behind this agent, by random ids", params=Raw(msgspec.json.encode(hubs)))
+
+
+def _set_interfaces(base: str) -> tuple[AgentInterface, ...]:
+    """The URLs of a set."""
+    return (
+        AgentInterface(base, "JSONRPC", "1.0"),
+        AgentInterface(f"{base}/rest", "HTTP+JSON", "1.0"),
+        AgentInterface(base, "JSONRPC", "0.3"),
+        AgentInterface(f"{base}/rest", "HTTP+JSON", "0.3"),
+    )
 
 
 SKILLS_AT_ONCE = 100

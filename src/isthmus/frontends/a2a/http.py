@@ -15,7 +15,8 @@ import structlog
 from isthmus.core.pauses import DECODED_BYTES, aside, read_message
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
-from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
+from isthmus.frontends.a2a.cards import CARD_PATHS, SETS_PATH, AgentCards
+from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
@@ -36,6 +37,8 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.model.callers import Caller
+from isthmus.model.calls import Surface
+from isthmus.model.names import legal_server_name
 from isthmus.model.tasks import Task
 from isthmus.model.trace_context import PARENT_HEADER, REQUEST_TRACE, STATE_HEADER
 from isthmus.wire import jsonrpc
@@ -119,7 +122,8 @@ class A2aHttp:
 
     def is_at(self, path: str) -> bool:
         """Whether a path belongs to the A2A frontend."""
-        return path in CARD_PATHS or path in RPC_PATHS or path == KEYS_PATH or path.startswith(REST_PATH)
+        known = path in CARD_PATHS or path in RPC_PATHS or path == KEYS_PATH
+        return known or path.startswith((REST_PATH, SETS_PATH))
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
         """Serve one request."""
@@ -129,7 +133,11 @@ class A2aHttp:
             REQUEST_TRACE.set((fields[PARENT_HEADER], fields.get(STATE_HEADER)))
         admitted = self._auth.admit(fields, "a2a", scope)
         path: str = scope["path"]
-        if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
+        name, path = _set_of(path)
+        REQUEST_SET.set(name)
+        if name is not None and not (self._is_below_set(path) and self._is_set_visible(name, admitted)):
+            peer.answer(404, b"", b"")
+        elif isinstance(admitted, Denied) and admitted.status == TOO_MANY:
             self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
@@ -151,7 +159,8 @@ class A2aHttp:
                     return
             if path.startswith(REST_PATH):
                 query = scope["query_string"].decode("latin-1")
-                raw_path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
+                marker = REST_PATH if name is None else f"{SETS_PATH}{name}/rest/"
+                raw_path = scope["raw_path"].decode("latin-1").partition(marker)[2]
                 await _A2aRestRequest(self, admitted, peer, fields).serve(scope["method"], raw_path, query, body)
             elif scope["method"] != "POST":
                 peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
@@ -159,6 +168,20 @@ class A2aHttp:
                 query = scope["query_string"].decode("latin-1")
                 named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
                 await _A2aRpcRequest(self, admitted, peer, fields).serve(body, named)
+
+    def _is_below_set(self, path: str) -> bool:
+        """Whether a set has this path, too."""
+        return self.is_at(path) and not path.startswith(SETS_PATH)
+
+    def _is_set_visible(self, name: str, admitted: Caller | Denied) -> bool:
+        """Whether a set exists, as far as this caller may know.
+
+        Without a key all names look alike: each has a card without tools.
+        """
+        if isinstance(admitted, Denied):
+            return legal_server_name(name) == name
+        hub = self.service.hub
+        return name in hub.sets and bool(hub.snapshot.view(admitted.grants, Surface(set=name)).servers)
 
     def _refuse_caller(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
@@ -206,6 +229,15 @@ class A2aHttp:
     async def card(self, caller: Caller, dialect: DialectName) -> Answered:
         """The card for authenticated callers."""
         return await self._cards.extended(caller, dialect)
+
+
+def _set_of(path: str) -> tuple[str | None, str]:
+    """The set that a path names, and the path that it stands for."""
+    if not path.startswith(SETS_PATH):
+        return None, path
+    name, slash, rest = path.removeprefix(SETS_PATH).partition("/")
+    below = f"/{rest}" if slash and rest else ""
+    return name, below if below in CARD_PATHS else f"/a2a{below}"
 
 
 def _text(value: bytes | None) -> str | None:

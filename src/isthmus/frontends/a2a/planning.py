@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import secrets
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import partial
 
 import msgspec
@@ -32,7 +33,7 @@ from isthmus.frontends.a2a.caller_messages import (
 )
 from isthmus.frontends.a2a.task_view import StoredInstruction
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, TASK_KINDS, Call, ClientCapabilities, LogLevel, Outcome, Result, Surface
+from isthmus.model.calls import TASK_KINDS, Call, ClientCapabilities, LogLevel, Outcome, Result, Style, Surface
 from isthmus.model.faults import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message, TaskState
@@ -101,7 +102,8 @@ CAN_BE_ASKED: ClientCapabilities = frozenset({"elicitation", "elicitation.form",
 LOG_LEVEL: LogLevel = "info"
 """Log messages from this level on are sent to the streams of a task."""
 
-LLM = Surface("llm")
+REQUEST_SET: ContextVar[str | None] = ContextVar("request_set", default=None)
+"""The set that the path of the present request names."""
 
 CALLED = frozenset(METHODS.values())
 
@@ -141,6 +143,11 @@ class CallerView:
         self._hub = hub
         self._caller = caller
         self._targets = targets
+        self._set = REQUEST_SET.get()
+
+    def surface(self, style: Style = "canonical", server: ServerName | None = None) -> Surface:
+        """A surface of the request: of everything, of a server, or of the set that the path names."""
+        return Surface(style, server, self._set)
 
     def view(self, surface: Surface) -> View:
         """The caller's view of a surface."""
@@ -148,11 +155,11 @@ class CallerView:
 
     def has_server(self, server: str) -> bool:
         """Whether the caller may see a server of this name."""
-        return server in self._hub.server_queues and server in self.view(EVERYTHING).servers
+        return server in self._hub.server_queues and server in self.view(self.surface()).servers
 
     def never_listed(self, server: str) -> NotConnected | None:
         """Why a server has listed nothing, if the hub has never reached it."""
-        missing = self.view(EVERYTHING).missing.get(ServerName(server))
+        missing = self.view(self.surface()).missing.get(ServerName(server))
         return None if missing is None or missing.is_listed else self.not_connected(server)
 
     def unreached(self, surface: Surface, name: str) -> NotConnected | None:
@@ -162,11 +169,13 @@ class CallerView:
     def not_connected(self, server: str) -> NotConnected | None:
         """Why a server is not connected, whatever it has listed before; None if it is."""
         name = ServerName(server)
-        server_queue = self._hub.server_queues.get(name) if name in self.view(EVERYTHING).missing else None
+        server_queue = self._hub.server_queues.get(name) if name in self.view(self.surface()).missing else None
         return None if server_queue is None else server_queue.not_connected()
 
     def find(self, target: TargetSpec) -> ServerName | UnopenedTarget | Fault:
         """The server behind a URL; see `core.ports.TargetResolver`."""
+        if self._set is not None:
+            return TargetRefused("A set has only servers that are configured; they cannot be named by URL")
         if self._targets is None:
             return TargetRefused("Servers must be named as configured; calling them by URL is not enabled")
         return self._targets.find(self._caller, target)
@@ -212,7 +221,7 @@ def _in_context(context: str, call: Call) -> Call:
 
 def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     brief = StoredInstruction(instruction.form, instruction.name)
-    view = views.view(EVERYTHING)
+    view = views.view(views.surface())
     found = _find(instruction, views, view)
     if isinstance(found, str):
         arguments: Raw | None = instruction.arguments
@@ -220,13 +229,13 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
             arguments = _text_arguments(instruction.words, words, route)
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
-        return TaskPlan(brief, _call(caller, EVERYTHING, found, arguments))
+        return TaskPlan(brief, _call(caller, views.surface(), found, arguments))
     # Perhaps the hub has never reached the named server: then its tools are unknown.
     name, server = instruction.name, instruction.server
     if server is not None:
-        closed = views.unreached(EVERYTHING, f"{server}.{name.removeprefix(f'{server}.')}")
+        closed = views.unreached(views.surface(), f"{server}.{name.removeprefix(f'{server}.')}")
     else:
-        closed = views.unreached(EVERYTHING, name) or views.unreached(LLM, name)
+        closed = views.unreached(views.surface(), name) or views.unreached(views.surface("llm"), name)
     return _failed(found, brief) if closed is None else TaskPlan(brief, _unreached_call(closed), is_closed=True)
 
 
@@ -263,8 +272,11 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
 
 
 def _find(instruction: ToolInstruction, views: CallerView, view: View) -> str | StoredOutcome:
-    """The canonical name of the tool that an instruction names."""
+    """The name, in this view, of the tool that an instruction names."""
     name, server = instruction.name, instruction.server
+    if view.set is not None:  # a set has one name for each tool
+        route = view.routes.get(name)
+        return name if route is not None and server in (None, route.feature.server) else _unknown(name, view)
     if server is None:
         if name in view.routes:
             return name
@@ -284,7 +296,7 @@ def _find_by_short_name(name: str, views: CallerView, view: View) -> str | Store
         pair = resolve(name, [(route.feature.server, route.feature.name) for route in view.routes.values()])
     except AmbiguousName as several:
         return _refusal("unknown_tool", str(several))
-    named = views.view(LLM)
+    named = views.view(views.surface("llm"))
     if pair is None and (route := named.routes.get(name) or named.by_alias(name)) is not None:
         pair = route.feature.server, route.feature.name
     return _unknown(name, view) if pair is None else canonical(pair)
@@ -315,7 +327,7 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Caller
         return TaskPlan(brief, TargetCall(aimed, partial(_do_at_target, instruction, caller, context)))
     # The list of a server that was connected before is still valid; a ping is not.
     closed = views.not_connected(aimed) if instruction.method == "ping" else views.never_listed(aimed)
-    surface = Surface("own", aimed)
+    surface = views.surface("own", aimed)
     is_denied = read is not None and read.kind == "tool" and views.unreached(surface, read.name) is None
     if closed is not None and not is_denied:
         return TaskPlan(brief, _unreached_call(closed), is_closed=True)
@@ -426,12 +438,12 @@ def _do_at_target(instruction: CommandInstruction, caller: Caller, context: str,
 def _plan_text(saying: Saying, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     if saying.form is not None:
         return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
-    view = views.view(EVERYTHING)
+    view = views.view(views.surface())
     found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views, view)
     route = view.find_tool(found) if isinstance(found, str) else None
     arguments = None if route is None else _text_arguments(saying.text, words, route)
     if isinstance(found, str) and arguments is not None:
-        return TaskPlan(StoredInstruction("tool", found), _call(caller, EVERYTHING, found, arguments))
+        return TaskPlan(StoredInstruction("tool", found), _call(caller, views.surface(), found, arguments))
     note = f"text_tool {found} has no argument named text" if isinstance(found, str) else ""
     return TaskPlan(StoredInstruction(), state="input_required", offer=_suggest_tools(saying.text, view), note=note)
 

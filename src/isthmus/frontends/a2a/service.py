@@ -120,7 +120,7 @@ class A2aService:
     ) -> None:
         self.settings = settings
         self.pushing = pushing
-        self._hub = hub
+        self.hub = hub
         self._engine = engine
         engine.write_question = question_of
         self._journal = journal
@@ -295,7 +295,7 @@ class A2aService:
     # -- planning -------------------------------------------------------------------------------------
 
     def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> TaskPlan:
-        views = CallerView(self._hub, caller, self._targets)
+        views = CallerView(self.hub, caller, self._targets)
         made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
         if made.note and made.note != self._last_warning:
             self._last_warning = made.note
@@ -321,9 +321,9 @@ class A2aService:
     ) -> NewTask:
         context = said.context or secrets.token_hex(16)
         made = self._plan(caller, said.message, context, read.instruction)
-        if self._hub.settling and not made.is_sure:
+        if self.hub.settling and not made.is_sure:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
-            await self._hub.settle(EVERYTHING, until=until)
+            await self.hub.settle(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
         if read.size > LONG_BYTES:
             await pause_after(read.size)

@@ -373,7 +373,10 @@ class McpHttpRequest:
         self._headers = fields
 
     def is_path_visible(self) -> bool:
-        """Whether the caller may see the server that the path names."""
+        """Whether the caller may see the server or the set that the path names."""
+        if self._surface.set is not None:
+            view = self._hub.snapshot.view(self._caller.grants, self._surface)
+            return bool(view.servers)
         server = self._surface.server
         if server is None:
             return True

@@ -499,7 +499,8 @@ def _new_number() -> str:
 
 def _binding_of(call: Call) -> bytes:
     """What a state is bound to: the caller, what it called, on which surface, and the arguments in any spelling."""
-    parts = (call.caller.tenant, call.caller.name, call.surface.style, call.surface.server or "", call.kind, call.name)
+    surface = (call.surface.style, call.surface.server or "", call.surface.set or "")
+    parts = (call.caller.tenant, call.caller.name, *surface, call.kind, call.name)
     digest = hashlib.blake2b(_canonical(bytes(call.arguments)), digest_size=32)
     return "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + digest.digest()
 

@@ -136,7 +136,7 @@ class McpMethods:
                 hubs = {**view.hubs, self.hub.id: 0}
                 if self._enabled_tasks() is not None and "tools" in abilities:
                     abilities |= {"task_handles"}
-                result = modern.discover_result(VERSIONS, self._me, abilities, hubs)
+                result = modern.discover_result(VERSIONS, self._me, abilities, hubs, view.description)
                 return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
                 view = await self.hub.view_for(caller, surface, client_caps)
@@ -165,7 +165,7 @@ class McpMethods:
             abilities |= {"tasks"}
         if not caller.is_anyone:  # an anonymous caller must not list the tasks of others
             abilities |= {"task_list"}
-        result = legacy.initialize_result(version, self._me, abilities, hubs)
+        result = legacy.initialize_result(version, self._me, abilities, hubs, view.description)
         return JsonRpcReply(jsonrpc.result(request.id, result))
 
     async def _abilities(

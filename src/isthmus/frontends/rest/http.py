@@ -260,6 +260,7 @@ class RestRequest:
         "argument",
         "caller",
         "operation",
+        "surface",
     )
 
     def __init__(
@@ -281,12 +282,19 @@ class RestRequest:
         self.caller = caller
         self.operation = operation
         self.argument = match.argument
+        self.surface = EVERYTHING
         self._body = b""
 
     def check(self) -> Problem | None:
         """Check the query and the headers before the body is read."""
         if isinstance(self._query, str):
             return refusal("bad_request", self._query)
+        if (name := self._query.get("set")) is not None:
+            self.surface = Surface(set=name)
+            # As for a server: an unknown set must not push a view out of the cache, and a hidden one looks unknown.
+            view = self._hub.snapshot.view(self.caller.grants, self.surface) if name in self._hub.sets else None
+            if view is None or not view.servers:
+                return refusal("unknown_set", f"Unknown set: {name}")
         has_body = self._headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self._headers
         if self.operation.body is not None and has_body and not is_json(self._headers):
             return refusal("not_json", "Content-Type must be application/json")
@@ -321,7 +329,7 @@ class RestRequest:
             view = await self.view()
         # The snapshot caches a view for each name; unknown names must not push out those in use.
         elif server in self._hub.server_queues:
-            view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
+            view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server), self.surface.set))
         if view is None or (server is not None and not view.servers):
             return _unknown_server(server or "")
         is_operator = self.caller.is_operator
@@ -353,12 +361,12 @@ class RestRequest:
         document = entry_document(await self.view(), shape, self.argument)
         if document is not None:
             return document
-        down = self._hub.unreached(self.caller.grants, EVERYTHING, self.argument) if shape is TOOLS else None
+        down = self._hub.unreached(self.caller.grants, self.surface, self.argument) if shape is TOOLS else None
         return problem_of(down or unknown(self.argument))
 
     async def view(self) -> View:
         """The caller's view."""
-        return await self._hub.view(self.caller.grants, EVERYTHING)
+        return await self._hub.view(self.caller.grants, self.surface)
 
     async def hub(self) -> Answer:
         """The state of the hub itself."""
@@ -710,7 +718,7 @@ class RestRequest:
     def _is_known(self) -> bool:
         """Whether the caller sees the target of the call, so that it need not wait for starting servers."""
         call = self._call_of(EMPTY_OBJECT)
-        view = self._hub.snapshot.view(self.caller.grants, EVERYTHING)
+        view = self._hub.snapshot.view(self.caller.grants, self.surface)
         return isinstance(call, Call) and view.find(call.kind, call.name) is not None
 
     def _is_admitted_again(self, scope: Message) -> bool:
@@ -795,17 +803,17 @@ class RestRequest:
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:
         match self.operation.id:
             case "call_tool":
-                return Call(self.caller, EVERYTHING, self.argument, arguments)
+                return Call(self.caller, self.surface, self.argument, arguments)
             case "write_prompt":
-                return Call(self.caller, EVERYTHING, self.argument, arguments, kind="prompt")
+                return Call(self.caller, self.surface, self.argument, arguments, kind="prompt")
             case "read_resource":
-                return Call(self.caller, EVERYTHING, self.parameter("uri") or "", arguments, kind="resource")
+                return Call(self.caller, self.surface, self.parameter("uri") or "", arguments, kind="resource")
             case _:
                 completion = read_request("completion/complete", object_members(arguments) or {}, {})
                 if isinstance(completion, str):
                     return refusal("bad_request", completion)
                 name, extra, kind = completion.name, completion.extra, completion.kind
-                return Call(self.caller, EVERYTHING, name, completion.arguments, extra=extra, kind=kind)
+                return Call(self.caller, self.surface, name, completion.arguments, extra=extra, kind=kind)
 
     def _level(self) -> LogLevel | Problem | None:
         """The lowest log level of the stream; None if the caller wants no stream."""

@@ -61,6 +61,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 QUERY = Parameter("query", "Only tools with all these words in name, title or description; names that fit come first.")
 SERVER = Parameter("server", "Only the entries of this server.")
+SET = Parameter("set", "Only what is in this set, under its names there.")
 TIMEOUT = Parameter(
     "timeout",
     "Timeout of the whole call in seconds. Progress does not extend it; a silent server ends the call earlier.",
@@ -72,7 +73,7 @@ QUESTIONS = Parameter(
     "questions",
     "Which questions of servers the caller answers during a streamed call: form, url, or both with a comma between.",
 )
-CALLING = (TIMEOUT, LOG, QUESTIONS)
+CALLING = (TIMEOUT, LOG, QUESTIONS, SET)
 AGENT = Parameter("agent", "Only entries of this agent.")
 STATE = Parameter("state", "Only servers in this state, or agents with such a server: ready, connecting or away.")
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
@@ -111,25 +112,29 @@ FIELDS = Parameter(
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, QUERY, FIELDS)),
-    Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool"),
+    Operation(
+        "list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, SET, QUERY, FIELDS)
+    ),
+    Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool", (SET,)),
     Operation(
         "call_tool", "POST", "/v1/tools/{name}", "Call a tool.", "Result", CALLING,
         body="The tool's arguments; may be empty.", example='{"text": "hello"}', is_call=True,
     ),
-    Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", (SERVER,)),
-    Operation("list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER,)),
+    Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", (SERVER, SET)),
+    Operation(
+        "list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER, SET)
+    ),
     Operation(
         "read_resource", "GET", "/v1/resources/read", "Read a resource.", "Contents", (URI, *CALLING), is_call=True
     ),
-    Operation("list_prompts", "GET", "/v1/prompts", "The prompts that the caller may use.", "Prompts", (SERVER,)),
-    Operation("get_prompt", "GET", "/v1/prompts/{name}", "One prompt, as its server describes it.", "Prompt"),
+    Operation("list_prompts", "GET", "/v1/prompts", "The prompts that the caller may use.", "Prompts", (SERVER, SET)),
+    Operation("get_prompt", "GET", "/v1/prompts/{name}", "One prompt, as its server describes it.", "Prompt", (SET,)),
     Operation(
         "write_prompt", "POST", "/v1/prompts/{name}", "Get the messages of a prompt.", "Messages", CALLING,
         body="The prompt's arguments, all of them strings; may be empty.", is_call=True,
     ),
     Operation(
-        "complete", "POST", "/v1/completions", "Suggest values for an argument.", "Completion", (TIMEOUT,),
+        "complete", "POST", "/v1/completions", "Suggest values for an argument.", "Completion", (TIMEOUT, SET),
         body='`{"ref": {"type": "ref/prompt", "name": …}, "argument": {"name": …, "value": …}}`, or a `ref` of the '
         "type `ref/resource` with the `uri` of a template; `context` may hold the arguments so far.",
         example='{"ref": {"type": "ref/prompt", "name": "NAME"}, "argument": {"name": "NAME", "value": ""}}',

@@ -26,6 +26,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "not_a_server": (422, "The text is no server"),
     "unknown_path": (404, "Unknown path"),
     "unknown_server": (404, "Unknown server"),
+    "unknown_set": (404, "Unknown set"),
     "unknown_agent": (404, "Unknown agent"),
     "unknown_caller": (404, "Unknown caller"),
     "unknown_tenant": (404, "Unknown tenant"),

@@ -93,7 +93,11 @@ def negotiate(requested: str) -> str:
 
 
 def initialize_result(
-    version: str, me: Implementation, abilities: Set[Ability], hubs: Mapping[str, int] = NO_HUBS
+    version: str,
+    me: Implementation,
+    abilities: Set[Ability],
+    hubs: Mapping[str, int] = NO_HUBS,
+    instructions: str = "",
 ) -> bytes:
     """The hub's `initialize` result."""
     answer: dict[str, Any] = {
@@ -103,6 +107,8 @@ def initialize_result(
     }
     if hubs:
         answer["_meta"] = write_hubs(hubs)
+    if instructions:
+        answer["instructions"] = instructions
     return msgspec.json.encode(answer)
 
 

@@ -140,7 +140,11 @@ def _mismatch(request: Request, version: str | None, headers: RoutingHeaders) ->
 
 
 def discover_result(
-    supported: tuple[str, ...], me: Implementation, abilities: Set[Ability], hubs: Mapping[str, int] = NO_HUBS
+    supported: tuple[str, ...],
+    me: Implementation,
+    abilities: Set[Ability],
+    hubs: Mapping[str, int] = NO_HUBS,
+    instructions: str = "",
 ) -> bytes:
     """The hub's `server/discover` result."""
     answer: dict[str, Any] = {
@@ -151,6 +155,8 @@ def discover_result(
         "cacheScope": "private",
         "_meta": {SERVER_KEY: me, **write_hubs(hubs)},
     }
+    if instructions:
+        answer["instructions"] = instructions
     return msgspec.json.encode(answer)
 
 

@@ -77,8 +77,8 @@ def test_a_long_name_is_cut_and_gets_digits() -> None:
 
 def test_digits_that_are_taken_give_way_to_the_next_ones() -> None:
     wanted = pair("web", "search")
-    first = names._with_digits("mcp_web_search", wanted, set())
-    second = names._with_digits("mcp_web_search", wanted, {first})
+    first = names.with_digits("mcp_web_search", wanted, set())
+    second = names.with_digits("mcp_web_search", wanted, {first})
     assert first != second
     assert second.startswith("mcp_web_search_")
 
@@ -89,7 +89,7 @@ def test_a_pair_without_free_digits_is_a_defect_and_not_a_guess() -> None:
             return True
 
     with pytest.raises(AssertionError, match="no free name"):
-        names._with_digits("mcp_web_search", pair("web", "search"), Everything())
+        names.with_digits("mcp_web_search", pair("web", "search"), Everything())
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def test_what_is_filled_in_is_listed_as_not_required_and_checked_all_the_same() 
     ruled = ready(NEEDY, rules=ToolRules(defaults={"read": {"root": "/srv"}}))
     route = snapshot(ruled).view(ALL, EVERYTHING).routes["files.read"]
     assert bytes(route.feature.definition["inputSchema"]) == b'{"type":"object","required":["name"]}'
-    assert bytes(route.defaults["root"]) == b'"/srv"'
+    assert route.changes is not None
+    assert bytes(route.changes.defaults["root"]) == b'"/srv"'
     assert route.check(raw({"name": "x"})) == '"root" is a required property'
     assert route.check(raw({"name": "x", "root": "/"})) is None
 
@@ -578,7 +579,8 @@ def test_what_is_hidden_or_no_name_is_not_found_at_an_unlisted_server(name: str)
 def test_what_the_operator_said_of_a_method_holds_at_an_unlisted_server() -> None:
     route = snapshot(PLAIN).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.read")
     assert route is not None
-    assert (list(route.defaults), route.keep_seconds > 0) == (["lines"], True)
+    assert route.changes is not None
+    assert (list(route.changes.defaults), route.keep_seconds > 0) == (["lines"], True)
 
 
 def test_a_policy_is_asked_about_each_method_of_an_unlisted_server() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
 from isthmus.core.tasks.offline_queue import OfflineQueue
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.model.callers import Caller, FrontendName, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
@@ -326,6 +328,50 @@ async def test_what_a_caller_may_do_is_not_kept() -> None:
     pending = (await kept(shop, live)).pending
     assert pending is not None
     assert pending.call.caller.grants == Grants(())
+
+
+# -- in a set ----------------------------------------------------------------------------------------------------------
+
+ROOT = {"type": "object", "properties": {"root": {}, "path": {}}}
+LOAD = SetSettings(tools=("*",), tool={"files.read": SetTool(name="load", fixed={"root": "/srv"})})
+BOUND = replace(ANYONE, grants=Grants(("*",), set="dev"))
+
+
+def with_set(shop: Workshop, server: str = SERVER) -> Workshop:
+    shop.stage.hub.change_sets({"dev": LOAD})
+    shop.stage.hub.publish(replace(ready(tool(server=server, inputSchema=ROOT)), server=ServerName(server)))
+    return shop
+
+
+@pytest.mark.parametrize(("surface", "caller"), [(Surface(set="dev"), ANYONE), (EVERYTHING, BOUND)])
+async def test_a_call_of_a_set_is_sent_after_a_crash_as_the_set_says(surface: Surface, caller: Caller) -> None:
+    shop = with_set(away())
+    await shop.begin(call("load", {"path": "a"}, surface=surface, caller=caller))
+    after = with_set(await next_hub(shop))
+    after.engine.offline_queue.find_caller = lambda _: caller
+    after.engine.resume()
+    come_back(after)
+    await until(lambda: len(after.sent) == 1)
+    (inflight,) = after.sent
+    assert inflight.name == "read"
+    assert json.loads(bytes(inflight.call.arguments)) == {"path": "a", "root": "/srv"}
+
+
+@pytest.mark.parametrize(("surface", "caller"), [(Surface(set="dev"), ANYONE), (EVERYTHING, BOUND)])
+async def test_a_call_of_a_set_does_not_leave_it_with_a_renamed_server(surface: Surface, caller: Caller) -> None:
+    shop = with_set(away())
+    await shop.begin(call("load", {"path": "a"}, surface=surface, caller=caller))
+    hub = shop.stage.hub
+    heir = ServerQueue(ServerName("papers"), hub.limits)
+    heir.inherit(shop.stage.server_queue)
+    hub.close_server_queue(SERVER)
+    hub.open_server_queue(heir, replace(ready(tool(server="papers", inputSchema=ROOT)), server=ServerName("papers")))
+    await turns()
+    heir.attach(shop.link)
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.wait_idle()
+    # The set names the tool of the old server only: nothing is sent without the fixed argument.
+    assert shop.sent == []
 
 
 class Standing(Ears):

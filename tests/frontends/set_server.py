@@ -1,0 +1,104 @@
+"""An MCP server over its standard streams with tools to put into sets; each answers with the text of its arguments.
+
+`python set_server.py` speaks the modern era. What it answers is the very text that it was sent, so that a test sees
+which arguments left the hub.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+ISSUE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "repo": {"$ref": "#/$defs/Repo"},
+        "verbose": {"type": "boolean", "default": False},
+        "options": {"type": "object", "properties": {"repo": {"type": "string", "default": "none"}}},
+    },
+    "required": ["title", "repo"],
+    "examples": [{"title": "a", "repo": "secret/repo"}],
+    "$defs": {"Repo": {"type": "string", "pattern": "^[a-z]+/[a-z]+$"}},
+}
+COMBINED = {"type": "object", "properties": {"repo": {"type": "string"}}, "allOf": [{"required": ["repo"]}]}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": "create_issue",
+        "description": "Create an issue. It may take a while. Use it sparingly, since people read every one of them.",
+        "inputSchema": ISSUE,
+        "annotations": {"destructiveHint": True},
+    },
+    {
+        "name": "search",
+        "description": "Search.",
+        "inputSchema": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        "annotations": {"readOnlyHint": True},
+    },
+    {"name": "combined", "description": "Has a schema in two parts.", "inputSchema": COMBINED},
+]
+PROMPTS = [{"name": "brief", "arguments": [{"name": "subject"}]}]
+RESOURCES = [{"uri": "memo://one", "name": "one"}, {"uri": "memo://two", "name": "two"}]
+LISTS: dict[str, dict[str, Any]] = {
+    "tools/list": {"tools": TOOLS},
+    "prompts/list": {"prompts": PROMPTS},
+    "resources/list": {"resources": RESOURCES},
+    "resources/templates/list": {"resourceTemplates": []},
+}
+ABILITIES = b'{"tools":{},"prompts":{},"resources":{},"completions":{}}'
+
+
+class _Params(msgspec.Struct):
+    name: str = ""
+    uri: str = ""
+    arguments: Raw = Raw(b"{}")
+
+
+class _Request(msgspec.Struct):
+    method: str
+    id: Raw = Raw()
+    params: _Params = msgspec.field(default_factory=_Params)
+
+
+def command() -> list[str]:
+    """The words that start it."""
+    return [sys.executable, str(Path(__file__).resolve())]
+
+
+def main() -> None:
+    """Answer lines until there are no more."""
+    for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line, type=_Request)
+        if request.id:
+            answer = b'{"jsonrpc":"2.0","id":%b,"result":%b}\n' % (bytes(request.id), respond(request))
+            os.write(1, answer)
+
+
+def respond(request: _Request) -> bytes:
+    """The result of a request."""
+    params, arguments = request.params, bytes(request.params.arguments)
+    match request.method:
+        case "server/discover":
+            return b'{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":%b}' % ABILITIES
+        case listed if listed in LISTS:
+            return msgspec.json.encode({"resultType": "complete", **LISTS[listed]})
+        case "prompts/get":
+            return b'{"resultType":"complete","messages":[]}'
+        case "resources/read":
+            contents = [{"uri": params.uri, "text": params.uri}]
+            return msgspec.json.encode({"resultType": "complete", "contents": contents})
+        case "completion/complete":
+            return b'{"resultType":"complete","completion":{"values":["x"]}}'
+        case _:
+            text = msgspec.json.encode(f"{params.name} {arguments.decode()}")
+            form = b'{"resultType":"complete","content":[{"type":"text","text":%b}],"structuredContent":%b}'
+            return form % (text, arguments)
+
+
+if __name__ == "__main__":
+    main()

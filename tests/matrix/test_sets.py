@@ -1,0 +1,68 @@
+"""The official clients of both eras at a set: they list it, call it, and hear when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frontends.set_server import command
+from tests.hubs import MODERN, PATIENT, serving, stdio, write_config
+from tests.matrix.guests import Guest, fastmcp_over_http, sdk2_over_http
+from tests.matrix.tours import HEARD_SECONDS, MODES, SPOKEN, ClientName
+from tests.peers.client_sdk2 import Listener
+from tests.peers.sdk1_steps import run_sdk1
+
+CLIENTS: tuple[ClientName, ...] = ("sdk2-legacy", "sdk2-modern", "sdk2-auto", "fastmcp-legacy", "fastmcp-auto")
+SERVERS = {"one": stdio(command()), "two": stdio(command())}
+CHANGE = {"name": "new_issue", "fixed": {"repo": "acme/x"}, "hide": ["verbose"]}
+DEV: dict[str, Any] = {"tools": ["one.create_issue", "two.search"], "tool": {"one.create_issue": CHANGE}}
+NARROWER: dict[str, Any] = {**DEV, "tools": ["one.create_issue"]}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_client_lists_calls_and_hears_of_its_set(tmp_path: Path, name: ClientName) -> None:
+    listener = Listener()
+    connects = sdk2_over_http if name.startswith("sdk2") else fastmcp_over_http
+    async with (
+        serving(tmp_path, SERVERS, sets={"dev": DEV}, limits=PATIENT) as hub,
+        connects(hub.url_of("dev"))(MODES[name], listener) as guest,
+    ):
+        assert guest.protocol_version == SPOKEN[name]
+        tools = (await guest.list_tools()).tools
+        assert [tool.name for tool in tools] == ["new_issue", "search"]
+        assert set(tools[0].input_schema["properties"]) == {"title", "options"}
+        result = await guest.call_tool("new_issue", {"title": "t"})
+        assert result.structured_content == {"title": "t", "repo": "acme/x"}
+        async with asyncio.timeout(HEARD_SECONDS):
+            await _change(tmp_path, guest, listener, is_modern=SPOKEN[name] == MODERN)
+        assert [tool.name for tool in (await guest.list_tools()).tools] == ["new_issue"]
+
+
+async def _change(folder: Path, guest: Guest, listener: Listener, *, is_modern: bool) -> None:
+    """Change the set, and wait until the client hears of it."""
+    if is_modern:
+        async with guest.listen(tools_list_changed=True) as changes:
+            write_config(folder, SERVERS, sets={"dev": NARROWER}, limits=PATIENT)
+            await anext(aiter(changes))
+    else:
+        listener.changed.clear()
+        write_config(folder, SERVERS, sets={"dev": NARROWER}, limits=PATIENT)
+        await listener.changed.wait()
+
+
+async def test_the_earlier_sdk_lists_and_calls_a_set(tmp_path: Path) -> None:
+    async with serving(tmp_path, SERVERS, sets={"dev": DEV}, limits=PATIENT) as hub:
+        steps: list[dict[str, Any]] = [
+            {"do": "list"},
+            {"do": "call", "tool": "new_issue", "arguments": {"title": "t"}},
+            {"do": "call", "tool": "new_issue", "arguments": {"title": "t", "repo": "evil/x"}},
+            {"do": "call", "tool": "one.create_issue", "arguments": {"title": "t", "repo": "evil/x"}},
+        ]
+        listed, called, overridden, unknown = await run_sdk1(steps, url=hub.url_of("dev"))
+    assert [tool["name"] for tool in listed["tools"]] == ["new_issue", "search"]
+    assert called["result"]["structuredContent"] == {"title": "t", "repo": "acme/x"}
+    assert not overridden["ok"]
+    assert not unknown["ok"]
