@@ -351,3 +351,22 @@ async def test_an_open_hub_has_one_caller(tmp_path: Path) -> None:
         assert told["features"][0]["cells"] == [
             {"allowed": True, "by": "open", "reason": "the hub is open: it needs no keys"}
         ]
+
+
+async def test_a_caller_that_is_bound_to_a_set_reaches_what_the_set_has(tmp_path: Path) -> None:
+    callers = {
+        "ops": {"key": permitted.key_of("ops"), "allow": ["*"], "operator": True},
+        "bound": {"key": permitted.key_of("bound"), "allow": ["*"], "set": "small"},
+    }
+    async with serving(tmp_path, {}, callers=callers, sets={"small": {"tools": ["builtin.echo"]}}) as hub:
+        async with client(hub) as http:
+            told = await cells(http, caller="bound", server="builtin")
+            counted = await read(http, "/v1/access/servers?caller=bound")
+        async with client(hub, "bound") as own:
+            assert [each["name"] for each in (await read(own, "/v1/tools"))["tools"]] == ["echo"]
+    assert {name: cell["allowed"] for (_, name), cell in told.items()} == {
+        "builtin.chat_log": False, "builtin.echo": True, "builtin.timestamp": False,
+    }  # fmt: skip
+    assert told["tools", "builtin.echo"]["reason"] == "* in callers.bound.allow; builtin.echo in the set small"
+    assert told["tools", "builtin.timestamp"] == {"allowed": False, "by": "set", "reason": "not in the set small"}
+    assert [(each["name"], each["features"], each["reached"]) for each in counted["servers"]] == [("builtin", 3, [1])]

@@ -546,7 +546,8 @@ def _counts_reached(
     checked = 0
     for caller in callers:
         explainer, count = caller.explainer, 0
-        if policy.may_use_all_of(server):  # for most callers: then no feature needs a check
+        policy = explainer.policy
+        if explainer.set is None and policy.may_use_all_of(server):  # for most callers: then no feature needs a check
             count = reachable
         elif policy.reads_labels or policy.is_narrowed or policy.may_see_server(server):
             for row in rows:

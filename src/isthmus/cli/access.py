@@ -43,7 +43,7 @@ from isthmus.cli.options import with_json, with_private, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.config.findings import ConfigError
+from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import BUILTIN

@@ -869,8 +869,9 @@ class HubAdmin(Protocol):
 AccessBy: TypeAlias = Literal[
     "caller", "key", "issuer", "frontend", "tenant", "set", "policy", "definition", "server", "open", "local"
 ]
-"""What decides about a cell: the rules of the caller, of its key or issuer, of a frontend or a tenant; its set; a policy of an
-extension; a definition that waits for approval; a setting of the server; or that the hub is open, or the key local."""
+"""What decides about a cell: the rules of the caller, of its key or issuer, of a frontend or a tenant; its set; a
+policy of an extension; a definition that waits for approval; a setting of the server; or that the hub is open, or the
+key local."""
 
 
 class AccessPageQuery(msgspec.Struct, frozen=True):
