@@ -84,6 +84,10 @@ ENDPOINTS: dict[str, Endpoint] = {
     "A2A at the root": _posts("/", legacy("SendMessage", {"message": MESSAGE}), V1),
     "A2A, plain": _posts("/a2a/rest/message:send", {"message": MESSAGE}, V1),
     "A2A, plain, tasks": Endpoint("GET", "/a2a/rest/tasks", headers=(V1,)),
+    "A2A, a set": _posts("/a2a/sets/few", legacy("SendMessage", {"message": MESSAGE}), V1),
+    "A2A, a set, plain": _posts("/a2a/sets/few/rest/message:send", {"message": MESSAGE}, V1),
+    "A2A, a set's card": Endpoint("GET", "/a2a/sets/few/.well-known/agent-card.json", is_public=True),
+    "MCP, a set": _posts("/mcp/few", legacy("ping")),
     "REST, tools": Endpoint("GET", "/v1/tools"),
     "REST, a call": _posts("/v1/tools/builtin.echo", {"text": "x"}),
     "REST, answers to questions": _posts("/v1/questions/none", {"action": "decline"}),
@@ -106,6 +110,10 @@ ENDPOINTS: dict[str, Endpoint] = {
     "REST, verifying the audit log": Endpoint("POST", "/v1/audit/verify"),
     "console": Endpoint("GET", "/console/", is_public=True),
     "console, the session": Endpoint("GET", "/console/session", is_public=True),
+    "console, the REST API": Endpoint("GET", "/docs", is_public=True),
+    "REST, a preview of servers": _posts("/v1/configuration/preview", {"text": "https://example.com/mcp"}),
+    "REST, enabling": Endpoint("POST", "/v1/enable/none"),
+    "REST, disabling": Endpoint("POST", "/v1/disable/none"),
     "REST, a log": Endpoint("GET", "/v1/logs/none"),
     "REST, a restart": Endpoint("POST", "/v1/restart/none"),
     "REST, servers": Endpoint("GET", "/v1/servers"),
@@ -165,6 +173,8 @@ NO_ENDPOINTS = {
     "/call": "a part of the relay's paths",
     "/health": "the same",
     "/server-card": "the end of the path of a card",
+    "/rest": "the end of the path of a set's agent",
+    "/rest/": "the same",
     "/session": "the end of the path of the console's sessions",
 }
 FRONTENDS = Path(frontends.__file__ or "").parent
@@ -206,7 +216,8 @@ async def opened(folder: Path, **tables: Any) -> AsyncIterator[tuple[HubProcess,
         "two": {"key": OTHER_KEY, "allow": ["*"], "tenant": "other"},
     }
     hub = {"public_url": "https://hub.example", "hosts": ["localhost"], **tables.pop("hub", {})}
-    async with serving(folder, servers, callers=callers, hub=hub, **tables) as running:
+    sets = {"few": {"tools": ["builtin.echo"]}}
+    async with serving(folder, servers, callers=callers, hub=hub, sets=sets, **tables) as running:
 
         async def is_there() -> bool:
             async with connected(running.port) as wire:

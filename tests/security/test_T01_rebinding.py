@@ -35,7 +35,7 @@ HOSTS = {
 
 def is_published(endpoint: Endpoint) -> bool:
     """Whether every page may read it: not the relay's health, which is for its manager, and not the console."""
-    return endpoint.is_public and not endpoint.path.startswith(("/mcp_endpoint/health", "/console/"))
+    return endpoint.is_public and not endpoint.path.startswith(("/mcp_endpoint/health", "/console/", "/docs"))
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)

@@ -52,7 +52,7 @@ _FLAGS = frozenset({"--replace", "--no-check", "--trust"})
 # -- words that say nothing about a server, for its name
 _DULL_LABELS = frozenset({"www", "mcp", "api", "app", "server", "com", "co", "net", "org", "io", "dev", "ai"})
 _RUNNERS = frozenset({"npx", "bunx", "uvx", "pipx", "uv", "npm", "pnpm", "yarn", "bun", "deno", "docker", "podman"})
-_INTERPRETERS = frozenset({"node", "python", "python3", "py", "sh", "bash", "ruby", "php", "java", "env", "tsx"})
+_INTERPRETERS = frozenset({"node", "python", "python3", "py", "ruby", "php", "java", "env", "tsx"})
 _RUNNER_WORDS = frozenset({"run", "exec", "dlx", "tool", "x", "create"})
 _WITH_VALUE = frozenset({"-e", "--env", "-v", "--volume", "--mount", "--name", "-p", "--directory", "--from", "--with"})
 _AFFIXES = re.compile(r"^(?:mcp-server-|server-|mcp-)|(?:-mcp-server|-server-mcp|-mcp|-server)$")
