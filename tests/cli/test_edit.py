@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from tests.hubs import started
+from tests.hubs import environment, isthmus, started
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -242,13 +242,21 @@ def test_init_says_where_servers_run_and_which_have_secrets(run: Run, tmp_path: 
     assert "memory contains plaintext secrets. Only you may read the file; env:NAME is safer." in err
 
 
-async def test_a_running_hub_follows(run: Run, tmp_path: Path) -> None:
+async def test_a_running_hub_follows_before_add_ends(tmp_path: Path) -> None:
     command = echo_server(tmp_path)
     file = tmp_path / "isthmus.toml"
-    file.write_text(f'[hub]\nstate = "{tmp_path}/state"\n[log]\nlevel = "info"\n')
-    async with started(tmp_path, "--config", str(file), env={"HOME": str(tmp_path / "home")}) as hub:
-        code, _, err = await asyncio.to_thread(run, "add", "echo", "--no-check", "--", *command)
-        assert code == 0, err
-        async with asyncio.timeout(RUN_SECONDS):
-            while not any("server ready" in line and "echo" in line for line in hub.said):  # noqa: ASYNC110 - its log
-                await asyncio.sleep(0.05)
+    file.write_text(f'[hub]\nstate = "{tmp_path}/state"\n')
+    home = {"HOME": str(tmp_path / "home")}
+    async with started(tmp_path, "--config", str(file), env=home):
+
+        async def printed(*words: str) -> str:
+            process = await asyncio.create_subprocess_exec(
+                *isthmus(*words),
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment(home), cwd=tmp_path,
+            )  # fmt: skip
+            out, _ = await asyncio.wait_for(process.communicate(), RUN_SECONDS)
+            assert process.returncode == 0, out.decode()
+            return out.decode()
+
+        assert "has not started it yet" not in await printed("add", "echo", "--no-check", "--", *command)
+        assert "\necho " in await printed("servers")

@@ -5,12 +5,14 @@ The file is edited as text (`config.editing`): comments and everything else stay
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ import click
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
+from isthmus.cli.hub import running_hub, running_source
 from isthmus.cli.imports import print_notes
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import WholeNumber, with_config, with_wait
 from isthmus.cli.output import counted, print_error, print_output
+from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.client_files import HostContext, read_client_files
 from isthmus.config.dialects import CLIENTS, OWN
@@ -66,6 +70,9 @@ TEMPLATE = """\
 SCHEMES = ("http", "https", "ws", "wss")
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+FOLLOW_SECONDS = 10.0
+"""How long `add` waits until the running hub has started the server."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -202,7 +209,24 @@ def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **o
     print_output(f"{f'Replaced {name} in' if present else f'Added {name} to'} {target.file}{outcome}")
     if "cwd" in fields and options["cwd"] is None:
         print_error(f"It runs in {target.file.parent if fields['cwd'] == '.' else fields['cwd']} (cwd).")
+    _, running = running_hub(config)
+    if running is not None and not run_command(_follows(running_source(running), name)):
+        print_error(f"The hub at {running.origin} has not started it yet: `isthmus servers` shows when it has.")
     return Exit.SUCCESS
+
+
+async def _follows(source: RemoteSource, name: str) -> bool:
+    """Wait until the running hub has started a new server, so that the next command can use it."""
+    quiet_logs()
+    until = time.monotonic() + FOLLOW_SECONDS
+    with suppress(CommandFailed):
+        async with aclosing(HubClient(source)) as hub:
+            while time.monotonic() < until:
+                infos = read_servers(await hub.servers())
+                if any(info.name == name and info.state != "starting" for info in infos):
+                    return True
+                await asyncio.sleep(FOLLOW_SECONDS / 100)
+    return False
 
 
 def _fields(

@@ -107,6 +107,11 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
         advice = f"Start it with `{serve}`, or name a hub elsewhere with --hub URL or {HUB_VARIABLE}."
         raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
     print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
+    return running_source(running)
+
+
+def running_source(running: RunningHubInfo) -> RemoteSource:
+    """The running hub of a configuration, with the key of its user."""
     return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
 
 
