@@ -242,3 +242,24 @@ async def test_the_configurations_problems_are_shown_to_operators(tmp_path: Path
             assert "short" not in finding["problem"]
         async with client(hub, authorization=f"Bearer {CALLER}") as http:
             assert (await http.get("/v1/configuration")).status_code == 403
+
+
+async def test_hubs_of_one_host_do_not_sign_each_other_out(locked: HubProcess, tmp_path: Path) -> None:
+    async with serving(tmp_path, {}, callers=CALLERS) as other, client(locked) as http:
+        await sign_in(http, OPERATOR)
+        # Browsers send the cookies of a host to all of its ports.
+        answer = await http.post(f"http://127.0.0.1:{other.port}/console/session", json={"key": CALLER})
+        assert answer.json()["caller"] == "cal"
+        assert (await http.get("/console/session")).json()["caller"] == "ops"
+
+
+async def test_times_are_finer_than_a_millisecond_and_a_server_without_tools_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"away": {"command": "/no/such/program"}}) as hub, client(hub) as http:
+        for _ in range(5):
+            await http.post("/v1/tools/builtin.echo", json={"text": "x"})
+        calls = (await http.get("/v1/activity")).json()["calls"]
+        assert any(abs(each["seconds"] * 1000 - round(each["seconds"] * 1000)) > 1e-3 for each in calls)
+        refused = await http.post("/v1/tools/away.look", json={})
+        assert refused.json()["server"] == "away"
+        text = (await http.get("/metrics")).text
+        assert any('server="away"' in line for line in text.splitlines() if line.startswith("isthmus_calls_total"))

@@ -494,7 +494,7 @@ def _console(running: RunningHub, identities: Identities, auth: Authenticator) -
     settings = running.configuration.hub
     if not settings.console:
         return None
-    auth.sessions = Sessions()
+    auth.sessions = Sessions(settings.state)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     is_https = (settings.public_url or "").startswith("https:")
     return ConsoleHttp(auth, auth.sessions, needs_key, is_https=is_https)

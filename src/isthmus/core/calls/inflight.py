@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import count
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import ref
 
@@ -43,6 +44,7 @@ from isthmus.model.calls import (
     Result,
 )
 from isthmus.model.faults import Cancelled, Executed, Fault, Lost, NotConnected, ServerError, TimedOut, Unanswered
+from isthmus.model.names import ServerName
 from isthmus.model.trace_context import parent_of
 
 if TYPE_CHECKING:
@@ -141,6 +143,7 @@ class InFlight:
 
     __slots__ = (
         "__weakref__",
+        "_began",
         "_bucket",
         "_clock",
         "_deadlines",
@@ -204,6 +207,8 @@ class InFlight:
         self._recorder = recorder
         self._loop = loop
         self._started = loop.time()
+        self._began = perf_counter()
+        """The same for what it took: uvloop's clock has steps of a millisecond."""
         self._bucket: Bucket | None = None
         self._deadlines: Deadlines | None = None
         self._clock: _Clock | None = None
@@ -266,7 +271,7 @@ class InFlight:
         if self.steps is None:
             self.steps = []
         if len(self.steps) < STEPS_MAX:
-            self.steps.append((step, self._loop.time() - self._started))
+            self.steps.append((step, perf_counter() - self._began))
 
     def emit(self, event: Event) -> None:
         """Send an event to the caller, unless the call has ended. It is a sign of life."""
@@ -401,8 +406,11 @@ class InFlight:
             self.counted_by.leave(self.call.caller.tenant)
         if self.server_queue is not None:
             self.server_queue.call_ended(self, outcome)
-        server = None if route is None else route.feature.server
-        seconds = self._loop.time() - self._started
+        if route is not None:
+            server: ServerName | None = route.feature.server
+        else:  # a server that was never listed has no routes, but a fault may name it
+            server = outcome.server if isinstance(outcome, Fault) else None
+        seconds = perf_counter() - self._began
         recorder.ended(self, server, outcome, seconds)
         if recorder.audit_gate is None:
             self.deliver(outcome)
@@ -454,8 +462,8 @@ class InFlight:
 
     def waited(self) -> None:
         """It is sent now, after it waited in its queue. Its timeout starts: the server could not answer before."""
-        now = self._get_clock().alive_at = self._loop.time()
-        self.wait_seconds = now - self._started
+        self._get_clock().alive_at = self._loop.time()
+        self.wait_seconds = perf_counter() - self._began
         self._recorder.waited(self, self.wait_seconds)
 
     def put_back(self) -> bool:

@@ -32,7 +32,7 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
     respond,
 )
-from isthmus.frontends.http.sessions import COOKIE, Sessions, has_csrf_token
+from isthmus.frontends.http.sessions import Sessions, has_csrf_token
 from isthmus.model.callers import Caller
 
 PATH = "/console"
@@ -152,7 +152,7 @@ class ConsoleHttp:
                 if session is not None and not has_csrf_token(session, fields):
                     return respond(peer, 403, "The request needs the session's X-Csrf-Token")
                 self._sessions.end(fields)
-                self._answer_session(peer, None, {}, f"{COOKIE}=; Max-Age=0; {self._cookie}")
+                self._answer_session(peer, None, {}, f"{self._sessions.cookie}=; Max-Age=0; {self._cookie}")
             case _:
                 respond(peer, 405, "Use GET, POST or DELETE", [(b"allow", b"DELETE, GET, HEAD, POST")])
         return None
@@ -172,7 +172,7 @@ class ConsoleHttp:
             text = caller.message if caller.status != 401 else "This key is not valid, or it has expired."
             return respond(peer, caller.status, text, [line for line in caller.headers if line[0] == b"retry-after"])
         token, _ = self._sessions.begin(key, caller.name, caller.tenant)
-        cookie = f"{COOKIE}={token}"
+        cookie = f"{self._sessions.cookie}={token}"
         return self._answer_session(peer, caller, {b"cookie": cookie.encode()}, f"{cookie}; {self._cookie}")
 
     def _answer_session(self, peer: Peer, caller: Caller | None, fields: Fields, cookie: str | None = None) -> None:

@@ -16,6 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 import msgspec
 
 COOKIE = "isthmus_session"
+"""The cookie's name, with that of the hub behind it: browsers send cookies to every port of a host."""
 CSRF_HEADER = b"x-csrf-token"
 
 SESSIONS_MAX = 1_000
@@ -42,8 +43,10 @@ class Session(msgspec.Struct):
 class Sessions:
     """The sessions of one hub, in memory: a restart ends them."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hub: str = "", now: Callable[[], float] = time.monotonic) -> None:
+        """`hub` is a text that other hubs of the same host do not have."""
         self._now = now
+        self.cookie = f"{COOKIE}_{hashlib.sha256(hub.encode()).hexdigest()[:8]}"
         self._sessions: dict[bytes, Session] = {}
         """By the hash of the cookie's value, the last used one at the end."""
 
@@ -59,7 +62,7 @@ class Sessions:
 
     def find(self, fields: Mapping[bytes, bytes]) -> Session | None:
         """The session of a request, if its cookie names one that has not ended."""
-        token = _token(fields)
+        token = _token(fields, self.cookie)
         digest = b"" if token is None else _digest(token)
         session = self._sessions.pop(digest, None)
         now = self._now()
@@ -75,7 +78,7 @@ class Sessions:
 
     def end(self, fields: Mapping[bytes, bytes]) -> None:
         """End the session of a request."""
-        token = _token(fields)
+        token = _token(fields, self.cookie)
         if token is not None:
             self._sessions.pop(_digest(token), None)
 
@@ -85,12 +88,12 @@ def has_csrf_token(session: Session, fields: Mapping[bytes, bytes]) -> bool:
     return hmac.compare_digest(fields.get(CSRF_HEADER, b""), session.csrf.encode())
 
 
-def _token(fields: Mapping[bytes, bytes]) -> str | None:
+def _token(fields: Mapping[bytes, bytes], name: str) -> str | None:
     try:
         cookies = SimpleCookie(fields.get(b"cookie", b"").decode("latin-1"))
     except CookieError:
         return None
-    return cookies[COOKIE].value if COOKIE in cookies else None
+    return cookies[name].value if name in cookies else None
 
 
 def _digest(token: str) -> bytes:
