@@ -25,7 +25,7 @@ async def test_no_response_of_the_console_may_be_framed(tmp_path: Path) -> None:
         serving(tmp_path) as hub,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=30.0, verify=TRUSTED) as http,
     ):
-        for path in paths:
+        for path in (*paths, "/docs"):
             headers = (await http.get(path)).headers
             assert headers["x-frame-options"] == "DENY", path
             assert "frame-ancestors 'none'" in headers["content-security-policy"], path
