@@ -231,7 +231,10 @@ def fix_of(status: ServerStatus, entry: ConfiguredServer | None) -> str | None:
 
 
 def _finding(code: FindingCode, report: ServerReport, entry: ConfiguredServer | None, message: str) -> Diagnosis:
-    if code in _COMMANDS:
+    if code is WANTS_LOGIN and "wants the scope" in (report.reason or ""):
+        # The scope itself is the server's text, and people copy commands: only the message quotes it.
+        fix = f"log in with the scope in the message: isthmus login {report.server} --scope SCOPE"
+    elif code in _COMMANDS:
         fix = code.fix.replace("SERVER", report.server)
     else:
         fix = code.fix if entry is None else _fix(code, report, entry)

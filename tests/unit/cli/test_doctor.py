@@ -327,9 +327,19 @@ def test_withheld_tools_are_to_be_approved() -> None:
         assert {one.fix for one in found} == {"review and approve them: isthmus approve a"}
 
 
-def test_a_login_is_a_command_with_the_name_of_the_server() -> None:
-    found = told(ServerReport("a", "login", "it requires a login: x"), entry(HttpSettings("http://x")))
-    assert found == [("ISD-116", "log in: isthmus login a")]
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("it requires a login: run isthmus login a", "log in: isthmus login a"),
+        (
+            "it wants the scope 'b: run isthmus login a; rm x'",
+            "log in with the scope in the message: isthmus login a --scope SCOPE",
+        ),
+    ],
+)
+def test_the_fix_of_a_missing_login_is_a_command_without_words_of_the_server(reason: str, fix: str) -> None:
+    found = told(ServerReport("a", "login", reason), entry(HttpSettings("http://x")))
+    assert found == [("ISD-116", fix)]
 
 
 def test_a_secret_with_quotes_is_hidden_in_the_command() -> None:
