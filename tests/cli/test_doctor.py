@@ -232,6 +232,15 @@ for line in sys.stdin:
 """
 
 
+async def test_tools_that_wait_for_approval_are_told_with_the_command_that_approves_them(tmp_path: Path) -> None:
+    server = {**stdio(light_server.command("a")), "pin": "approve"}
+    code, out = await doctor("--config", str(write_config(tmp_path, {"new": server})))
+    assert code == 0, out
+    assert re.search(r"· ISD-406 .*'\w+' is withheld\n", out, re.DOTALL), out
+    assert "    fix: review and approve them: isthmus approve new\n" in out
+    assert "ISD-401" not in out
+
+
 async def test_codes_are_listed_without_looking_at_anything() -> None:
     code, out = await doctor("--codes")
     assert code == 0

@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 
 from tests.conftest import Ledger
+from tests.faults.watching import eventually
 from tests.frontends.wire import connected, rendered
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers import content
@@ -216,6 +217,30 @@ async def test_only_an_operator_sees_what_is_the_operators(tmp_path: Path) -> No
         for name, tools in (("all", 3), ("some", 1)):
             (one,) = shown[name].json()["servers"]
             assert (one["name"], one["tools"], "detail" in one) == ("builtin", tools, False)
+
+
+async def test_only_an_operator_sees_how_to_fix_a_server(tmp_path: Path) -> None:
+    callers: dict[str, dict[str, Any]] = {
+        "operator": {"key": "k3y-of-operator-0123456789", "operator": True},
+        "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
+    }
+    async with (
+        serving(tmp_path, {"dead": {"command": "no-such-program"}}, callers=callers) as running,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=SECONDS, verify=TRUSTED) as client,
+    ):
+        operator, other = ({"x-api-key": callers[name]["key"]} for name in callers)
+
+        async def has_failed() -> bool:
+            return bool((await client.get("/v1/servers/dead", headers=operator)).json()["state"] == "retrying")
+
+        await eventually(has_failed, "the server cannot be started")
+        fix = f"in servers.dead of {tmp_path / 'isthmus.json'}, correct command, or install no-such-program"
+        assert (await client.get("/v1/servers/dead", headers=operator)).json()["fix"] == fix
+        listed = (await client.get("/v1/servers", headers=operator)).json()["servers"]
+        assert {server["name"]: server["fix"] for server in listed} == {"builtin": None, "dead": fix}
+        for path in ("/v1/servers", "/v1/servers/dead"):
+            seen = await client.get(path, headers=other)
+            assert (seen.status_code, "fix" in seen.text, str(tmp_path) in seen.text) == (200, False, False)
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
+from isthmus.app.server_advice import entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.codes import IDLE_SET_ENTRY, LEFT_OUT_OF_SET
@@ -260,6 +261,13 @@ class RunningHub:
             )
             for each in (*self.configuration.warnings, *self._set_findings())
         ]
+
+    def server_fix(self, server: ServerName) -> str | None:
+        """See `core.ports.HubAdmin`."""
+        status, reconnector = self.hub.snapshot.server_statuses.get(server), self.supervisor.reconnectors.get(server)
+        if status is None:
+            return None
+        return fix_of(status, None if reconnector is None else entry_of(reconnector.settings, self.configuration))
 
     def _set_findings(self) -> Iterable[Finding]:
         """Return what only the servers' own lists tell about the sets of the file."""

@@ -6,6 +6,7 @@ fill. A set with a mistake is left out whole, and callers that are bound to it s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -45,6 +46,19 @@ SET_TOOL_KEYS: Mapping[str, str] = {
 """The keys of `[sets.NAME.tool."server.tool"]`."""
 
 
+_FIXES = (
+    ("must have another name than a server", "rename the set"),
+    ("must have a name like that of a server", "name the set with 1 to 50 letters, digits, _ and -"),
+    ("must be server.tool in quotation marks", 'write [sets.NAME.tool."server.tool"]'),
+    ("must be *, server.*", 'write a pattern such as "server.*", "server.tool" or "hint:read-only"'),
+    ("must be a list", 'write a list, such as ["server.*"] for tools'),
+    ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
+    ("must have only", "correct the spelling of the key, or remove it"),
+    ("must not name an argument that is in fixed", "remove the argument from hide"),
+)
+"""Parts of the mistakes in a set, and what to write instead; the first match counts."""
+
+
 def read_sets(
     document: Document | None, variables: Variables, servers: Collection[str]
 ) -> tuple[dict[str, SetSettings], list[Finding]]:
@@ -59,16 +73,19 @@ def read_sets(
         try:
             sets[name] = settings = _read_set(name, entry, variables, servers)
         except ValueError as error:
-            advice = "until it is fixed, there is no such set, and callers that are bound to it see nothing"
+            fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
+            advice = f"{fix}; until then callers that are bound to it see nothing"
             findings.append(place.mistake(error, advice=advice, code=codes.BAD_SET))
             continue
         if not (settings.tools or settings.prompts or settings.resources):
-            advice = 'tools = ["server.*"] would pick all tools of a server'
+            advice = 'to pick all tools of a server, write tools = ["server.*"]'
             findings.append(place.finding("picks nothing", advice=advice, code=codes.IDLE_SET_ENTRY))
-        findings += [
-            place.at(TOOL, tool).finding("is not among the tools of the set", code=codes.IDLE_SET_ENTRY)
-            for tool in _unpicked(settings)
-        ]
+        for tool in _unpicked(settings):
+            advice = f"correct its spelling, add {json.dumps(tool)} to tools, or remove it"
+            place_of_tool = place.at(TOOL, tool)
+            findings.append(
+                place_of_tool.finding("is not among the tools of the set", advice=advice, code=codes.IDLE_SET_ENTRY)
+            )
         for shared, tools in colliding_names(settings).items():
             findings.append(
                 place.finding(f"gives the name {shared} to {', '.join(tools)}", code=codes.SET_NAMES_COLLIDE)

@@ -833,6 +833,9 @@ class HubAdmin(Protocol):
     def findings(self) -> Sequence[ConfigurationFinding]:
         """The problems of the configuration."""
 
+    def server_fix(self, server: ServerName) -> str | None:
+        """What to do about a server that cannot be used, if its reason tells; it may name files."""
+
     def latest_calls(self, count: int) -> Sequence[EndedCall]:
         """At most so many of the last calls, the oldest first."""
 

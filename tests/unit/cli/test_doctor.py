@@ -11,17 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.cli import doctor as module
-from isthmus.cli.doctor import (
+from isthmus.app import server_advice as module
+from isthmus.app.server_advice import (
     CODES,
     NOT_STARTED,
     SLOW_SECONDS,
     ConfiguredServer,
     ServerReport,
+    check_server,
+)
+from isthmus.cli.doctor import (
     check_arguments,
     check_names,
     check_schemas,
-    check_server,
     check_uris,
     examine,
     show_codes,
@@ -31,6 +33,7 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.config import codes
+from isthmus.core.catalog.snapshot import ServerState, ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import (
@@ -311,6 +314,58 @@ def test_a_disabled_server_and_notes_are_told() -> None:
     assert told(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
         ("ISD-501", "in servers.a of x.toml, remove disabled to use it")
     ]
+
+
+def test_withheld_tools_are_to_be_approved() -> None:
+    notes = ("'pay' is withheld: run isthmus approve a.pay", "3 more are withheld")
+    for of in (None, entry(StdioSettings("x"))):
+        found = check_server(ServerReport("a", "ready", notes=notes), of)
+        assert [(one.code, one.message, one.is_grave) for one in found] == [
+            (module.WITHHELD, "'pay' is withheld", False),
+            (module.WITHHELD, "3 more are withheld", False),
+        ]
+        assert {one.fix for one in found} == {"review and approve them: isthmus approve a"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("it requires a login: run isthmus login a", "log in: isthmus login a"),
+        (
+            "it wants the scope 'b: run isthmus login a; rm x'",
+            "log in with the scope in the message: isthmus login a --scope SCOPE",
+        ),
+    ],
+)
+def test_the_fix_of_a_missing_login_is_a_command_without_words_of_the_server(reason: str, fix: str) -> None:
+    found = told(ServerReport("a", "login", reason), entry(HttpSettings("http://x")))
+    assert found == [("ISD-116", fix)]
+
+
+def test_a_secret_with_quotes_is_hidden_in_the_command() -> None:
+    secret = "hunter'2 \"hunter"
+    of = entry(StdioSettings("run", ("a b", "--key", secret)), frozenset({secret}))
+    assert told(ServerReport("a", "retrying", "exited with code 3"), of) == [
+        ("ISD-101", "run it by hand and read its output: run 'a b' --key ***")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "fix"),
+    [
+        ("retrying", "'x' could not be started: no", "in servers.a of x.toml, correct command, or install x"),
+        ("login", "it requires a login: x", "log in: isthmus login a"),
+        ("away", "it has disconnected", module.AWAY.fix),
+        ("retrying", "something nobody has thought of", None),
+        ("starting", "it has not answered yet", None),
+        ("disabled", "disabled", None),
+        ("ready", None, None),
+    ],
+)
+def test_a_running_hub_has_a_fix_for_a_server_whose_reason_tells_it(
+    state: ServerState, reason: str | None, fix: str | None
+) -> None:
+    assert module.fix_of(ServerStatus(ServerName("a"), state, reason), entry(StdioSettings("x"))) == fix
 
 
 # -- what servers offer, seen together -----------------------------------------------------------------------

@@ -232,7 +232,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_SET,
         server('[sets.a]\ntools = ["*"]'),
-        "isthmus.toml: sets.a must have another name than a server, not 'a' (until it is fixed, there is no such set",
+        "isthmus.toml: sets.a must have another name than a server, not 'a' (rename the set; until then callers",
     ),
     Mistake(
         codes.UNKNOWN_SET,

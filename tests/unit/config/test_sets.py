@@ -69,28 +69,53 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "problem"),
+    ("entry", "problem", "fix"),
     [
-        ({"tool": {"github": {}}}, "must be server.tool in quotation marks"),
-        ({"tools": ["git*"]}, "sets.dev.tools.0 must be *, server.*"),
-        ({"tools": "github.*"}, "sets.dev.tools must be a list of texts, not 'github.*'"),
-        ({"toolz": []}, "sets.dev must have only tools, prompts"),
-        ({"description_max": 5}, "sets.dev.description_max must be 20 or more, not 5"),
-        ({"tool": {"github.x": {"name": "a b"}}}, 'sets.dev.tool."github.x".name must be 1 to 128'),
-        ({"tool": {"github.x": {"fixed": []}}}, 'sets.dev.tool."github.x".fixed must be a table'),
-        ({"tool": {"github.x": {"fixed": {"a": 1}, "hide": ["a"]}}}, "must not name an argument that is in fixed"),
-        ({"tool": {"github.x": {"fixed": {"a": "${NO}"}}}}, "must have only variables that are set, not ${NO}"),
-        ({"tool": {"github.x": {"fix": {}}}}, "must have only name, description, fixed, hide"),
-        ([], "must be a table"),
+        ({"tool": {"github": {}}}, "must be server.tool in quotation marks", 'write [sets.NAME.tool."server.tool"]'),
+        ({"tools": ["git*"]}, "sets.dev.tools.0 must be *, server.*", 'write a pattern such as "server.*"'),
+        (
+            {"tools": "github.*"},
+            "sets.dev.tools must be a list of texts, not 'github.*'",
+            'write a list, such as ["server.*"]',
+        ),
+        ({"toolz": []}, "sets.dev must have only tools, prompts", "correct the spelling of the key"),
+        ({"description_max": 5}, "sets.dev.description_max must be 20 or more, not 5", "write what it must be"),
+        (
+            {"tool": {"github.x": {"name": "a b"}}},
+            'sets.dev.tool."github.x".name must be 1 to 128',
+            "write what it must be",
+        ),
+        (
+            {"tool": {"github.x": {"fixed": []}}},
+            'sets.dev.tool."github.x".fixed must be a table',
+            "write what it must be",
+        ),
+        (
+            {"tool": {"github.x": {"fixed": {"a": 1}, "hide": ["a"]}}},
+            "must not name an argument that is in fixed",
+            "remove the argument from hide",
+        ),
+        (
+            {"tool": {"github.x": {"fixed": {"a": "${NO}"}}}},
+            "must have only variables that are set, not ${NO}",
+            "set the variable where the hub starts",
+        ),
+        (
+            {"tool": {"github.x": {"fix": {}}}},
+            "must have only name, description, fixed, hide",
+            "correct the spelling of the key",
+        ),
+        ([], "must be a table", "write what it must be"),
     ],
 )
-def test_a_set_with_a_mistake_is_left_out_and_named(entry: object, problem: str) -> None:
+def test_a_set_with_a_mistake_is_left_out_and_its_fix_says_what_to_write(entry: object, problem: str, fix: str) -> None:
     sets, findings = read({"dev": entry, "good": {"tools": ["*"]}})
     assert list(sets) == ["good"]
     (finding,) = findings
     assert problem in str(finding)
     assert finding.code is BAD_SET
-    assert "callers that are bound to it see nothing" in str(finding)
+    assert finding.fix.startswith(fix)
+    assert finding.fix.endswith("; until then callers that are bound to it see nothing")
 
 
 @pytest.mark.parametrize("name", ["github", "builtin", "a.b", "a b", ""])

@@ -558,7 +558,7 @@ class RestRequest:
         if admin is None or not admin.restart(name):
             text = f"{name} cannot be restarted: it is built in, disabled, or dialled in from elsewhere"
             return refusal("not_restartable", text)
-        return server_document(self._hub, self.caller, name) or _unknown_server(name)
+        return server_document(self._hub, self.caller, name, admin) or _unknown_server(name)
 
     async def preview_servers(self) -> Answer:
         """What a pasted text would add to the configuration."""
@@ -623,13 +623,14 @@ class RestRequest:
 
     async def servers(self) -> None:
         """All servers, without waiting for any."""
-        tag = servers_tag(self._hub, self.caller)
+        tag = servers_tag(self._hub, self.caller, self._frontend.admin)
         if not self._has(tag):
-            self._send_tagged(tag, servers_document(self._hub, self.caller))
+            self._send_tagged(tag, servers_document(self._hub, self.caller, self._frontend.admin))
 
     async def server(self) -> Answer:
         """One server."""
-        return server_document(self._hub, self.caller, self.argument) or _unknown_server(self.argument)
+        document = server_document(self._hub, self.caller, self.argument, self._frontend.admin)
+        return document or _unknown_server(self.argument)
 
     async def relay(self, write: Callable[[RelayView, Query], bytes | None]) -> Answer:
         """A document of the relay."""

@@ -129,21 +129,21 @@ def _reason(reason: str | None, *, is_operator: bool) -> str | None:
 # -- servers -------------------------------------------------------------------------------------------------------
 
 
-def servers_document(hub: Hub, caller: Caller) -> bytes:
+def servers_document(hub: Hub, caller: Caller, admin: HubAdmin | None = None) -> bytes:
     """The state of every server that the caller may see, rendered once per view."""
     memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
     key = f"rest servers{' for operators' if caller.is_operator else ''}"
     if key not in memo:
-        memo[key] = msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
+        memo[key] = msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller, admin)]})
     return memo[key]
 
 
-def servers_tag(hub: Hub, caller: Caller) -> bytes:
+def servers_tag(hub: Hub, caller: Caller, admin: HubAdmin | None = None) -> bytes:
     """The entity tag of that document."""
     memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
     key = f"rest servers{' for operators' if caller.is_operator else ''}, tag"
     if key not in memo:
-        memo[key] = entity_tag(hashlib.blake2b(servers_document(hub, caller), digest_size=16).digest())
+        memo[key] = entity_tag(hashlib.blake2b(servers_document(hub, caller, admin), digest_size=16).digest())
     return memo[key]
 
 
@@ -152,9 +152,9 @@ def entity_tag(digest: bytes, about: str = "") -> bytes:
     return f'"{digest.hex()}{about}"'.encode()
 
 
-def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
+def server_document(hub: Hub, caller: Caller, name: str, admin: HubAdmin | None = None) -> bytes | None:
     """The state of one server, for operators with its log; None if the caller does not see it."""
-    for document, server_status in _visible_servers(hub, caller):
+    for document, server_status in _visible_servers(hub, caller, admin):
         if server_status.server == name:
             if caller.is_operator:
                 lines = hub.server_queues[server_status.server].log_lines
@@ -199,7 +199,7 @@ def stats_passes(hub: Hub, admin: HubAdmin, loop_figures: object) -> Passes[byte
     return msgspec.json.encode({"at": time.time(), "servers": [*servers, *others], "event_loop": loop_figures})
 
 
-def _visible_servers(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], ServerStatus]]:
+def _visible_servers(hub: Hub, caller: Caller, admin: HubAdmin | None) -> Iterable[tuple[dict[str, Any], ServerStatus]]:
     view = hub.snapshot.view(caller.grants, EVERYTHING)
     counts = {
         shape: Counter(route.feature.server for route in _table(view, shape).values())
@@ -219,5 +219,6 @@ def _visible_servers(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any],
             **{shape.member: counts[shape][name] for shape in counts},
         }
         if caller.is_operator:
-            document |= {"detail": server_status.detail, "notes": server_status.notes}
+            fix = None if admin is None else admin.server_fix(name)
+            document |= {"detail": server_status.detail, "fix": fix, "notes": server_status.notes}
         yield document, server_status

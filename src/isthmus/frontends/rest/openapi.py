@@ -246,6 +246,7 @@ def _server() -> dict[str, Any]:
     line = _open({"at": {"type": "number"}, "level": {"type": "string"}, "text": {"type": "string"}})
     for_operators = {
         "detail": NULLABLE_TEXT,
+        "fix": {**NULLABLE_TEXT, "description": "What to do about a server that cannot be used, if the hub knows."},
         "notes": {"type": "array", "items": {"type": "string"}},
         "log": {"type": "array", "items": line},
     }
