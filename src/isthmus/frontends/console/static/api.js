@@ -28,6 +28,56 @@ export const draft = signal(/** @type {any} */ (null));
 /** How many calls a page remembers. */
 export const CALLS_KEPT = 2000;
 
+// -- JSON with exact numbers -------------------------------------------------------------------------------------------
+
+/** A number that JavaScript would change, such as an integer above 2^53, with its digits. */
+export class Exact {
+  constructor(/** @type {string} */ digits) {
+    this.digits = digits;
+  }
+  toString() {
+    return this.digits;
+  }
+}
+
+const isChanged = (/** @type {string} */ digits, /** @type {number} */ value) => !Number.isFinite(value) || (/^-?\d{16,}$/.test(digits) && String(value) !== digits);
+
+/** The number that somebody typed: exact if JavaScript would change it, null if it is none. */
+export function typedNumber(/** @type {string} */ text) {
+  const digits = text.trim().replace(/^(-?)0+(?=\d)/, "$1").replace(/^-?(?=\.)/, "$&0"), value = Number(digits);
+  if (!/^-?\d+(\.\d+)?(e[+-]?\d+)?$/i.test(digits)) return null;
+  // A float holds every number of up to 15 digits.
+  const figures = digits.replace(/e.*/i, "").replace(/^[-0.]+|\./g, "");
+  return isChanged(digits, value) || (figures.length > 15 && String(value) !== digits) || (figures && !value) ? new Exact(digits) : value;
+}
+
+/** JSON as a value. Browsers without `context.source` (before 2025) round long integers. */
+export function parse(/** @type {string} */ text) {
+  if (/\d{16}|\de[+-]?\d{3}/i.test(text)) {
+    try {
+      return /** @type {any} */ (JSON).parse(text, (/** @type {string} */ _, /** @type {any} */ value, /** @type {any} */ context) =>
+        typeof value === "number" && context?.source && isChanged(context.source, value) ? new Exact(context.source) : value);
+    } catch { /* no JSON, or nested too deeply for a function on each value */ }
+  }
+  return JSON.parse(text);
+}
+
+/** Whether `parse` keeps all numbers of a text: false for long numbers in an old browser. */
+export const isParsedExactly = (/** @type {string} */ text) => !/\d{16}|\de[+-]?\d{3}/i.test(text) || "rawJSON" in JSON;
+
+/** A value as JSON, with exact numbers as they are. @param {any} value @returns {string} */
+export function toJson(value, space = "", line = "\n") {
+  if (value instanceof Exact) return value.digits;
+  if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
+  const inner = space && line + space, isList = Array.isArray(value);
+  const parts = isList ? value.map((each) => toJson(each, space, inner))
+    : Object.entries(value).filter(([, each]) => each !== undefined).map(([key, each]) => `${JSON.stringify(key)}:${space && " "}${toJson(each, space, inner)}`);
+  const body = parts.length ? `${inner}${parts.join(`,${inner}`)}${space && line}` : "";
+  return isList ? `[${body}]` : `{${body}}`;
+}
+
+// -- requests ------------------------------------------------------------------------------------------------------------
+
 /** A failed request: what the hub says of it, with `executed` where a call was made. */
 export class Problem extends Error {
   constructor(/** @type {any} */ body, /** @type {number} */ status) {
@@ -57,7 +107,7 @@ async function request(/** @type {string} */ path, /** @type {RequestInit} */ op
   throw new Problem(body, response.status);
 }
 
-export const get = async (/** @type {string} */ path) => (await request(path)).json();
+export const get = async (/** @type {string} */ path) => parse(await (await request(path)).text());
 
 /** The tags of the documents that this page has, by path. */
 const tags = new Map();
@@ -66,13 +116,13 @@ async function getChanged(/** @type {string} */ path) {
   const tag = tags.get(path);
   const response = await request(path, tag ? { headers: { "if-none-match": tag } } : {});
   if (response.status === 304) return null;
-  const found = await response.json();
+  const found = parse(await response.text());
   tags.set(path, response.headers.get("etag"));
   return found;
 }
 
 export const send = async (/** @type {string} */ method, /** @type {string} */ path, /** @type {any} */ body) =>
-  (await request(path, { method, body: body === undefined ? undefined : JSON.stringify(body) })).json();
+  parse(await (await request(path, { method, body: body === undefined ? undefined : toJson(body) })).text());
 
 /**
  * Reads a stream of events until it ends.
@@ -80,7 +130,7 @@ export const send = async (/** @type {string} */ method, /** @type {string} */ p
  */
 export async function stream(path, options, onEvent) {
   const response = await request(path, { ...options, headers: { accept: "text/event-stream" } });
-  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return onEvent("result", await response.json());
+  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return onEvent("result", parse(await response.text()));
   const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
@@ -96,7 +146,7 @@ export async function stream(path, options, onEvent) {
         if (line.startsWith("event: ")) event = line.slice(7);
         else if (line.startsWith("data: ")) data += line.slice(6);
       }
-      if (data) onEvent(event, JSON.parse(data));
+      if (data) onEvent(event, parse(data));
     }
   }
 }

@@ -14,6 +14,7 @@
 //
 // To search a list, use `matching`: it lower-cases the text of each list once.
 import { html, useState, useRef, useEffect, useLayoutEffect } from "./vendor/ui.js";
+import { Exact } from "./api.js";
 
 // -- words -------------------------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ export const Tree = (/** @type {any} */ { value }) => html`<div class="tree"><${
 function Branch(/** @type {any} */ { value, name = null, open = true }) {
   const [all, setAll] = useState(false);
   const label = name === null ? null : html`<span class="k">${name}: </span>`;
-  if (value === null || typeof value !== "object") {
+  if (value === null || typeof value !== "object" || value instanceof Exact) {
     const text = typeof value === "string" ? JSON.stringify(value) : String(value);
     const kind = typeof value === "string" ? "s" : "n";
     return html`<div class="leaf">${label}<span class=${kind}>${all || text.length <= 2000 ? text : `${text.slice(0, 2000)}…`}</span>${!all && text.length > 2000 ? html` <button class="plain" onClick=${() => setAll(true)}>show all</button>` : null}</div>`;

@@ -1,7 +1,7 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
-import { calls, CALLS_KEPT, capture, draft, get, send, servers, tools } from "../api.js";
+import { calls, CALLS_KEPT, capture, draft, get, parse, send, servers, tools } from "../api.js";
 import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 import { useTool } from "./tools.js";
 
@@ -223,7 +223,7 @@ function Again(/** @type {any} */ { details }) {
 }
 
 function parsed(/** @type {string} */ text) {
-  try { return JSON.parse(text); } catch { return undefined; }
+  try { return parse(text); } catch { return undefined; }
 }
 
 function Captured(/** @type {any} */ { title, captured }) {
