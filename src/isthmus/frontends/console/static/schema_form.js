@@ -3,6 +3,7 @@
 // cannot show (unions, free objects) is a field for JSON. `read` turns the form's state into the value.
 import { html, useRef, useState } from "./vendor/ui.js";
 import { isParsedExactly, parse, toJson, typedNumber } from "./api.js";
+import { decoded } from "./parts.js";
 
 let ids = 0;
 
@@ -11,7 +12,7 @@ function resolve(/** @type {any} */ schema, /** @type {any} */ root, depth = 0) 
   if (schema === true || schema === undefined || schema === null) return {};
   if (typeof schema.$ref === "string" && schema.$ref.startsWith("#/") && depth < 20) {
     let found = root;
-    for (const part of schema.$ref.slice(2).split("/")) found = found?.[decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~")];
+    for (const part of schema.$ref.slice(2).split("/")) found = found?.[decoded(part).replaceAll("~1", "/").replaceAll("~0", "~")];
     const { $ref: _, ...beside } = schema;
     return { ...resolve(found, root, depth + 1), ...beside };
   }
