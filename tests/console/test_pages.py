@@ -271,3 +271,66 @@ async def test_signing_in_and_out_and_a_key_that_ends(browser: Browser, tmp_path
         await expect(page.get_by_text("Signed in as guest")).to_be_visible()
         assert main(["token", "revoke", "guest", "--config", str(config)]) == 0
         await expect(page.get_by_text("Your key is no longer valid. Sign in again.")).to_be_visible()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_hub_behind_a_failing_proxy_is_not_called_live(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "activity", may_fail=True) as page:
+        live, navigation = page.locator(".top > span"), page.get_by_role("navigation")
+        await expect(live).to_have_text("live")
+        await expect(navigation.get_by_role("link", name="Activity")).to_contain_text("live")
+        await page.route("**/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad Gateway</h1>"))
+        await page.reload()
+        await expect(page.get_by_role("alert")).to_contain_text("v1/servers (HTTP 502)")
+        await expect(page.get_by_role("alert")).to_contain_text("tries again")
+        await expect(navigation.get_by_role("link", name="Activity")).to_contain_text("not connected")
+        await page.unroute("**/v1/**")
+        await expect(live).to_have_text("live")
+        await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_one_request_that_fails_does_not_hold_up_the_others(browser: Browser, hub: HubProcess) -> None:
+    problem = {"detail": "The store is busy."}
+    async with console(browser, hub.port, may_fail=True) as page:
+        await page.route("**/v1/definitions", lambda route: route.fulfill(status=503, json=problem))
+        await page.goto(f"http://127.0.0.1:{hub.port}/console/#/servers")
+        await page.reload()
+        await expect(page.get_by_role("grid", name="Servers")).to_contain_text("desk")
+        await expect(page.get_by_role("alert")).to_contain_text("v1/definitions (HTTP 503: The store is busy.)")
+        await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
+
+
+async def test_a_stopped_hub_is_seen_and_signing_out_says_that_it_failed(browser: Browser, tmp_path: Path) -> None:
+    key = "an-operator-key-0123456789"
+    callers = {"ada": {"key": key, "allow": ["*"], "operator": True}}
+    async with serving(tmp_path, callers=callers) as hub, console(browser, hub.port, "activity", may_fail=True) as page:
+        uncaught: list[str] = []
+        page.on("pageerror", lambda error: uncaught.append(str(error)))
+        await page.get_by_label("Key").fill(key)
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".top > span")).to_have_text("live")
+        hub.terminate()
+        await expect(page.locator(".top > span")).to_have_text("not connected")
+        await expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("The hub does not answer.")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_role("banner").get_by_role("alert")).to_contain_text("You are still signed in.")
+        assert uncaught == []
+
+
+async def test_a_badly_encoded_address_is_taken_as_it_is(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/%E0%A4%A") as page:
+        await expect(page.get_by_text("There is no tool %E0%A4%A")).to_be_visible()
+
+
+async def test_a_deeply_nested_result_is_shown_without_breaking_the_page(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/builtin.echo") as page:
+        form = page.get_by_role("region", name="builtin.echo")
+        for text in ("[" * 20_000 + "]" * 20_000, "[" * 20_000 + "9007199254740993" + "]" * 20_000):
+            await form.get_by_label(named("text")).fill(text)
+            await form.get_by_role("button", name="Call", exact=True).click()
+            await expect(form.locator(".out .tree").first).to_contain_text("nested too deeply")
+            await form.get_by_role("button", name="as text").click()
+            await expect(form.locator(".out pre").first).to_contain_text("[[[[")
+            await page.reload()
