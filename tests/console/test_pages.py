@@ -24,12 +24,14 @@ from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
 
+LONG_NAME = "a_long_name_" + "of_one_word" * 8
 VIEWS = (
     "overview",
     "servers",
     "servers/broken",
     "tools",
     "tools/desk.book",
+    f"tools/desk.{LONG_NAME}",
     "activity",
     "tasks",
     "devices",
@@ -83,6 +85,55 @@ async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess
         for view in VIEWS:
             await show(page, view)
             assert await is_too_wide(page) == [], view
+
+
+async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("Has a long name.")
+    servers = {"desk": stdio([sys.executable, str(SERVER), str(words), "-1"])}
+    async with serving(tmp_path, servers, hub={"pin": "strict"}, limits=PATIENT) as hub:
+        async with Raw(hub.url) as caller:
+            assert f"desk.{LONG_NAME}" in await caller.names()
+        words.write_text("Has another description.")
+        async with console(browser, hub.port, "servers/desk", width=360) as page:
+            await page.get_by_role("button", name="Restart").click()
+            await expect(page.get_by_role("navigation")).to_contain_text("1 waiting")
+            for view in ("definitions", "overview"):
+                await show(page, view)
+                await expect(page.get_by_role("main")).to_contain_text(LONG_NAME)
+                assert await is_too_wide(page) == [], view
+
+
+async def test_a_phone_shows_callers_and_servers_as_lists_and_where_it_is(browser: Browser, hub: HubProcess) -> None:
+    await call(hub, "desk.add", a=1, b=2)
+    async with console(browser, hub.port, width=360, height=740) as page:
+        picture, listed = page.locator(".map svg"), page.get_by_role("list", name="Servers")
+        await expect(listed.get_by_role("listitem").filter(has_text="broken")).to_contain_text("not connected")
+        await expect(listed).to_be_in_viewport()
+        await expect(page.get_by_role("list", name="Callers")).to_contain_text("MCP")
+        await expect(picture).to_be_hidden()
+        assert await page.locator(".map").evaluate("map => map.scrollWidth <= map.clientWidth")
+        await expect(page.get_by_role("link", name="Doctor")).not_to_be_in_viewport()
+        await show(page, "doctor")
+        await expect(page.get_by_role("link", name="Doctor")).to_be_in_viewport()
+        await show(page, "overview")
+        await page.set_viewport_size({"width": 1440, "height": 900})
+        await expect(picture).to_be_visible()
+        await expect(listed).to_be_hidden()
+
+
+async def test_the_overview_says_of_what_time_its_figures_are(browser: Browser, tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub, Raw(hub.url) as caller:
+        await caller.call("builtin.echo", {"text": "x"})
+        async with console(browser, hub.port) as page:
+            await expect(page.locator(".kpi").first).to_contain_text("1 call in 5 minutes")
+            await expect(page.locator(".kpi").first).to_contain_text("Calls, last 10 s")
+        for number in range(600):
+            await caller.call("builtin.echo", {"text": "x"}, id=number)
+        # The hub keeps 500 calls: of the first the page knows nothing.
+        async with console(browser, hub.port) as page:
+            await expect(page.locator(".kpi").first).to_contain_text(re.compile(r"500 calls in \d+ s"))
+            await expect(page.locator(".top > span")).to_have_text(re.compile(r"last \d+ s"))
 
 
 async def test_the_overview_shows_calls_as_they_happen_and_what_is_wrong(browser: Browser, hub: HubProcess) -> None:

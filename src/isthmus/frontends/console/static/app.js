@@ -106,8 +106,10 @@ function firstShown() {
 const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;
 
 function NavLink(/** @type {any} */ { page, isCurrent }) {
-  const badge = page.badge?.();
-  return html`<a href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
+  const badge = page.badge?.(), element = useRef(/** @type {any} */ (null));
+  // On a phone the navigation is one line that scrolls.
+  useEffect(() => { if (isCurrent) element.current.scrollIntoView({ block: "nearest", inline: "center" }); }, [isCurrent]);
+  return html`<a ref=${element} href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
     ${badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
 }
 
