@@ -256,10 +256,12 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
         await open_tool(page, "desk.book")
         await page.keyboard.press("k")
         await open_tool(page, "desk.add")
+        await page.keyboard.press("0")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Doctor")
         await page.keyboard.press("2")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
         await page.keyboard.press("?")
-        await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("0 is the tenth")
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
 

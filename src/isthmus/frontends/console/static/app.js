@@ -186,7 +186,7 @@ function Search(/** @type {any} */ { pages }) {
 
 // -- keys --------------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9", "go to a page"], ["?", "these keys"], ["Esc", "close"]];
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9, 0", "go to a page; 0 is the tenth"], ["?", "these keys"], ["Esc", "close"]];
 
 function Keys() {
   const dialog = useRef(/** @type {any} */ (null));
@@ -194,10 +194,10 @@ function Keys() {
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
       if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
-      const pages = pagesOf();
+      const page = /^\d$/.test(event.key) ? pagesOf()[(Number(event.key) + 9) % 10] : undefined;
       if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
       else if (event.key === "?") dialog.current.showModal();
-      else if (pages[Number(event.key) - 1]) go(link(pages[Number(event.key) - 1].id));
+      else if (page) go(link(page.id));
       else if ((event.key === "j" || event.key === "k") && !target.matches("[data-keys]")) {
         document.querySelector(/** @type {any} */ ("[data-keys]"))?.focus();
         document.activeElement?.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: false }));

@@ -1,7 +1,7 @@
 // @ts-check
 // Overview: callers on one shore, servers on the other, calls crossing; figures, and what needs attention.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { calls, findings, ORIGIN, pending, servers, stats } from "../api.js";
+import { calls, findings, ORIGIN, pending, servers, session, stats } from "../api.js";
 import { ago, Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
 import { CallTable } from "./activity.js";
 
@@ -186,7 +186,7 @@ function Map(/** @type {any} */ { recent, now }) {
     })}
     ${shown.map((server) => {
       const y = rightY.get(server.name) ?? 0, { word, look } = stateOf(server), p50 = latency.get(server.name);
-      const about = server.state === "ready" ? [server.transport, count(server.tools, "tool"), p50 ? took(p50) : ""].filter(Boolean).join(" · ") : word;
+      const about = server.state === "ready" ? [server.transport, count(server.tools, session.value.needsKey ? "tool for you" : "tool", session.value.needsKey ? "tools for you" : "tools"), p50 ? took(p50) : ""].filter(Boolean).join(" · ") : word;
       return html`<a key=${server.name} href=${link("servers", server.name)}><rect class="card" x=${RIGHT.x} y=${y} width=${RIGHT.width} height=${CARD} rx="9" />
         <${Shape} look=${look} x=${690} y=${y + 19} /><text x="704" y=${y + 23}>${cut(server.name, 24)}</text><text class="sub" x="704" y=${y + 41}>${cut(about, 32)}</text></a>`;
     })}
