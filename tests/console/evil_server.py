@@ -1,4 +1,7 @@
-"""An MCP server that puts scripts into everything it says; the file that it is given has them, and what they run."""
+"""An MCP server that puts scripts into everything it says; the file that it is given has them, and what they run.
+
+With a second file it is another server: only its names are scripts, and the file is the title of its tools.
+"""
 
 import base64
 import json
@@ -23,11 +26,20 @@ CONTENT: list[dict[str, Any]] = [
 ]
 
 
-def tool(number: int, payload: str) -> dict[str, Any]:
+def tool(name: str, payload: str) -> dict[str, Any]:
     words = {"title": payload, "description": payload}
     field = {**words, "type": "string", "enum": [payload, "x"], "examples": [payload]}
     schema = {**words, "type": "object", "properties": {payload: field}}
-    return {**words, "name": f"t{number}", "inputSchema": schema}
+    return {**words, "name": name, "inputSchema": schema}
+
+
+def tools() -> list[dict[str, Any]]:
+    if len(sys.argv) > 2:
+        return [{**tool(each, PAYLOADS[0]), "title": Path(sys.argv[2]).read_text()} for each in PAYLOADS[::10]]
+    return [
+        *(tool(f"t{number}", each) for number, each in enumerate(PAYLOADS)),
+        *(tool(each, each) for each in PAYLOADS),
+    ]
 
 
 def say(**message: Any) -> None:
@@ -44,10 +56,12 @@ for line in sys.stdin:
             result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about}
             say(id=message["id"], result=result)
         case "tools/list":
-            say(id=message["id"], result={"tools": [tool(*each) for each in enumerate(PAYLOADS)]})
+            say(id=message["id"], result={"tools": tools()})
         case "tools/call" if message["params"]["name"] == "t1":
             error = {"code": -32000, "message": " ".join(PAYLOADS), "data": {"all": PAYLOADS}}
             say(id=message["id"], error=error)
+        case "tools/call" if message["params"]["name"] in PAYLOADS:
+            say(id=message["id"], error={"code": -32000, "message": message["params"]["name"]})
         case "tools/call":
             say(id=message["id"], result={"content": CONTENT})
         case _:

@@ -243,3 +243,41 @@ async def test_every_copied_call_works(browser: Browser, hub: HubProcess, tmp_pa
     assert "count" in shown
     task = json.loads(await typed(copied["A2A"], tmp_path))["result"]
     assert task["status"]["state"] == "completed"
+
+
+@pytest.mark.parametrize("number", ["9007199254740993", "-123456789012345678901234567890", "0.12345678901234567890123"])
+async def test_a_number_is_sent_and_shown_with_the_digits_that_were_typed(
+    browser: Browser, hub: HubProcess, tmp_path: Path, number: str
+) -> None:
+    copied: dict[str, str] = {}
+    async with console(browser, hub.port, "tools/desk.add") as page:
+        form = form_of(page, "desk.add")
+        await form.get_by_label(named("a")).fill(number)
+        await form.get_by_label(named("b")).fill("0")
+        for name in ("Command line", "curl", "Python", "A2A"):
+            await form.get_by_role("button", name=name, exact=True).click()
+            copied[name] = await form.locator(".cmd code").inner_text()
+        async with page.expect_request(lambda request: "/v1/tools/desk.add?" in request.url) as sent:
+            await run(page)
+        assert (await sent.value).post_data == f'{{"a":{number},"b":0}}'
+        await expect(form.locator(".out pre").first).to_have_text(str(json.loads(number)))
+    assert all(number in each for each in copied.values()), copied
+    assert (await typed(copied["Command line"], tmp_path)).strip() == str(json.loads(number))
+
+
+async def test_long_numbers_in_json_and_in_results_keep_their_digits(browser: Browser, hub: HubProcess) -> None:
+    given = '{"id": 9007199254740993, "huge": 1e400, "plain": [1, 2.5, 9007199254740991]}'
+    async with console(browser, hub.port, "tools/desk.book") as page:
+        form = form_of(page, "desk.book")
+        await form.get_by_label(named("room")).select_option("small")
+        await form.get_by_label(named("extra")).fill('{"id": 9007199254740993, "plain": [1, 2.5, 9007199254740991]}')
+        await expect(form.locator(".cmd code")).to_contain_text(
+            '{"id":9007199254740993,"plain":[1,2.5,9007199254740991]}'
+        )
+        await run(page)
+        await expect(form.locator(".out .tree")).to_contain_text("id: 9007199254740993")
+        shown = await page.evaluate(
+            "async text => { const { parse, toJson } = await import('/console/api.js'); return toJson(parse(text)); }",
+            given,
+        )
+        assert shown == given.replace(": ", ":").replace(", ", ",")

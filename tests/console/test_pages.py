@@ -24,12 +24,14 @@ from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
 
+LONG_NAME = "a_long_name_" + "of_one_word" * 8
 VIEWS = (
     "overview",
     "servers",
     "servers/broken",
     "tools",
     "tools/desk.book",
+    f"tools/desk.{LONG_NAME}",
     "activity",
     "tasks",
     "devices",
@@ -83,6 +85,55 @@ async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess
         for view in VIEWS:
             await show(page, view)
             assert await is_too_wide(page) == [], view
+
+
+async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("Has a long name.")
+    servers = {"desk": stdio([sys.executable, str(SERVER), str(words), "-1"])}
+    async with serving(tmp_path, servers, hub={"pin": "strict"}, limits=PATIENT) as hub:
+        async with Raw(hub.url) as caller:
+            assert f"desk.{LONG_NAME}" in await caller.names()
+        words.write_text("Has another description.")
+        async with console(browser, hub.port, "servers/desk", width=360) as page:
+            await page.get_by_role("button", name="Restart").click()
+            await expect(page.get_by_role("navigation")).to_contain_text("1 waiting")
+            for view in ("definitions", "overview"):
+                await show(page, view)
+                await expect(page.get_by_role("main")).to_contain_text(LONG_NAME)
+                assert await is_too_wide(page) == [], view
+
+
+async def test_a_phone_shows_callers_and_servers_as_lists_and_where_it_is(browser: Browser, hub: HubProcess) -> None:
+    await call(hub, "desk.add", a=1, b=2)
+    async with console(browser, hub.port, width=360, height=740) as page:
+        picture, listed = page.locator(".map svg"), page.get_by_role("list", name="Servers")
+        await expect(listed.get_by_role("listitem").filter(has_text="broken")).to_contain_text("not connected")
+        await expect(listed).to_be_in_viewport()
+        await expect(page.get_by_role("list", name="Callers")).to_contain_text("MCP")
+        await expect(picture).to_be_hidden()
+        assert await page.locator(".map").evaluate("map => map.scrollWidth <= map.clientWidth")
+        await expect(page.get_by_role("link", name="Doctor")).not_to_be_in_viewport()
+        await show(page, "doctor")
+        await expect(page.get_by_role("link", name="Doctor")).to_be_in_viewport()
+        await show(page, "overview")
+        await page.set_viewport_size({"width": 1440, "height": 900})
+        await expect(picture).to_be_visible()
+        await expect(listed).to_be_hidden()
+
+
+async def test_the_overview_says_of_what_time_its_figures_are(browser: Browser, tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub, Raw(hub.url) as caller:
+        await caller.call("builtin.echo", {"text": "x"})
+        async with console(browser, hub.port) as page:
+            await expect(page.locator(".kpi").first).to_contain_text("1 call in 5 minutes")
+            await expect(page.locator(".kpi").first).to_contain_text("Calls, last 10 s")
+        for number in range(600):
+            await caller.call("builtin.echo", {"text": "x"}, id=number)
+        # The hub keeps 500 calls: of the first the page knows nothing.
+        async with console(browser, hub.port) as page:
+            await expect(page.locator(".kpi").first).to_contain_text(re.compile(r"500 calls in \d+ s"))
+            await expect(page.locator(".top > span")).to_have_text(re.compile(r"last \d+ s"))
 
 
 async def test_the_overview_shows_calls_as_they_happen_and_what_is_wrong(browser: Browser, hub: HubProcess) -> None:
@@ -207,10 +258,12 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
         await open_tool(page, "desk.book")
         await page.keyboard.press("k")
         await open_tool(page, "desk.add")
+        await page.keyboard.press("0")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Doctor")
         await page.keyboard.press("2")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
         await page.keyboard.press("?")
-        await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("0 is the tenth")
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
 
@@ -273,3 +326,66 @@ async def test_signing_in_and_out_and_a_key_that_ends(browser: Browser, tmp_path
         await expect(page.get_by_text("Signed in as guest")).to_be_visible()
         assert main(["token", "revoke", "guest", "--config", str(config)]) == 0
         await expect(page.get_by_text("Your key is no longer valid. Sign in again.")).to_be_visible()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_hub_behind_a_failing_proxy_is_not_called_live(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "activity", may_fail=True) as page:
+        live, navigation = page.locator(".top > span"), page.get_by_role("navigation")
+        await expect(live).to_have_text("live")
+        await expect(navigation.get_by_role("link", name="Activity")).to_contain_text("live")
+        await page.route("**/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad Gateway</h1>"))
+        await page.reload()
+        await expect(page.get_by_role("alert")).to_contain_text("v1/servers (HTTP 502)")
+        await expect(page.get_by_role("alert")).to_contain_text("tries again")
+        await expect(navigation.get_by_role("link", name="Activity")).to_contain_text("not connected")
+        await page.unroute("**/v1/**")
+        await expect(live).to_have_text("live")
+        await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_one_request_that_fails_does_not_hold_up_the_others(browser: Browser, hub: HubProcess) -> None:
+    problem = {"detail": "The store is busy."}
+    async with console(browser, hub.port, may_fail=True) as page:
+        await page.route("**/v1/definitions", lambda route: route.fulfill(status=503, json=problem))
+        await page.goto(f"http://127.0.0.1:{hub.port}/console/#/servers")
+        await page.reload()
+        await expect(page.get_by_role("grid", name="Servers")).to_contain_text("desk")
+        await expect(page.get_by_role("alert")).to_contain_text("v1/definitions (HTTP 503: The store is busy.)")
+        await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
+
+
+async def test_a_stopped_hub_is_seen_and_signing_out_says_that_it_failed(browser: Browser, tmp_path: Path) -> None:
+    key = "an-operator-key-0123456789"
+    callers = {"ada": {"key": key, "allow": ["*"], "operator": True}}
+    async with serving(tmp_path, callers=callers) as hub, console(browser, hub.port, "activity", may_fail=True) as page:
+        uncaught: list[str] = []
+        page.on("pageerror", lambda error: uncaught.append(str(error)))
+        await page.get_by_label("Key").fill(key)
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".top > span")).to_have_text("live")
+        hub.terminate()
+        await expect(page.locator(".top > span")).to_have_text("not connected")
+        await expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("The hub does not answer.")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_role("banner").get_by_role("alert")).to_contain_text("You are still signed in.")
+        assert uncaught == []
+
+
+async def test_a_badly_encoded_address_is_taken_as_it_is(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/%E0%A4%A") as page:
+        await expect(page.get_by_text("There is no tool %E0%A4%A")).to_be_visible()
+
+
+async def test_a_deeply_nested_result_is_shown_without_breaking_the_page(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools/builtin.echo") as page:
+        form = page.get_by_role("region", name="builtin.echo")
+        for text in ("[" * 20_000 + "]" * 20_000, "[" * 20_000 + "9007199254740993" + "]" * 20_000):
+            await form.get_by_label(named("text")).fill(text)
+            await form.get_by_role("button", name="Call", exact=True).click()
+            await expect(form.locator(".out .tree").first).to_contain_text("nested too deeply")
+            await form.get_by_role("button", name="as text").click()
+            await expect(form.locator(".out pre").first).to_contain_text("[[[[")
+            await page.reload()

@@ -158,6 +158,22 @@ async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProces
         await expect(tool).to_have_count(0)
 
 
+async def test_an_operator_reads_what_the_key_may_use_of_a_server(browser: Browser, tmp_path: Path) -> None:
+    callers = {"ops": {"key": OPERATOR, "operator": True}}
+    servers = {"desk": stdio([sys.executable, str(SERVER)])}
+    async with (
+        serving(tmp_path, servers, callers=callers, limits=PATIENT) as hub,
+        console(browser, hub.port, "servers/desk", may_fail=True) as page,
+    ):
+        await page.get_by_label("Key").fill(OPERATOR)
+        await page.keyboard.press("Enter")
+        about = page.get_by_role("region", name="desk")
+        await expect(about.get_by_role("log")).to_contain_text("tools")
+        await expect(about.locator("dl")).to_contain_text("Your key may use0 tools")
+        await expect(about).not_to_contain_text("Offers")
+        await expect(page.get_by_role("columnheader", name="Your tools")).to_be_visible()
+
+
 async def test_the_docs_ask_for_a_key_where_the_hub_needs_one(browser: Browser, tmp_path: Path) -> None:
     callers = {"cal": {"key": OPERATOR, "allow": ["*"]}}
     async with serving(tmp_path, callers=callers) as hub, console(browser, hub.port, may_fail=True) as page:

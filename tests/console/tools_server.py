@@ -76,6 +76,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "papers", "description": "Hands out papers.", "inputSchema": {"type": "object"}},
     {"name": "fail", "description": "Fails.", "inputSchema": {"type": "object"}},
     {"name": "die", "description": "Ends the server.", "inputSchema": {"type": "object"}},
+    {"name": "a_long_name_" + "of_one_word" * 8, "description": "Has a long name.", "inputSchema": {"type": "object"}},
 ]  # fmt: skip
 CAN: dict[str, Any] = {"tools": {}, "resources": {}}
 waiting: dict[str, Queue[dict[str, Any]]] = {}
@@ -164,8 +165,8 @@ def respond(id: Any, method: str, params: dict[str, Any]) -> None:
             say(id=id, error={"code": -32601, "message": "unknown method"})
 
 
-if len(sys.argv) > 1:  # the description of a tool, which a restart may change
-    TOOLS[0]["description"] = Path(sys.argv[1]).read_text()
+if len(sys.argv) > 1:  # the description of a tool, which a restart may change; the first one, if no other is named
+    TOOLS[int(sys.argv[2]) if len(sys.argv) > 2 else 0]["description"] = Path(sys.argv[1]).read_text()
 for line in sys.stdin:
     message = json.loads(line)
     if "method" not in message:

@@ -7,17 +7,21 @@ Content-Security-Policy allows no script but its own files.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+import isthmus
 from tests.console.a2a_tasks import client, start
 from tests.console.pages import chromium, console
+from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console")]
@@ -40,7 +44,10 @@ WRAPPERS = (
 PAYLOADS = [wrapper.format(tag.format(run=RUN)) for tag in TAGS for wrapper in WRAPPERS]
 assert len(set(PAYLOADS)) >= 300
 SERVER = Path(__file__).parents[1] / "console" / "evil_server.py"
-LOADED = "() => performance.getEntriesByName(new URL('../v1/tools', location.href).href).length"
+APP = Path(isthmus.__file__).parent / "frontends" / "console" / "static" / "app.js"
+PAGES = re.findall(r"\{ id: \"(\w+)\", title:", APP.read_text())
+assert len(PAGES) >= 10
+VIEWS = [*PAGES, "servers/evil", "servers/dead", "tools/evil.t0", "access/local", "audit/0:1"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,11 +61,29 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     folder: Path = tmp_path_factory.mktemp("evil")
     payloads = folder / "payloads.json"
     payloads.write_text(json.dumps({"run": RUN, "payloads": PAYLOADS}))
+    title = folder / "title"
+    title.write_text("first")
     servers = {
         "evil": stdio([sys.executable, str(SERVER), str(payloads)]),
+        "changing": stdio([sys.executable, str(SERVER), str(payloads), str(title)]),
         "dead": {"command": "/no/such/<img src=x onerror=" + RUN + ">"},
+        TAGS[1].format(run=RUN): {"command": 7},
     }
-    async with serving(folder, servers, limits=PATIENT) as running:
+    async with serving(folder, servers, hub={"pin": "strict"}, limits=PATIENT) as running, Raw(running.url) as caller:
+        names = await caller.names()
+        title.write_text("second")
+        origin = running.url.removesuffix("/mcp")
+        await caller.http.post(f"{origin}/v1/restart/changing")
+
+        async def is_withheld() -> bool:
+            return bool((await caller.http.get(f"{origin}/v1/definitions")).json()["pending"])
+
+        await eventually(is_withheld, "changed tools are withheld")
+        named = [name for name in names if name.startswith("evil.") and RUN in name]
+        assert len(named) >= 250
+        for name in named:
+            answer = await caller.http.post(f"{origin}/v1/tools/{quote(name, safe='')}", json={})
+            assert RUN in answer.json()["detail"], answer.text
         yield running
 
 
@@ -67,17 +92,60 @@ async def is_owned(page: Page) -> bool:
     return owned
 
 
-@pytest.mark.parametrize("view", ["overview", "servers/evil", "servers/dead", "tools/evil.t0", "activity", "devices"])
+async def read_through(page: Page) -> None:
+    """Scroll through every long list by keyboard, so that each row is drawn once."""
+    for grid in await page.get_by_role("grid").all():
+        total = int(await grid.get_attribute("aria-rowcount") or "0")
+        last = grid.locator(f"[aria-rowindex='{total}']")
+        await grid.focus()
+        await page.keyboard.press("End")
+        await expect(last).to_be_attached()
+        await page.keyboard.press("Home")
+        seen: set[str] = set()
+        for _ in range(total):
+            drawn = await grid.locator("[aria-rowindex]").evaluate_all("all => all.map(each => each.ariaRowIndex)")
+            seen.update(drawn)
+            if len(seen) >= total:
+                break
+            await page.keyboard.press("PageDown")
+            await page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
+        assert len(seen) >= total
+
+
+@pytest.mark.parametrize("view", VIEWS)
 async def test_no_page_runs_what_others_wrote(browser: Browser, hub: HubProcess, view: str) -> None:
-    async with Raw(hub.url) as caller:
-        for name in ("evil.t0", "evil.t1", f"evil.{TAGS[0]}"):
-            await caller.call(name)
     async with console(browser, hub.port, view, may_fail=True) as page:
-        await expect(page.get_by_role("navigation")).to_contain_text("Tools")
-        await expect(page.get_by_role("heading", level=1)).to_be_visible()
-        await page.wait_for_function(
-            "() => performance.getEntriesByType('resource').some((each) => each.name.includes('/v1/tools?'))"
-        )
+        await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+        await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
+        await expect(page.get_by_text("Loading")).to_have_count(0)
+        if view.startswith("access"):
+            await page.get_by_label("Filter tools").fill("owned")
+            await expect(page.locator("th.leaf").first).to_contain_text(RUN)
+        if view in PAGES:
+            await read_through(page)
+        if view in ("overview", "activity", "definitions", "doctor", "servers/dead", "tools/evil.t0"):
+            await expect(page.get_by_role("main")).to_contain_text(RUN)
+        assert not await is_owned(page)
+
+
+async def test_a_tool_with_a_script_as_its_name_is_opened_and_called(browser: Browser, hub: HubProcess) -> None:
+    name = f"evil.{PAYLOADS[15]}"
+    async with console(browser, hub.port, f"tools/{quote(name, safe='')}", may_fail=True) as page:
+        form = page.get_by_role("region", name=name, exact=True)
+        await form.get_by_role("button", name="Call", exact=True).click()
+        await expect(form.get_by_role("alert")).to_contain_text(PAYLOADS[15])
+        for each in ("curl", "Python", "A2A"):
+            await form.get_by_role("button", name=each, exact=True).click()
+        assert not await is_owned(page)
+
+
+async def test_the_docs_run_nothing(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, may_fail=True) as page:
+        await page.goto(f"http://127.0.0.1:{hub.port}/docs#{PAYLOADS[0]}")
+        await expect(page.get_by_role("heading", name="REST API")).to_be_visible()
+        await page.evaluate("() => document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        await page.get_by_label("Filter operations").fill(PAYLOADS[0])
+        await expect(page.get_by_text("No operation has all these words.")).to_be_visible()
         assert not await is_owned(page)
 
 

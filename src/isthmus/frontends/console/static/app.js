@@ -1,8 +1,8 @@
 // @ts-check
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
-import { calls, findings, isLoaded, isSignedIn, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
-import { go, link, loweredTexts, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
+import { calls, findings, isLoaded, isSignedIn, live, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
+import { decoded, go, link, loweredTexts, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
 
 /**
  * Pages in the order of the navigation, a row each. The component is in `pages/ID.js`, under the title as its name; it is
@@ -16,7 +16,7 @@ const PAGES = [
     return down ? { text: `${down} down`, alert: true } : { text: String(servers.value.length) };
   } },
   { id: "tools", title: "Tools", badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
-  { id: "activity", title: "Activity", operators: true, badge: () => ({ text: "live" }) },
+  { id: "activity", title: "Activity", operators: true, badge: () => (live.value ? { text: live.value, alert: live.value !== "live" } : null) },
   { id: "tasks", title: "Tasks" },
   { id: "devices", title: "Devices" },
   { id: "definitions", title: "Definitions", operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
@@ -37,7 +37,7 @@ const pagesOf = () => PAGES.filter((each) => session.value?.operator || !each.op
 
 const route = signal(readRoute());
 function readRoute() {
-  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
 }
 addEventListener("hashchange", () => { route.value = readRoute(); });
 
@@ -75,7 +75,7 @@ function App() {
         <a class="hide" href="../docs">REST API</a>
         <span class="hide">Version ${session.value.version}</span>
         ${session.value.needsKey
-          ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><button class="plain" onClick=${() => signOut()}>Sign out</button>`
+          ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><${SignOut} />`
           : html`<span class="hide">Open hub: no key needed</span>`}
       </div>
     </header>
@@ -106,9 +106,17 @@ function firstShown() {
 const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;
 
 function NavLink(/** @type {any} */ { page, isCurrent }) {
-  const badge = page.badge?.();
-  return html`<a href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
+  const badge = page.badge?.(), element = useRef(/** @type {any} */ (null));
+  // On a phone the navigation is one line that scrolls.
+  useEffect(() => { if (isCurrent) element.current.scrollIntoView({ block: "nearest", inline: "center" }); }, [isCurrent]);
+  return html`<a ref=${element} href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
     ${badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
+}
+
+function SignOut() {
+  const [problem, setProblem] = useState("");
+  const leave = () => signOut().catch((error) => setProblem(`You are still signed in. ${error.message}`));
+  return html`<button class="plain" onClick=${leave}>Sign out</button>${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}`;
 }
 
 function SignIn() {
@@ -178,7 +186,7 @@ function Search(/** @type {any} */ { pages }) {
 
 // -- keys --------------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9", "go to a page"], ["?", "these keys"], ["Esc", "close"]];
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9, 0", "go to a page; 0 is the tenth"], ["?", "these keys"], ["Esc", "close"]];
 
 function Keys() {
   const dialog = useRef(/** @type {any} */ (null));
@@ -186,10 +194,10 @@ function Keys() {
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
       if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
-      const pages = pagesOf();
+      const page = /^\d$/.test(event.key) ? pagesOf()[(Number(event.key) + 9) % 10] : undefined;
       if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
       else if (event.key === "?") dialog.current.showModal();
-      else if (pages[Number(event.key) - 1]) go(link(pages[Number(event.key) - 1].id));
+      else if (page) go(link(page.id));
       else if ((event.key === "j" || event.key === "k") && !target.matches("[data-keys]")) {
         document.querySelector(/** @type {any} */ ("[data-keys]"))?.focus();
         document.activeElement?.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: false }));

@@ -2,7 +2,7 @@
 // The page at /docs: the hub's OpenAPI document for people. It loads nothing but that document and the session.
 import { html, render, signal, useEffect, useState } from "./vendor/ui.js";
 import { get, loadSession, ORIGIN, session, signIn } from "./api.js";
-import { Command } from "./parts.js";
+import { Command, decoded } from "./parts.js";
 
 const page = signal(/** @type {any} */ (null));
 const problem = signal("");
@@ -105,7 +105,7 @@ function Named(/** @type {any} */ { name, schema, isOpen }) {
 
 // -- the page ------------------------------------------------------------------------------------------------------------
 
-const readHash = () => decodeURIComponent(location.hash.slice(1));
+const readHash = () => decoded(location.hash.slice(1));
 const target = signal(readHash());
 addEventListener("hashchange", () => { target.value = readHash(); });
 

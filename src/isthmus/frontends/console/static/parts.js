@@ -14,6 +14,7 @@
 //
 // To search a list, use `matching`: it lower-cases the text of each list once.
 import { html, useState, useRef, useEffect, useLayoutEffect } from "./vendor/ui.js";
+import { Exact, toJson } from "./api.js";
 
 // -- words -------------------------------------------------------------------------------------------------------------
 
@@ -104,21 +105,34 @@ export function Sparkline(/** @type {any} */ { values, width = 92, height = 30 }
 /** JSON that can be folded. Long texts and lists are cut; "show all" opens them. */
 export const Tree = (/** @type {any} */ { value }) => html`<div class="tree"><${Branch} value=${value} /></div>`;
 
-function Branch(/** @type {any} */ { value, name = null, open = true }) {
+/** What is nested deeper than this is shown as text. */
+const LEVELS_MAX = 100;
+
+function Branch(/** @type {any} */ { value, name = null, open = true, level = 0 }) {
   const [all, setAll] = useState(false);
   const label = name === null ? null : html`<span class="k">${name}: </span>`;
-  if (value === null || typeof value !== "object") {
+  if (value === null || typeof value !== "object" || value instanceof Exact) {
     const text = typeof value === "string" ? JSON.stringify(value) : String(value);
     const kind = typeof value === "string" ? "s" : "n";
     return html`<div class="leaf">${label}<span class=${kind}>${all || text.length <= 2000 ? text : `${text.slice(0, 2000)}…`}</span>${!all && text.length > 2000 ? html` <button class="plain" onClick=${() => setAll(true)}>show all</button>` : null}</div>`;
   }
+  if (level >= LEVELS_MAX) return html`<div class="leaf">${label}<span class="n">${deepText(value)}</span></div>`;
   const entries = Array.isArray(value) ? value.map((v, i) => [i, v]) : Object.entries(value);
   const shown = all ? entries : entries.slice(0, 100);
   const kind = Array.isArray(value) ? `[${entries.length}]` : `{${entries.length}}`;
   return html`<details open=${open}><summary>${label}<span class="dim">${kind}</span></summary>
-    ${shown.map(([key, each]) => html`<${Branch} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} />`)}
+    ${shown.map(([key, each]) => html`<${Branch} key=${key} name=${String(key)} value=${each} open=${entries.length <= 20} level=${level + 1} />`)}
     ${shown.length < entries.length ? html`<button class="plain" onClick=${() => setAll(true)}>show all ${entries.length}</button>` : null}
   </details>`;
+}
+
+function deepText(/** @type {any} */ value) {
+  try {
+    const text = toJson(value);
+    return text.length > 2000 ? `${text.slice(0, 2000)}…` : text;
+  } catch {
+    return "… nested too deeply to be shown here";
+  }
 }
 
 const OVERSCAN = 8;
@@ -209,4 +223,8 @@ export const toolText = (/** @type {any} */ tool) => `${tool.name} ${tool.title 
 
 /** The address of a view. */
 export const go = (/** @type {string} */ hash) => { location.hash = hash; };
+/** A part of an address as text; one that is badly encoded stays as it is. */
+export const decoded = (/** @type {string} */ part) => {
+  try { return decodeURIComponent(part); } catch { return part; }
+};
 export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;

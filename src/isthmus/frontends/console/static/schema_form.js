@@ -2,6 +2,8 @@
 // A form made from a JSON schema: texts, numbers, yes/no, choices, files, lists and nested objects. Whatever a form
 // cannot show (unions, free objects) is a field for JSON. `read` turns the form's state into the value.
 import { html, useRef, useState } from "./vendor/ui.js";
+import { isParsedExactly, parse, toJson, typedNumber } from "./api.js";
+import { decoded } from "./parts.js";
 
 let ids = 0;
 
@@ -10,7 +12,7 @@ function resolve(/** @type {any} */ schema, /** @type {any} */ root, depth = 0) 
   if (schema === true || schema === undefined || schema === null) return {};
   if (typeof schema.$ref === "string" && schema.$ref.startsWith("#/") && depth < 20) {
     let found = root;
-    for (const part of schema.$ref.slice(2).split("/")) found = found?.[decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~")];
+    for (const part of schema.$ref.slice(2).split("/")) found = found?.[decoded(part).replaceAll("~1", "/").replaceAll("~0", "~")];
     const { $ref: _, ...beside } = schema;
     return { ...resolve(found, root, depth + 1), ...beside };
   }
@@ -63,6 +65,12 @@ export function kindOf(/** @type {any} */ schema) {
 
 const DEPTH_MAX = 8;
 
+/** The position of a value in a list of choices, as the form keeps it. */
+function choiceOf(/** @type {any[]} */ choices, /** @type {any} */ value) {
+  const at = choices.findIndex((each) => toJson(each) === toJson(value));
+  return value === undefined || at < 0 ? "" : String(at);
+}
+
 /** The state of an empty form. */
 export function blank(/** @type {any} */ given, root = given, depth = 0) {
   const schema = resolve(given, root), kind = depth > DEPTH_MAX ? "json" : kindOf(schema);
@@ -71,8 +79,8 @@ export function blank(/** @type {any} */ given, root = given, depth = 0) {
     case "object": return Object.fromEntries(Object.entries(schema.properties).map(([key, each]) => [key, blank(each, root, depth + 1)]));
     case "list": return has && Array.isArray(schema.default) ? schema.default.map((/** @type {any} */ each) => fill(schema.items, each, root, depth + 1)) : [];
     case "yes": return has ? Boolean(schema.default) : null;
-    case "json": return has ? JSON.stringify(schema.default) : "";
-    case "choice": return schema.enum.includes(schema.default) ? String(schema.enum.indexOf(schema.default)) : "";
+    case "json": return has ? toJson(schema.default) : "";
+    case "choice": return choiceOf(schema.enum, schema.default);
     default: return has ? String(schema.default) : "";
   }
 }
@@ -81,10 +89,10 @@ export function blank(/** @type {any} */ given, root = given, depth = 0) {
 export function fill(/** @type {any} */ given, /** @type {any} */ value, /** @type {any} */ root = given, depth = 0) {
   const schema = resolve(given, root), kind = depth > DEPTH_MAX ? "json" : kindOf(schema);
   if (value === null || value === undefined) return blank(given, root, depth);
-  if (kind === "json") return JSON.stringify(value);
+  if (kind === "json") return toJson(value);
   if (kind === "object") return Object.fromEntries(Object.entries(schema.properties).map(([key, each]) => [key, value?.[key] === undefined ? blank(each, root, depth + 1) : fill(each, value[key], root, depth + 1)]));
   if (kind === "list") return (Array.isArray(value) ? value : []).map((/** @type {any} */ each) => fill(schema.items, each, root, depth + 1));
-  if (kind === "choice") return schema.enum.includes(value) ? String(schema.enum.indexOf(value)) : "";
+  if (kind === "choice") return choiceOf(schema.enum, value);
   return kind === "yes" ? Boolean(value) : String(value);
 }
 
@@ -112,14 +120,15 @@ export function read(given, state, { root = given, isNeeded = true, path = "", d
     case "choice": if (state === "" || state === undefined) { if (isNeeded) throw new Error(`Choose ${name}.`); return undefined; } return schema.enum[Number(state)];
     case "number": {
       if (state === "" || state === undefined) { if (isNeeded) throw new Error(`${name} needs a number.`); return undefined; }
-      const number = Number(state);
-      if (Number.isNaN(number)) throw new Error(`${name} must be a number, not ${state}.`);
+      const number = typedNumber(state);
+      if (number === null) throw new Error(`${name} must be a number, not ${state}.`);
       return number;
     }
     case "file": if (!state) { if (isNeeded) throw new Error(`Choose a file for ${name}.`); return undefined; } return state;
     case "json": {
       if (!state?.trim()) { if (isNeeded && path) throw new Error(`${name} needs a value (JSON).`); return path ? undefined : {}; }
-      try { return JSON.parse(state); } catch { throw new Error(`${name} must be JSON: a text needs quotes, for example "text".`); }
+      if (!isParsedExactly(state)) throw new Error(`${name} has a long number, which this browser would round. Use a browser of 2025 or later, or the command line.`);
+      try { return parse(state); } catch { throw new Error(`${name} must be JSON: a text needs quotes, for example "text".`); }
     }
     default: return state === "" || state === undefined ? (isNeeded ? "" : undefined) : state;
   }
@@ -181,4 +190,4 @@ function FileField(/** @type {any} */ { id, head, hint, about, type, state, onCh
     ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}</div>`;
 }
 
-const exampleOf = (/** @type {any} */ schema) => (schema.examples?.[0] !== undefined ? JSON.stringify(schema.examples[0]) : schema.type === "array" ? "[ ]" : "{ }");
+const exampleOf = (/** @type {any} */ schema) => (schema.examples?.[0] !== undefined ? toJson(schema.examples[0]) : schema.type === "array" ? "[ ]" : "{ }");

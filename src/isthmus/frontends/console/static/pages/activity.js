@@ -1,7 +1,7 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
-import { calls, CALLS_KEPT, capture, draft, get, send, servers, tools } from "../api.js";
+import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, tools } from "../api.js";
 import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 import { useTool } from "./tools.js";
 
@@ -63,7 +63,7 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
     return html`<${Choice} key=${label} label=${label} all=${name} choices=${found} value=${wanted[label] ?? ""} onChange=${(/** @type {string} */ value) => setWanted({ ...wanted, [label]: value })} />`;
   }), [Math.floor(Date.now() / CHOICES_MS), all.length < CHOICES_MAX && all.length, wanted, servers.value]);
   const number = Number(rest[0] ?? 0);
-  return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : "live"}</span>${search}</div>
+  return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : live.value || "connecting …"}</span>${search}</div>
     <${CaptureNote} />
     ${number ? html`<${OneCall} key=${number} number=${number} known=${all.find((call) => call.number === number)} />` : null}
     <section class="panel">
@@ -223,7 +223,7 @@ function Again(/** @type {any} */ { details }) {
 }
 
 function parsed(/** @type {string} */ text) {
-  try { return JSON.parse(text); } catch { return undefined; }
+  try { return parse(text); } catch { return undefined; }
 }
 
 function Captured(/** @type {any} */ { title, captured }) {

@@ -1,14 +1,14 @@
 // @ts-check
 // Definitions: tools that are withheld because their definition changed, old and new side by side, and their approval.
 import { html, useState } from "../vendor/ui.js";
-import { pending, refresh, send } from "../api.js";
+import { parse, pending, refresh, send, toJson } from "../api.js";
 import { ago, count, link, State } from "../parts.js";
 
 /** JSON as lines, so that two definitions can be compared; text that is no JSON stays as it is. */
 function linesOf(/** @type {string | null} */ text) {
   if (text === null) return [];
   try {
-    return JSON.stringify(JSON.parse(text), null, 2).split("\n");
+    return toJson(parse(text), "  ").split("\n");
   } catch {
     return text.split("\n");
   }

@@ -1,8 +1,8 @@
 // @ts-check
 // Overview: callers on one shore, servers on the other, calls crossing; figures, and what needs attention.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { calls, findings, ORIGIN, pending, servers, stats } from "../api.js";
-import { Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
+import { calls, findings, ORIGIN, pending, servers, session, stats } from "../api.js";
+import { ago, Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
 import { CallTable } from "./activity.js";
 
 const WINDOW_SECONDS = 300;
@@ -28,12 +28,16 @@ const secondsOf = (/** @type {number} */ bin) => 2 ** (bin / 8) / 1e5;
 /** @type {{second: number, calls: number, faults: Record<string, number>, took: Uint16Array, flows: Map<string, number>}[]} */
 let counted = [];
 let countedTo = 0;
+/** From when on all calls are counted: the hub keeps the last 500, so a page that opens at a busy hub knows less. */
+let countedFrom = 0;
+const CALLS_OF_HUB = 500;
 
 calls.subscribe((/** @type {any[]} */ all) => {
   const newest = all[0]?.number ?? 0;
-  if (newest < countedTo || !newest) [counted, countedTo] = [[], 0];
-  const end = all.findIndex((call) => call.number <= countedTo);
-  for (let i = (end < 0 ? all.length : end) - 1; i >= 0; i -= 1) {
+  if (newest < countedTo || !newest) [counted, countedTo, countedFrom] = [[], 0, 0];
+  const end = all.findIndex((call) => call.number <= countedTo), added = end < 0 ? all.length : end;
+  if (added >= CALLS_OF_HUB && all[added - 1].number > countedTo + 1) countedFrom = all[added - 1].at;
+  for (let i = added - 1; i >= 0; i -= 1) {
     const call = all[i], second = Math.floor(call.at), { word } = outcomeOf(call);
     let last = counted[counted.length - 1];
     if (!last || second > last.second) counted.push((last = { second, calls: 0, faults: {}, took: new Uint16Array(BINS), flows: new window.Map() }));
@@ -48,6 +52,15 @@ calls.subscribe((/** @type {any[]} */ all) => {
   while (counted.length && counted[0].second < now - WINDOW_SECONDS) counted.shift();
   for (let i = counted.length - 1; i >= 0 && counted[i].flows.size; i -= 1) if (counted[i].second < now - 2 * RATE_SECONDS) counted[i].flows.clear();
 });
+
+/** The whole seconds of which the rates are, at most the last ten. */
+function rateWindow(/** @type {number} */ now) {
+  const to = Math.floor(now), from = Math.min(to - 1, Math.max(to - RATE_SECONDS, Math.ceil(countedFrom)));
+  return { from, to, seconds: to - from };
+}
+
+/** The time of which all calls are counted, in words. */
+const windowOf = (/** @type {number} */ now) => (countedFrom > now - WINDOW_SECONDS ? ago(countedFrom) : `${WINDOW_SECONDS / 60} minutes`);
 
 /** The newest calls, read at most so often. */
 function useCalls(/** @type {number} */ ms) {
@@ -67,7 +80,7 @@ export function Overview(/** @type {any} */ { title, search }) {
   const now = Date.now() / 1000;
   const recent = all.filter((call) => call.at > now - WINDOW_SECONDS);
   return html`
-    <div class="top"><h1>${title}</h1><span>last 5 minutes</span>${search}</div>
+    <div class="top"><h1>${title}</h1><span>last ${windowOf(now)}</span>${search}</div>
     <${Figures} now=${now} />
     <div class="cols"><${Map} recent=${recent} now=${now} /><${Attention} recent=${recent} />
       <section class="panel" aria-labelledby="recent"><h2 id="recent">Recent calls</h2><${Recent} /></section></div>`;
@@ -77,12 +90,13 @@ const Recent = () => (calls.value.length ? html`<${CallTable} calls=${calls.valu
 
 function Figures(/** @type {any} */ { now }) {
   const bins = Array(30).fill(0), took_ = new Uint32Array(BINS), faults = /** @type {Record<string, number>} */ ({});
+  const { from, to, seconds } = rateWindow(now);
   let total = 0, lately = 0;
   for (const each of counted) {
     if (each.second < now - WINDOW_SECONDS) continue;
     bins[Math.min(29, Math.max(0, Math.floor(((each.second - (now - WINDOW_SECONDS)) / WINDOW_SECONDS) * 30)))] += each.calls;
     total += each.calls;
-    if (each.second >= Math.floor(now) - RATE_SECONDS && each.second < Math.floor(now)) lately += each.calls;
+    if (each.second >= from && each.second < to) lately += each.calls;
     for (let bin = 0; bin < BINS; bin += 1) took_[bin] += each.took[bin];
     for (const [word, n] of Object.entries(each.faults)) faults[word] = (faults[word] ?? 0) + n;
   }
@@ -91,13 +105,13 @@ function Figures(/** @type {any} */ { now }) {
     return secondsOf(took_.findIndex((n) => (left -= n) <= 0));
   };
   const failed = Object.values(faults).reduce((a, b) => a + b, 0);
-  const rate = lately / RATE_SECONDS;
+  const rate = lately / seconds;
   const running = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.running, 0);
   const queued = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.queued, 0);
   const lag = stats.value?.event_loop?.lag_seconds_max;
   const named = Object.entries(faults).map(([word, n]) => `${n} ${word}`).join(" · ");
   return html`<div class="kpis">
-    <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in 5 minutes</em></div>
+    <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls, last ${seconds} s</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in ${windowOf(now)}</em></div>
     <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `event loop at most ${took(lag)} late`}</em></div>
     <div class="panel kpi"><small>Faults</small><strong>${total ? ((failed / total) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
     <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}</em></div>
@@ -129,14 +143,17 @@ function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
     flow.refused += outcomeOf(call).word === "not sent" ? 1 : 0;
     flows.set(key, flow);
   }
-  const rates = new window.Map(SHORES.map((shore) => [shore.id, 0]));
+  const rates = new window.Map(SHORES.map((shore) => [shore.id, 0])), serverRates = new window.Map();
+  const { from, to, seconds } = rateWindow(now);
   for (const each of counted) {
-    if (each.second < Math.floor(now) - RATE_SECONDS || each.second >= Math.floor(now)) continue;
+    if (each.second < from || each.second >= to) continue;
     for (const [key, n] of each.flows) {
       const shore = key.slice(0, key.indexOf(" "));
-      rates.set(shore, (rates.get(shore) ?? 0) + n / RATE_SECONDS);
+      const server = key.slice(shore.length + 1);
+      rates.set(shore, (rates.get(shore) ?? 0) + n / seconds);
+      serverRates.set(server, (serverRates.get(server) ?? 0) + n / seconds);
       const flow = flows.get(key);
-      if (flow) flow.rate += n / RATE_SECONDS;
+      if (flow) flow.rate += n / seconds;
     }
   }
   for (const flow of flows.values()) {
@@ -146,11 +163,11 @@ function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
     flow.width = Math.min(11, 1.5 + Math.log2(1 + flow.rate * 4));
   }
   const height = TOP + 8 + Math.max(...[...leftY.values(), ...rightY.values(), 0]) + CARD;
-  return { shown, leftY, rightY, rates, flows: [...flows.values()], height };
+  return { shown, leftY, rightY, rates, serverRates, flows: [...flows.values()], height };
 }
 
 function Map(/** @type {any} */ { recent, now }) {
-  const { shown, leftY, rightY, rates, flows, height } = layout(recent, now);
+  const { shown, leftY, rightY, rates, serverRates, flows, height } = layout(recent, now);
   const svg = useRef(/** @type {any} */ (null));
   useDots(svg);
   if (!servers.value.length) return html`<div class="panel"><${NoServers} /></div>`;
@@ -163,20 +180,29 @@ function Map(/** @type {any} */ { recent, now }) {
     <g data-dots></g>
     ${SHORES.map((shore) => {
       const y = leftY.get(shore.id) ?? 0, names = callersOf(shore);
-      const rate = rates.get(shore.id) ?? 0;
       return html`<g key=${shore.id}><rect class="card" x=${LEFT.x} y=${y} width=${LEFT.width} height=${CARD} rx="9" />
         <text x="32" y=${y + 23}>${shore.title}</text><text class="sub" x="32" y=${y + 41}>${cut(names.slice(0, 2).join(", "), 24)}${names.length > 2 ? `, ${names.length - 2} more` : names.length ? "" : "no calls"}</text>
-        <text x="212" y=${y + 23} text-anchor="end">${rate ? `${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}/s` : ""}</text></g>`;
+        <text x="212" y=${y + 23} text-anchor="end">${perSecond(rates.get(shore.id))}</text></g>`;
     })}
     ${shown.map((server) => {
       const y = rightY.get(server.name) ?? 0, { word, look } = stateOf(server), p50 = latency.get(server.name);
-      const about = server.state === "ready" ? [server.transport, count(server.tools, "tool"), p50 ? took(p50) : ""].filter(Boolean).join(" · ") : word;
+      const about = server.state === "ready" ? [server.transport, count(server.tools, session.value.needsKey ? "tool for you" : "tool", session.value.needsKey ? "tools for you" : "tools"), p50 ? took(p50) : ""].filter(Boolean).join(" · ") : word;
       return html`<a key=${server.name} href=${link("servers", server.name)}><rect class="card" x=${RIGHT.x} y=${y} width=${RIGHT.width} height=${CARD} rx="9" />
         <${Shape} look=${look} x=${690} y=${y + 19} /><text x="704" y=${y + 23}>${cut(server.name, 24)}</text><text class="sub" x="704" y=${y + 41}>${cut(about, 32)}</text></a>`;
     })}
     ${more > 0 ? html`<a href=${link("servers")}><text class="sub" x="778" y=${height + 12} text-anchor="middle">and ${more.toLocaleString("en")} more</text></a>` : null}
-  </svg></div>`;
+  </svg>
+  <div class="shores"><h2 id="shore-callers">Callers</h2><ul aria-labelledby="shore-callers">${SHORES.map((shore) => {
+      const names = callersOf(shore);
+      return names.length ? html`<li key=${shore.id}><b>${shore.title}</b><span class="dim">${cut(names.slice(0, 2).join(", "), 40)}${names.length > 2 ? `, ${names.length - 2} more` : ""}</span><span>${perSecond(rates.get(shore.id))}</span></li>` : null;
+    })}${recent.length ? null : html`<li class="dim">No calls.</li>`}</ul>
+    <h2 id="shore-servers">Servers</h2><ul aria-labelledby="shore-servers">${shown.map((server) => {
+      const { word, look } = stateOf(server);
+      return html`<li key=${server.name}><a href=${link("servers", server.name)}>${server.name}</a><${State} look=${look}>${word}</${State}><span>${perSecond(serverRates.get(server.name))}</span></li>`;
+    })}${more > 0 ? html`<li><a href=${link("servers")}>and ${more.toLocaleString("en")} more</a></li>` : null}</ul></div></div>`;
 }
+
+const perSecond = (/** @type {number | undefined} */ rate) => (rate ? `${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}/s` : "");
 
 const cut = (/** @type {string} */ text, /** @type {number} */ most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 

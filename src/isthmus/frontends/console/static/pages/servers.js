@@ -32,7 +32,7 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
       ${server ? html`<${OneServer} key=${server.name} server=${server} figures=${figures.get(server.name)} />` : null}
       <section class="panel">${sorted.length ? html`<${VirtualRows} className="columns" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
         onPick=${(/** @type {any} */ each) => go(link("servers", each.name))}
-        head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">Tools</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
+        head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">${session.value.needsKey ? "Your tools" : "Tools"}</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
         row=${(/** @type {any} */ each) => {
           const { word, look } = stateOf(each), counted = figures.get(each.name);
           return html`<td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
@@ -81,7 +81,7 @@ function OneServer(/** @type {any} */ { server, figures }) {
       ${server.state === "login" ? html`<p class="dim">Run it on the hub's machine; with <code>--device</code> you enter a code on any other device. This page shows when the login has arrived.</p>` : null}</div>` : null}
     ${server.detail ? html`<pre>${server.detail}</pre>` : null}
     <dl class="facts"><dt>Transport</dt><dd>${server.transport ?? (server.state === "ready" ? "inside the hub" : isOff ? "none while it is disabled" : "not known yet")}${server.era ? `, MCP ${server.era}` : ""}</dd>
-      <dt>Offers</dt><dd>${[count(server.tools, "tool"), server.prompts && count(server.prompts, "prompt"), server.resources && count(server.resources, "resource")].filter(Boolean).join(", ")}</dd>
+      <dt>${session.value.needsKey ? "Your key may use" : "Offers"}</dt><dd>${[count(server.tools, "tool"), server.prompts && count(server.prompts, "prompt"), server.resources && count(server.resources, "resource")].filter(Boolean).join(", ")}</dd>
       ${figures ? html`<dt>Calls</dt><dd>${figures.calls}${outcomes ? ` (${outcomes})` : ""}; ${figures.running} running, ${figures.queued} queued</dd>` : null}
       ${(server.notes ?? []).length ? html`<dt>Notes</dt><dd>${server.notes.map((/** @type {string} */ note) => html`<div>${note}</div>`)}</dd>` : null}</dl>
     ${own.length ? html`<details><summary>${count(own.length, "tool")}</summary><p>${own.slice(0, 300).map((tool) => html`<a href=${link("tools", tool.name)}><code>${tool.name.slice(server.name.length + 1)}</code></a> `)}</p></details>` : null}

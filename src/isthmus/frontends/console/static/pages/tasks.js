@@ -1,7 +1,7 @@
 // @ts-check
 // Tasks: the durable tasks as they change, one task with its timeline and result, and cancelling it.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { get, ORIGIN, send, servers, session, stream } from "../api.js";
+import { get, ORIGIN, send, servers, session, stream, toJson } from "../api.js";
 import { clock, Command, count, frontendOf, go, link, State, Tree, VirtualRows } from "../parts.js";
 
 const STATES = /** @type {any} */ ({
@@ -84,7 +84,7 @@ function OneTask(/** @type {any} */ { rest: [id, tenant, caller] }) {
   const last = useRef(/** @type {any} */ (null));
   const path = `${encodeURIComponent(id)}?${caller ? new URLSearchParams({ tenant, caller }) : ""}`;
   useStream(`v1/tasks/${path}${content}`, (/** @type {string} */ name, /** @type {any} */ data) => {
-    const what = name === "task" ? STATES[data.state][0] : name === "progress" ? saysOf({ progress: data.data }) : JSON.stringify(data.data.data);
+    const what = name === "task" ? STATES[data.state][0] : name === "progress" ? saysOf({ progress: data.data }) : toJson(data.data.data);
     if (last.current && what !== last.current.what && !data.executed) setSeen((old) => [...old, [data.updated ?? data.at, what]].slice(-50));
     setTask((last.current = { ...last.current, ...(name === "task" ? data : name === "progress" ? { progress: data.data } : {}), what }));
   }, (/** @type {any} */ error) => (isRefused(error) ? (setProblem(error.message), true) : last.current && isOver(last.current)));

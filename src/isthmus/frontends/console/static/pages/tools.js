@@ -1,7 +1,7 @@
 // @ts-check
 // Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { draft, get, ORIGIN, send, servers, session, stream, tools } from "../api.js";
+import { draft, Exact, get, ORIGIN, parse, send, servers, session, stream, toJson, tools } from "../api.js";
 import { clock, Command, count, go, link, matching, State, took, toolText, Tree, VirtualRows } from "../parts.js";
 import { blank, bytesOf, Field, fill, read } from "../schema_form.js";
 
@@ -81,7 +81,7 @@ function OneTool(/** @type {any} */ { tool }) {
     const change = (/** @type {any} */ with_) => control.current === mine && setRun((/** @type {any} */ old) => ({ ...old, ...(typeof with_ === "function" ? with_(old) : with_), seconds: (performance.now() - begun) / 1000 }));
     setRun({ ...NEW_RUN, state: "running" });
     try {
-      await stream(`v1/tools/${encodeURIComponent(tool.name)}?questions=form,url`, { method: "POST", body: JSON.stringify(given), signal: mine.signal }, (name, data) => {
+      await stream(`v1/tools/${encodeURIComponent(tool.name)}?questions=form,url`, { method: "POST", body: toJson(given), signal: mine.signal }, (name, data) => {
         if (name === "progress") change({ progress: data });
         else if (name === "log") change((/** @type {any} */ old) => ({ log: [...old.log, { at: Date.now() / 1000, ...data }].slice(-200) }));
         else if (name === "question") change((/** @type {any} */ old) => ({ questions: [...old.questions, data] }));
@@ -118,7 +118,7 @@ function OneTool(/** @type {any} */ { tool }) {
     <div aria-live="polite">
       ${run.state === "running" ? html`<${Running} run=${run} />` : null}
       ${run.questions.map((/** @type {any} */ question) => html`<${Question} key=${question.id ?? question.method} question=${question} onAnswer=${(/** @type {any} */ reply) => answer(question, reply)} />`)}
-      ${run.log.length ? html`<div class="out"><div class="log" tabindex="0" role="log" aria-label="Log of the call">${run.log.map((/** @type {any} */ line) => html`<div><time>${clock(line.at)}</time>${line.level}: ${typeof line.data === "string" ? line.data : JSON.stringify(line.data)}</div>`)}</div></div>` : null}
+      ${run.log.length ? html`<div class="out"><div class="log" tabindex="0" role="log" aria-label="Log of the call">${run.log.map((/** @type {any} */ line) => html`<div><time>${clock(line.at)}</time>${line.level}: ${typeof line.data === "string" ? line.data : toJson(line.data)}</div>`)}</div></div>` : null}
       ${run.problem ? html`<${Failure} problem=${run.problem} />` : null}
       ${run.result ? html`<${Result} result=${run.result} seconds=${run.seconds} server=${tool.name.split(".")[0]} />` : null}
     </div>
@@ -237,7 +237,7 @@ function Text(/** @type {any} */ { text }) {
   const parsed = useRef(/** @type {any} */ (undefined));
   if (parsed.current === undefined) {
     parsed.current = null;
-    if (/^\s*[[{]/.test(text) && text.length < 200000) try { parsed.current = JSON.parse(text); } catch { /* it is only text */ }
+    if (/^\s*[[{]/.test(text) && text.length < 200000) try { parsed.current = parse(text); } catch { /* it is only text */ }
   }
   const [raw, setRaw] = useState(false);
   if (parsed.current !== null && !raw) return html`<${Tree} value=${parsed.current} /><button type="button" class="plain" onClick=${() => setRaw(true)}>as text</button>`;
@@ -256,16 +256,16 @@ const FILE = "arguments.json";
  * @param {any} tool @param {any} value
  */
 function snippets(tool, value) {
-  const json = JSON.stringify(value), isLong = json.length > LONG, key = session.value.needsKey, types = tool.inputSchema?.properties ?? {};
+  const json = toJson(value), isLong = json.length > LONG, key = session.value.needsKey, types = tool.inputSchema?.properties ?? {};
   const word = (/** @type {[string, any]} */ [name, each]) => {
     const type = types[name]?.type, isPlain = typeof each === "string" ? type === "string" && !each.startsWith("@") : ["number", "integer", "boolean"].includes(type);
-    return quoted(`${name}${isPlain ? "=" : ":="}${isPlain ? each : JSON.stringify(each)}`);
+    return quoted(`${name}${isPlain ? "=" : ":="}${isPlain ? each : toJson(each)}`);
   };
   const entries = Object.entries(value), hasPlainNames = entries.every(([name]) => /^[\w.-]+$/.test(name));
   const words = isLong ? ["--args", `@${FILE}`] : hasPlainNames ? entries.map(word) : ["--args", quoted(json)];
   const message = { jsonrpc: "2.0", id: 1, method: "message/send", params: { message: { kind: "message", role: "user", messageId: "MESSAGE-ID", parts: [{ kind: "data", data: { tool: tool.name, arguments: isLong ? "ARGUMENTS" : value } }] } } };
   const auth = key ? " -H \"Authorization: Bearer $KEY\"" : "", post = `curl -X POST${auth} -H 'Content-Type: application/json'`;
-  const asked = JSON.stringify(message).replace("MESSAGE-ID", crypto.randomUUID?.() ?? String(Date.now()));
+  const asked = toJson(message).replace("MESSAGE-ID", crypto.randomUUID?.() ?? String(Date.now()));
   return {
     "Command line": [`${key ? 'ISTHMUS_KEY="$KEY" ' : ""}isthmus call --hub ${ORIGIN} ${quoted(tool.name)}`, ...words].join(" "),
     curl: `${post} ${ORIGIN}/v1/tools/${encodeURIComponent(tool.name)} -d ${isLong ? `@${FILE}` : quoted(json)}`,
@@ -281,13 +281,13 @@ function pythonOf(/** @type {any} */ value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return `[${value.map(pythonOf).join(", ")}]`;
-  if (typeof value === "object") return `{${Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${pythonOf(each)}`).join(", ")}}`;
-  return JSON.stringify(value);
+  if (typeof value === "object" && !(value instanceof Exact)) return `{${Object.entries(value).map(([key, each]) => `${JSON.stringify(key)}: ${pythonOf(each)}`).join(", ")}}`;
+  return toJson(value);
 }
 
 function Snippets(/** @type {any} */ { tool, given }) {
   const [shown, setShown] = useState("Command line");
-  const value = given ?? {}, json = JSON.stringify(value);
+  const value = given ?? {}, json = toJson(value);
   const all = useRef(/** @type {any} */ ({}));
   if (all.current.json !== json) all.current = { json, texts: snippets(tool, value) };
   const save = () => {
