@@ -60,7 +60,7 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
     async with signed_in(browser, locked, "access") as page:
         matrix = page.get_by_role("region", name="Who can reach what")
         server = matrix.get_by_role("row").filter(has=page.get_by_role("button", name="desk", exact=True))
-        await expect(server).to_contain_text("11 of 12")
+        await expect(server).to_contain_text("12 of 13")
         await expect(matrix.get_by_role("columnheader", name="<b>loud</b>")).to_be_visible()
         await server.get_by_role("button").click()
         row = matrix.get_by_role("row").filter(has_text="desk.die")
