@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
@@ -25,7 +26,9 @@ CALLERS = {
     "ops": {"key": OPERATOR, "allow": ["*"], "operator": True},
     "cal": {"key": "the-key-of-cal-0123456789", "allow": ["desk.*"], "deny": ["desk.die"]},
     "<b>loud</b>": {"key": "the-key-of-loud-123456789", "allow": ["builtin.echo"]},
+    "pad": {"key": "the-key-of-pad-0123456789", "allow": ["*"], "set": "small"},
 }
+SETS = {"small": {"tools": ["desk.add"]}}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def locked(folder: Path) -> AsyncIterator[HubProcess]:
     """A hub with callers and a few calls."""
-    servers = {"desk": stdio([sys.executable, str(SERVER)])}
-    async with serving(folder, servers, callers=CALLERS, limits=PATIENT) as running:
+    broken = stdio([sys.executable, "-c", "raise SystemExit('no paper')"])
+    servers = {"desk": stdio([sys.executable, str(SERVER)]), "a_server_that_does_not_start": broken}
+    async with serving(folder, servers, callers=CALLERS, sets=SETS, limits=PATIENT) as running:
         async with Raw(running.url, key=OPERATOR) as caller:
             await caller.call("desk.add", {"a": 1, "b": 2})
             await caller.call("desk.fail")
@@ -60,11 +64,11 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
     async with signed_in(browser, locked, "access") as page:
         matrix = page.get_by_role("region", name="Who can reach what")
         server = matrix.get_by_role("row").filter(has=page.get_by_role("button", name="desk", exact=True))
-        await expect(server).to_contain_text("11 of 12")
+        await expect(server).to_contain_text("11 of 12 entries")
         await expect(matrix.get_by_role("columnheader", name="<b>loud</b>")).to_be_visible()
         await server.get_by_role("button").click()
         row = matrix.get_by_role("row").filter(has_text="desk.die")
-        await expect(row.get_by_role("button")).to_have_text(["denied", "denied", "allowed", "allowed"])
+        await expect(row.get_by_role("button")).to_have_text(["denied", "denied", "allowed", "denied", "allowed"])
         await row.get_by_role("button").nth(1).focus()
         why = page.get_by_role("status").filter(has_text="desk.die")
         await expect(why).to_have_text("cal, desk.die: denied, desk.die in callers.cal.deny.")
@@ -75,6 +79,39 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
         await page.get_by_label("Filter tools").fill("echo")
         await expect(matrix.get_by_role("row").filter(has_text="builtin.echo")).to_contain_text("denied")
         await expect(matrix.get_by_role("columnheader", name="ops")).to_have_count(0)
+
+
+async def test_no_access_and_nothing_listed_do_not_look_like_problems(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access") as page:
+        matrix = page.get_by_role("region", name="Who can reach what")
+        absent = matrix.get_by_role("row").filter(has_text="a_server_that_does_not_start")
+        await expect(absent.locator(".state").first).to_have_text("nothing listed")
+        await expect(matrix.get_by_text("0 of 12 entries").first).to_have_class("state idle")
+        await expect(matrix.locator(".state.bad")).to_have_count(0)
+
+
+async def test_a_caller_that_is_bound_to_a_set_says_so(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access/pad") as page:
+        await expect(page.get_by_text("Bound to the set small")).to_be_visible()
+        await expect(page.get_by_role("row").filter(has_text="desk")).to_contain_text("1 of 12 entries")
+
+
+async def test_reasons_are_in_sight_on_a_phone(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access/cal", width=360) as page:
+        await page.get_by_label("Deny").fill("")
+        await page.get_by_label("Allow").fill("builtin.*")
+        await page.get_by_role("button", name="See the difference").click()
+        changes = page.get_by_role("table", name="cal: ").get_by_role("row")
+        await expect(changes.last).to_contain_text("not in callers.cal.allow")
+        await page.get_by_role("button", name="builtin", exact=True).click()
+        reason = page.get_by_role("region", name="Who can reach what").get_by_text("not in callers.cal.allow").last
+        for each in (changes.last.get_by_text("not in"), reason):
+            await each.scroll_into_view_if_needed()
+            box = await each.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= 360
+        scrolls = "e => e.scrollHeight > e.clientHeight + 1"
+        assert not await page.locator(".diffs").evaluate(scrolls)
 
 
 async def test_a_change_is_tried_without_being_applied(browser: Browser, locked: HubProcess) -> None:
@@ -107,7 +144,7 @@ async def test_records_are_filtered_shown_and_exported(browser: Browser, locked:
         await expect(table).to_contain_text("hub.started")
         await expect(table).to_contain_text("<img src=x onerror=alert(1)>")
         await page.get_by_label("Outcome").fill("tool_error")
-        await expect(table.get_by_role("row")).to_have_count(2)
+        await expect(table.get_by_role("row")).to_have_count(3)  # with the heads of the columns and of the day
         await expect(table).to_contain_text("tool error")
         async with page.expect_download() as downloading:
             await page.get_by_role("link", name="Export as JSON Lines").click()
@@ -116,9 +153,23 @@ async def test_records_are_filtered_shown_and_exported(browser: Browser, locked:
         await table.get_by_role("link").click()
         record = page.get_by_role("region", name="Record")
         await expect(record.first).to_contain_text('"desk.fail"')
-        await expect(record.first).to_contain_text("digest")
+        await expect(record.first).to_contain_text("arguments (keyed digest)")
+        await expect(record.first.get_by_text(re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$"))).to_be_visible()
         await page.get_by_label("Outcome").fill("nothing")
         await expect(page.get_by_text("No record matches these filters.")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [360, 768])
+async def test_the_outcome_of_a_record_is_in_sight_at_any_width(
+    browser: Browser, locked: HubProcess, width: int
+) -> None:
+    async with signed_in(browser, locked, "audit", width=width) as page:
+        table = page.get_by_role("region", name="Records")
+        await expect(table.get_by_text("tool error")).to_be_visible()
+        box, outer = await table.get_by_text("tool error").bounding_box(), await table.bounding_box()
+        assert box is not None
+        assert outer is not None
+        assert box["x"] + box["width"] <= outer["x"] + outer["width"]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
@@ -163,4 +214,4 @@ async def test_empty_pages_teach(browser: Browser, tmp_path: Path) -> None:
         await expect(page.locator(".cmd code")).to_have_text('[hub]\naudit = "batched"')
         await page.evaluate("location.hash = '#/access'")
         await expect(page.get_by_text("This hub is open")).to_be_visible()
-        await expect(page.locator(".cmd code")).to_contain_text("isthmus token create NAME --allow")
+        await expect(page.locator(".cmd code")).to_have_text("isthmus token create NAME --operator --allow '*'")
