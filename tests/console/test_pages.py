@@ -238,6 +238,13 @@ async def test_a_changed_definition_is_read_and_approved(browser: Browser, tmp_p
             review = page.get_by_role("region", name="desk.add", exact=True)
             await expect(review.locator(".del")).to_contain_text("Adds two numbers.")
             await expect(review.locator(".ins")).to_contain_text("sends them to evil.test")
+            await expect(review.locator(".del + .ins")).to_have_count(1)  # side by side
+            await page.set_viewport_size({"width": 360, "height": 900})
+            assert await is_too_wide(page) == []
+            same = review.get_by_text('"type": "object"', exact=False)
+            assert [await each.is_visible() for each in await same.all()] == [True, False]
+            await page.evaluate("location.hash = '#/doctor'")
+            await page.get_by_role("link", name="1 tool withheld").click()
             async with Raw(hub.url) as caller:
                 assert "desk.add" not in await caller.names()
             await review.get_by_role("button", name="Approve").click()
