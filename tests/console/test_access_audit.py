@@ -172,7 +172,7 @@ async def test_the_outcome_of_a_record_is_in_sight_at_any_width(
         assert box["x"] + box["width"] <= outer["x"] + outer["width"]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "light"), (1440, "dark")])
 async def test_both_pages_are_accessible_when_they_are_full(
     browser: Browser, locked: HubProcess, width: int, scheme: Scheme
 ) -> None:

@@ -76,6 +76,18 @@ async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: Hu
             assert serious == [], f"{view}: {found.generate_report()}"
 
 
+@pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
+async def test_the_list_and_what_is_chosen_have_room_on_a_tablet(browser: Browser, hub: HubProcess, view: str) -> None:
+    async with console(browser, hub.port, width=768) as page:
+        await show(page, view)
+        for each in await page.locator(".split > *").all():
+            box = await each.bounding_box()
+            assert box is not None
+            assert box["width"] > 400
+        if view != "tasks":
+            await expect(page.locator(".split .list").get_by_text("desk.book")).to_be_visible()
+
+
 @pytest.mark.parametrize("width", [360, 768, 1440])
 async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess, width: int) -> None:
     await call(hub, "desk.add", a=1, b=2)
