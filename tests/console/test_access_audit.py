@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, redirect_stdout
 from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
+from isthmus.cli.main import main
 from tests.console.conftest import SERVER
 from tests.console.pages import Scheme, console, is_too_wide
-from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
+from tests.faults.watching import eventually
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
 
@@ -190,6 +194,23 @@ async def test_both_pages_are_accessible_when_they_are_full(
         await page.get_by_role("button", name="Verify the log").click()
         await expect(page.get_by_role("region", name="Verify")).to_contain_text("The audit log is intact")
         await check(page)
+
+
+async def test_a_record_of_a_key_does_not_name_its_caller_as_who_created_it(
+    browser: Browser, locked: HubProcess, folder: Path
+) -> None:
+    with redirect_stdout(io.StringIO()):
+        assert main(["token", "create", "newcomer", "--allow", "desk.*", "--config", str(folder / "isthmus.json")]) == 0
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    async with httpx2.AsyncClient(headers=headers, verify=TRUSTED) as http:
+
+        async def is_noted() -> bool:
+            return "newcomer" in (await http.get(f"http://127.0.0.1:{locked.port}/v1/audit")).text
+
+        await eventually(is_noted, "the log has the new key")
+    async with signed_in(browser, locked, "audit") as page:
+        cells = page.get_by_role("row").filter(has_text="key.created for newcomer").get_by_role("cell")
+        await expect(cells.nth(2)).to_have_text("")
 
 
 async def check(page: Page) -> None:

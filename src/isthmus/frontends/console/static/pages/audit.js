@@ -28,7 +28,7 @@ function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
     day = date;
     return html`${isNew ? html`<tr class="day" key=${date}><th colspan="6" scope="rowgroup">${date}</th></tr>` : null}
       <tr key=${idOf(each)} aria-selected=${idOf(each) === picked}><td><a href=${link("audit", idOf(each))} title=${`${date} ${clock} UTC, record ${each.number}`}>${clock}</a></td><td><${Outcome} record=${record} /></td>
-        <td class="who" title=${record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} /></td>
+        <td class="who" title=${isOfKey(record) ? undefined : record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} /></td>
         <td class="r dim hide">${record.seconds >= 0 ? took(record.seconds) : ""}</td><td class="r dim hide">${each.seat ? `${each.seat}/` : ""}${each.number}</td></tr>`;
   });
 }
