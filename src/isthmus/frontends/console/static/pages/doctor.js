@@ -11,7 +11,7 @@ export function Doctor(/** @type {any} */ { title, search }) {
   const total = troubles.length + findings.value.length;
   // The number in the navigation is that of the configuration: servers and withheld tools have theirs beside their pages.
   const [settings, waiting] = [findings.value.length, pending.value.length];
-  return html`<div class="top"><h1>${title}</h1><span>${total ? `${settings} in the configuration, ${troubles.length} of servers` : "no problems"}</span>${search}</div>
+  return html`<div class="top"><h1>${title}</h1><span>${total ? `${count(settings, "problem")} in the configuration, ${troubles.length} of servers` : "no problems"}</span>${search}</div>
     <div class="stack">
       <section class="panel"><h2>Configuration</h2>${findings.value.length
         ? findings.value.map((each) => html`<div class="todo"><${State} look="warn">${each.problem}</${State}><p>${each.fix ? `Fix: ${each.fix}.` : ""} <span class="unit">${each.code}</span></p></div>`)
