@@ -76,7 +76,7 @@ async def console(
 
 
 async def is_too_wide(page: Page) -> list[Any]:
-    """The elements that stick out of the page, outside of boxes that scroll."""
+    """The elements that stick out of the page or of their panel, outside of boxes that scroll."""
     found: list[Any] = await page.evaluate(
         """() => {
           const scrolls = (element) => {
@@ -84,7 +84,9 @@ async def is_too_wide(page: Page) -> list[Any]:
               if (getComputedStyle(element).overflowX !== "visible") return true;
             return false;
           };
-          const sticksOut = (element) => element.getBoundingClientRect().right > innerWidth + 1;
+          const edge = (element) => element?.getBoundingClientRect().right ?? Infinity;
+          const sticksOut = (element) =>
+            edge(element) > Math.min(innerWidth, edge(element.parentElement.closest(".panel"))) + 1;
           return [...document.querySelectorAll("body *")]
             .filter((element) => sticksOut(element) && !scrolls(element.parentElement))
             .map((element) => `${element.tagName}.${element.className} ${element.textContent.slice(0, 40)}`);

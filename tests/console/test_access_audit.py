@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, redirect_stdout
 from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
+from isthmus.cli.main import main
 from tests.console.conftest import SERVER
 from tests.console.pages import Scheme, console, is_too_wide
-from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
+from tests.faults.watching import eventually
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
 
@@ -25,7 +30,9 @@ CALLERS = {
     "ops": {"key": OPERATOR, "allow": ["*"], "operator": True},
     "cal": {"key": "the-key-of-cal-0123456789", "allow": ["desk.*"], "deny": ["desk.die"]},
     "<b>loud</b>": {"key": "the-key-of-loud-123456789", "allow": ["builtin.echo"]},
+    "pad": {"key": "the-key-of-pad-0123456789", "allow": ["*"], "set": "small"},
 }
+SETS = {"small": {"tools": ["desk.add"]}}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def locked(folder: Path) -> AsyncIterator[HubProcess]:
     """A hub with callers and a few calls."""
-    servers = {"desk": stdio([sys.executable, str(SERVER)])}
-    async with serving(folder, servers, callers=CALLERS, limits=PATIENT) as running:
+    broken = stdio([sys.executable, "-c", "raise SystemExit('no paper')"])
+    servers = {"desk": stdio([sys.executable, str(SERVER)]), "a_server_that_does_not_start": broken}
+    async with serving(folder, servers, callers=CALLERS, sets=SETS, limits=PATIENT) as running:
         async with Raw(running.url, key=OPERATOR) as caller:
             await caller.call("desk.add", {"a": 1, "b": 2})
             await caller.call("desk.fail")
@@ -60,11 +68,11 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
     async with signed_in(browser, locked, "access") as page:
         matrix = page.get_by_role("region", name="Who can reach what")
         server = matrix.get_by_role("row").filter(has=page.get_by_role("button", name="desk", exact=True))
-        await expect(server).to_contain_text("12 of 13")
+        await expect(server).to_contain_text("12 of 13 entries")
         await expect(matrix.get_by_role("columnheader", name="<b>loud</b>")).to_be_visible()
         await server.get_by_role("button").click()
         row = matrix.get_by_role("row").filter(has_text="desk.die")
-        await expect(row.get_by_role("button")).to_have_text(["denied", "denied", "allowed", "allowed"])
+        await expect(row.get_by_role("button")).to_have_text(["denied", "denied", "allowed", "denied", "allowed"])
         await row.get_by_role("button").nth(1).focus()
         why = page.get_by_role("status").filter(has_text="desk.die")
         await expect(why).to_have_text("cal, desk.die: denied, desk.die in callers.cal.deny.")
@@ -75,6 +83,39 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
         await page.get_by_label("Filter tools").fill("echo")
         await expect(matrix.get_by_role("row").filter(has_text="builtin.echo")).to_contain_text("denied")
         await expect(matrix.get_by_role("columnheader", name="ops")).to_have_count(0)
+
+
+async def test_no_access_and_nothing_listed_do_not_look_like_problems(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access") as page:
+        matrix = page.get_by_role("region", name="Who can reach what")
+        absent = matrix.get_by_role("row").filter(has_text="a_server_that_does_not_start")
+        await expect(absent.locator(".state").first).to_have_text("nothing listed")
+        await expect(matrix.get_by_text("0 of 12 entries").first).to_have_class("state idle")
+        await expect(matrix.locator(".state.bad")).to_have_count(0)
+
+
+async def test_a_caller_that_is_bound_to_a_set_says_so(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access/pad") as page:
+        await expect(page.get_by_text("Bound to the set small")).to_be_visible()
+        await expect(page.get_by_role("row").filter(has_text="desk")).to_contain_text("1 of 12 entries")
+
+
+async def test_reasons_are_in_sight_on_a_phone(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access/cal", width=360) as page:
+        await page.get_by_label("Deny").fill("")
+        await page.get_by_label("Allow").fill("builtin.*")
+        await page.get_by_role("button", name="See the difference").click()
+        changes = page.get_by_role("table", name="cal: ").get_by_role("row")
+        await expect(changes.last).to_contain_text("not in callers.cal.allow")
+        await page.get_by_role("button", name="builtin", exact=True).click()
+        reason = page.get_by_role("region", name="Who can reach what").get_by_text("not in callers.cal.allow").last
+        for each in (changes.last.get_by_text("not in"), reason):
+            await each.scroll_into_view_if_needed()
+            box = await each.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= 360
+        scrolls = "e => e.scrollHeight > e.clientHeight + 1"
+        assert not await page.locator(".diffs").evaluate(scrolls)
 
 
 async def test_a_change_is_tried_without_being_applied(browser: Browser, locked: HubProcess) -> None:
@@ -107,7 +148,7 @@ async def test_records_are_filtered_shown_and_exported(browser: Browser, locked:
         await expect(table).to_contain_text("hub.started")
         await expect(table).to_contain_text("<img src=x onerror=alert(1)>")
         await page.get_by_label("Outcome").fill("tool_error")
-        await expect(table.get_by_role("row")).to_have_count(2)
+        await expect(table.get_by_role("row")).to_have_count(3)  # with the heads of the columns and of the day
         await expect(table).to_contain_text("tool error")
         async with page.expect_download() as downloading:
             await page.get_by_role("link", name="Export as JSON Lines").click()
@@ -116,12 +157,26 @@ async def test_records_are_filtered_shown_and_exported(browser: Browser, locked:
         await table.get_by_role("link").click()
         record = page.get_by_role("region", name="Record")
         await expect(record.first).to_contain_text('"desk.fail"')
-        await expect(record.first).to_contain_text("digest")
+        await expect(record.first).to_contain_text("arguments (keyed digest)")
+        await expect(record.first.get_by_text(re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$"))).to_be_visible()
         await page.get_by_label("Outcome").fill("nothing")
         await expect(page.get_by_text("No record matches these filters.")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
+@pytest.mark.parametrize("width", [360, 768])
+async def test_the_outcome_of_a_record_is_in_sight_at_any_width(
+    browser: Browser, locked: HubProcess, width: int
+) -> None:
+    async with signed_in(browser, locked, "audit", width=width) as page:
+        table = page.get_by_role("region", name="Records")
+        await expect(table.get_by_text("tool error")).to_be_visible()
+        box, outer = await table.get_by_text("tool error").bounding_box(), await table.bounding_box()
+        assert box is not None
+        assert outer is not None
+        assert box["x"] + box["width"] <= outer["x"] + outer["width"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "light"), (1440, "dark")])
 async def test_both_pages_are_accessible_when_they_are_full(
     browser: Browser, locked: HubProcess, width: int, scheme: Scheme
 ) -> None:
@@ -139,6 +194,23 @@ async def test_both_pages_are_accessible_when_they_are_full(
         await page.get_by_role("button", name="Verify the log").click()
         await expect(page.get_by_role("region", name="Verify")).to_contain_text("The audit log is intact")
         await check(page)
+
+
+async def test_a_record_of_a_key_does_not_name_its_caller_as_who_created_it(
+    browser: Browser, locked: HubProcess, folder: Path
+) -> None:
+    with redirect_stdout(io.StringIO()):
+        assert main(["token", "create", "newcomer", "--allow", "desk.*", "--config", str(folder / "isthmus.json")]) == 0
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    async with httpx2.AsyncClient(headers=headers, verify=TRUSTED) as http:
+
+        async def is_noted() -> bool:
+            return "newcomer" in (await http.get(f"http://127.0.0.1:{locked.port}/v1/audit")).text
+
+        await eventually(is_noted, "the log has the new key")
+    async with signed_in(browser, locked, "audit") as page:
+        cells = page.get_by_role("row").filter(has_text="key.created for newcomer").get_by_role("cell")
+        await expect(cells.nth(2)).to_have_text("")
 
 
 async def check(page: Page) -> None:
@@ -163,4 +235,4 @@ async def test_empty_pages_teach(browser: Browser, tmp_path: Path) -> None:
         await expect(page.locator(".cmd code")).to_have_text('[hub]\naudit = "batched"')
         await page.evaluate("location.hash = '#/access'")
         await expect(page.get_by_text("This hub is open")).to_be_visible()
-        await expect(page.locator(".cmd code")).to_contain_text("isthmus token create NAME --allow")
+        await expect(page.locator(".cmd code")).to_have_text("isthmus token create NAME --operator --allow '*'")

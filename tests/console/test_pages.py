@@ -78,6 +78,18 @@ async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: Hu
             assert serious == [], f"{view}: {found.generate_report()}"
 
 
+@pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
+async def test_the_list_and_what_is_chosen_have_room_on_a_tablet(browser: Browser, hub: HubProcess, view: str) -> None:
+    async with console(browser, hub.port, width=768) as page:
+        await show(page, view)
+        for each in await page.locator(".split > *").all():
+            box = await each.bounding_box()
+            assert box is not None
+            assert box["width"] > 400
+        if view != "tasks":
+            await expect(page.locator(".split .list").get_by_text("desk.book")).to_be_visible()
+
+
 @pytest.mark.parametrize("width", [360, 768, 1440])
 async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess, width: int) -> None:
     await call(hub, "desk.add", a=1, b=2)
@@ -293,6 +305,13 @@ async def test_a_changed_definition_is_read_and_approved(browser: Browser, tmp_p
             review = page.get_by_role("region", name="desk.add", exact=True)
             await expect(review.locator(".del")).to_contain_text("Adds two numbers.")
             await expect(review.locator(".ins")).to_contain_text("sends them to evil.test")
+            await expect(review.locator(".del + .ins")).to_have_count(1)  # side by side
+            await page.set_viewport_size({"width": 360, "height": 900})
+            assert await is_too_wide(page) == []
+            same = review.get_by_text('"type": "object"', exact=False)
+            assert [await each.is_visible() for each in await same.all()] == [True, False]
+            await page.evaluate("location.hash = '#/doctor'")
+            await page.get_by_role("link", name="1 tool withheld").click()
             async with Raw(hub.url) as caller:
                 assert "desk.add" not in await caller.names()
             await review.get_by_role("button", name="Approve").click()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -27,10 +30,10 @@ async def test_an_empty_page_teaches_how_to_start_a_task(browser: Browser, tmp_p
         await expect(page.get_by_text("No tasks yet.")).to_be_visible()
         snippet = await page.locator(".cmd code").inner_text()
         assert f"http://127.0.0.1:{hub.port}/a2a" in snippet
-        async with client(hub) as http:
-            body = snippet.partition("-d '")[2].removesuffix("'")
-            answer = await http.post("/a2a", content=body, headers={"content-type": "application/json"})
-            id = answer.json()["result"]["id"]
+        run = await asyncio.create_subprocess_exec("sh", "-c", snippet, stdout=PIPE, stderr=PIPE)
+        answer, problem = await run.communicate()
+        assert run.returncode == 0, problem
+        id = json.loads(answer)["result"]["task"]["id"]
         await page.get_by_role("row", name=re.compile("builtin.echo completed")).click()
         await expect(page).to_have_url(re.compile(f"#/tasks/{id}$"))
         await expect(shown(page, id).locator(".out").last).to_contain_text("hello")
@@ -40,7 +43,7 @@ async def test_a_failed_task_and_one_that_asks_say_so(browser: Browser, hub: Hub
     async with client(hub) as http:
         failed = await start(http, "desk.fail")
         async with console(browser, hub.port, f"tasks/{failed}") as page:
-            await expect(shown(page, failed)).to_contain_text("tool_error")
+            await expect(shown(page, failed)).to_contain_text("tool error")
             await expect(shown(page, failed)).to_contain_text("out of paper")
             asking = await start(http, "desk.sign")
             await page.evaluate("view => { location.hash = `#/tasks/${view}`; }", asking)
@@ -121,5 +124,5 @@ async def test_devices_show_the_sessions_of_callers(browser: Browser, tmp_path: 
         }
         await caller.post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about})
         async with console(browser, hub.port, "devices") as page:
-            await expect(page.get_by_role("row").filter(has_text="Desk app 7")).to_contain_text("MCP")
+            await expect(page.get_by_role("row").filter(has_text="Desk app, version 7")).to_contain_text("MCP")
             await expect(page.get_by_text("Open event streams: local")).to_be_visible()

@@ -364,6 +364,7 @@ async def test_a_caller_that_is_bound_to_a_set_reaches_what_the_set_has(tmp_path
             counted = await read(http, "/v1/access/servers?caller=bound")
         async with client(hub, "bound") as own:
             assert [each["name"] for each in (await read(own, "/v1/tools"))["tools"]] == ["echo"]
+    assert [each["set"] for each in counted["callers"]] == ["small"]
     assert {name: cell["allowed"] for (_, name), cell in told.items()} == {
         "builtin.chat_log": False, "builtin.echo": True, "builtin.timestamp": False,
     }  # fmt: skip

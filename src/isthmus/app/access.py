@@ -571,6 +571,7 @@ def _described(caller: Caller) -> AccessCaller:
         caller.can_name_targets,
         own.allow,
         own.deny,
+        caller.grants.set,
     )
 
 

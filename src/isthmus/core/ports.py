@@ -902,6 +902,8 @@ class AccessCaller(msgspec.Struct, frozen=True):
     targets: bool
     allow: tuple[str, ...]
     deny: tuple[str, ...]
+    set: str | None
+    """The set that the caller is bound to."""
 
 
 class AccessCell(msgspec.Struct, frozen=True):

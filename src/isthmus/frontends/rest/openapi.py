@@ -378,6 +378,7 @@ def _access_caller() -> dict[str, Any]:
             "targets": {"type": "boolean"},
             "allow": PATTERNS,
             "deny": PATTERNS,
+            "set": {**NULLABLE_TEXT, "description": "The set that the caller is bound to."},
         }
     )
 

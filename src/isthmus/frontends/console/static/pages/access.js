@@ -38,20 +38,21 @@ export function Access(/** @type {any} */ { title, rest, search }) {
   const most = Math.max(20, Math.round(4000 / (found?.callers.length || 1)));
   const more = { ...filters, tool: tool && `*${tool}*`, limit: Math.min(most, ROWS) };
   return html`<div class="top"><h1>${title}</h1><span>${only ?? (found && count(found.callers.length + found.callersLeftOut, "caller"))}</span>${search}</div>
-    ${session.value.needsKey ? null : html`<section class="panel empty call"><p>This hub is open: every program on this machine may call everything. The first key closes it:</p><${Command} text="isthmus token create NAME --allow 'SERVER.*'" /></section>`}
+    ${session.value.needsKey ? null : html`<section class="panel empty call"><p>This hub is open: every program on this machine may call everything. The first key closes it:</p><${Command} text="isthmus token create NAME --operator --allow '*'" /><p>Keys that are no operator's, such as <code>isthmus token create NAME --allow 'SERVER.*'</code>, cannot open this page.</p></section>`}
     ${chosen && session.value.needsKey && only !== "local" ? html`<${Change} key=${only} caller=${chosen} />` : null}
     <section class="panel">
+      ${chosen?.set ? html`<p class="bound">Bound to the set <b>${chosen.set}</b>: it reaches only what the set has.</p>` : null}
       <div class="bar">${only ? html`<a href=${link("access")}>All callers</a>` : html`<${Filter} label="Filter callers" value=${typed} set=${setTyped} />`}
         <${Filter} label="Filter tools" value=${tool} set=${setTool} />
         <select aria-label="Frontend" value=${frontend} onChange=${(/** @type {any} */ e) => setFrontend(e.target.value)}><option value="">Any frontend</option>${["mcp", "sse", "a2a", "rest"].map((each) => html`<option>${each}</option>`)}</select></div>
       <${Bad} text=${problem} />
-      ${found ? html`<div class="scroll matrix" tabindex="0" role="region" aria-label="Who can reach what"><table>
-        <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
+      ${found ? html`<div class=${`scroll matrix${only ? " one" : ""}`} tabindex="0" role="region" aria-label="Who can reach what"><table>
+        <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th title=${each.set ? `Bound to the set ${each.set}` : undefined}><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
         ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
       ${found?.callersLeftOut || found?.servers.length > most ? html`<p class="empty">There are more callers or servers: filter the callers, or choose one.</p>` : null}
     </section>
-    ${only ? null : html`<p class="why note" role="status">${why || "Open a server, and choose a cell to see why."}</p>`}`;
+    ${only ? null : html`<p class=${`why note${why ? " told" : ""}`} role="status">${why || "Open a server, and choose a cell to see why."}</p>`}`;
 }
 
 /** One server: how much of it callers reach and, if it is open, each of its features. */
@@ -63,10 +64,10 @@ function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
   const all = server.features;
   return html`<tbody>
     <tr><th scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setPicked(!isPicked)}>${server.name}</button></th>
-      ${server.reached.map((/** @type {number} */ n) => html`<td><${State} look=${n === all ? "" : n ? "warn" : "bad"}>${n} of ${all}</${State}></td>`)}${only && html`<td></td>`}</tr>
+      ${server.reached.map((/** @type {number} */ n) => html`<td title=${all ? "Entries are tools, prompts and resources" : undefined}><${State} look=${!all ? "none" : n === all ? "" : n ? "part" : "idle"}>${all ? `${n} of ${count(all, "entry", "entries")}` : "nothing listed"}</${State}></td>`)}${only && html`<td class="wrap"></td>`}</tr>
     ${isOpen && page?.features.map((/** @type {any} */ row) => html`<tr key=${row.list + row.name}><th scope="row" class="leaf"><code>${row.name}</code> <span class="dim">${row.list === "tools" ? "" : row.list.slice(0, -1)}</span></th>
       ${row.cells.map((/** @type {any} */ cell, /** @type {number} */ i) => {
-        const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", "bad"];
+        const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", cell.by === "definition" ? "warn" : "idle"];
         const state = html`<${State} look=${look}>${word}</${State}>`;
         const tell = () => onWhy(`${nameOf(callers[i])}, ${row.name}: ${word}, ${cell.reason}.`);
         return html`<td>${only ? state : html`<button type="button" class="cell" onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
@@ -97,5 +98,7 @@ function Change(/** @type {any} */ { caller }) {
 function Difference(/** @type {any} */ { change }) {
   const rows = (/** @type {any[]} */ found, /** @type {string} */ look, /** @type {string} */ word) => found.slice(0, ROWS).map((each) => html`<tr><td><${State} look=${look}>${word}</${State}></td><td><code>${each.name}</code></td><td class="dim wrap">${each.reason}</td></tr>`);
   const title = `${change.caller}${change.frontend ? ` on ${change.frontend}` : ""}: ${change.appears} appear, ${change.vanishes} vanish`;
-  return html`<h3>${title}</h3><div class="scroll diffs" tabindex="0" role="region" aria-label=${title}><table><tbody>${rows(change.appear, "", "appears")}${rows(change.vanish, "bad", "vanishes")}</tbody></table></div>`;
+  const hidden = change.appears + change.vanishes - Math.min(change.appear.length, ROWS) - Math.min(change.vanish.length, ROWS);
+  return html`<h3>${title}</h3><div class="diffs"><table aria-label=${title}><tbody>${rows(change.appear, "", "appears")}${rows(change.vanish, "idle", "vanishes")}</tbody></table></div>
+    ${hidden > 0 ? html`<p class="dim">and ${hidden.toLocaleString("en")} more</p>` : null}`;
 }

@@ -5,7 +5,10 @@ import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, too
 import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 import { useTool } from "./tools.js";
 
-const WORDS = ["ok", "tool error", "server error", "not sent", "unknown"];
+const WORDS = ["ok", "tool error", "server error", "not sent", "cancelled", "unknown"];
+
+/** How a call ended; a caller that cancels is no problem of the server. */
+const endOf = (/** @type {any} */ call) => (call.outcome === "cancelled" ? { word: "cancelled", look: "idle" } : outcomeOf(call));
 
 const width = (/** @type {number} */ share) => (/** @type {any} */ el) => el && (el.style.width = `${share * 100}%`);
 
@@ -18,9 +21,9 @@ export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPic
   const transports = useMemo(transportsOf, [servers.value]);
   return html`<${VirtualRows} className="columns calls" label="Calls" items=${shown} isLive=${isLive} keyOf=${(/** @type {any} */ call) => String(call.number)} selected=${String(selected || "")}
     onPick=${onPick ?? ((/** @type {any} */ call) => go(link("activity", String(call.number))))}
-    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="way hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="about hide"><span class="vh">Duration</span></th>`}
+    head=${html`<th>Time</th><th>Caller</th><th>Tool</th><th class="way hide">Way</th><th>Outcome</th><th class="r">Took</th><th class="about hide">Detail</th>`}
     row=${(/** @type {any} */ call) => {
-      const { word, look } = outcomeOf(call);
+      const { word, look } = endOf(call);
       return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
         <td class="dim way hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
         <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
@@ -36,7 +39,7 @@ const FILTERS = /** @type {[string, string, (call: any) => string][]} */ ([
   ["Server", "All servers", (call) => call.server ?? ""],
   ["Tool", "All tools", (call) => call.name],
   ["Frontend", "All frontends", (call) => frontendOf(call.frontend)],
-  ["Outcome", "All outcomes", (call) => outcomeOf(call).word],
+  ["Outcome", "All outcomes", (call) => endOf(call).word],
 ]);
 const CHOICES_MAX = 300;
 const CHOICES_MS = 2000;
@@ -147,7 +150,7 @@ function OneCall(/** @type {any} */ { number, known }) {
   }, [number, caught]);
   const call = details?.call ?? known;
   if (!call) return problem ? html`<p class="note">${problem}: <code>isthmus audit tail</code>.</p>` : null;
-  const { word, look } = outcomeOf(call);
+  const { word, look } = endOf(call);
   return html`<section class="panel pad stack call" aria-label=${`Call ${call.number}`}>
     <div class="bar"><h2><code>${call.name}</code></h2><${State} look=${look}>${word}</${State}><span class="dim">${took(call.seconds)}</span><span class="grow"></span><a href=${link("activity")}>Close</a></div>
     ${details ? html`<${Waterfall} details=${details} />` : null}

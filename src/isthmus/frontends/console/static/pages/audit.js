@@ -9,8 +9,28 @@ const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
 const time = (/** @type {number} */ seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
 
 function Outcome(/** @type {any} */ { record }) {
-  const { word, look } = record.outcome ? outcomeOf(record) : { word: record.event === "call.begun" ? "begun" : "event", look: "idle" };
+  const { word, look } = record.outcome === "cancelled" ? { word: "cancelled", look: "idle" } : record.outcome ? outcomeOf(record) : { word: record.event === "call.begun" ? "begun" : "event", look: "idle" };
   return html`<${State} look=${look}>${word}</${State}>`;
+}
+
+/** What a record is about. A record of a key names the key's caller, who need not be the one that created it. */
+function What(/** @type {any} */ { record }) {
+  if (record.name) return html`<code>${record.name}</code>`;
+  return html`${record.event}${isOfKey(record) ? html` <span class="dim">for ${record.caller}</span>` : null}`;
+}
+const isOfKey = (/** @type {any} */ record) => record.event?.startsWith("key.") && Boolean(record.caller);
+
+/** A record by the day on which it was written, and its cells. */
+function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
+  let day = "";
+  return records.map((each) => {
+    const [date, clock] = time(each.record.at ?? 0).split(" "), isNew = date !== day, { record } = each;
+    day = date;
+    return html`${isNew ? html`<tr class="day" key=${date}><th colspan="6" scope="rowgroup">${date}</th></tr>` : null}
+      <tr key=${idOf(each)} aria-selected=${idOf(each) === picked}><td><a href=${link("audit", idOf(each))} title=${`${date} ${clock} UTC, record ${each.number}`}>${clock}</a></td><td><${Outcome} record=${record} /></td>
+        <td class="who" title=${isOfKey(record) ? undefined : record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} /></td>
+        <td class="r dim hide">${record.seconds >= 0 ? took(record.seconds) : ""}</td><td class="r dim hide">${each.seat ? `${each.seat}/` : ""}${each.number}</td></tr>`;
+  });
 }
 
 export function Audit(/** @type {any} */ { title, rest, search }) {
@@ -28,24 +48,26 @@ export function Audit(/** @type {any} */ { title, rest, search }) {
         <select aria-label="Time" onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}><option value="">Any time</option>${["1h", "24h", "1w"].map((each) => html`<option value=${each}>Last ${each}</option>`)}</select>
         <a href=${at(`${ORIGIN}/v1/audit`, { ...filters, format: "jsonl" })} download="audit.jsonl">Export as JSON Lines</a></div>
       <${Bad} text=${problem} />
-      ${!page ? null : page.records.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="Records"><table>
-        <thead><tr><th>Time (UTC)</th><th>Caller</th><th>What</th><th>Outcome</th><th class="r hide">Took</th><th class="r">Record</th></tr></thead>
-        <tbody>${page.records.map((/** @type {any} */ each) => html`<tr key=${idOf(each)} aria-selected=${idOf(each) === rest[0]}><td class="dim">${time(each.record.at ?? 0)}</td><td>${each.record.caller}</td><td>${each.record.name ? html`<code>${each.record.name}</code>` : each.record.event}</td>
-          <td><${Outcome} record=${each.record} /></td><td class="r dim hide">${each.record.seconds >= 0 ? took(each.record.seconds) : ""}</td><td class="r"><a href=${link("audit", idOf(each))}>${each.seat ? `${each.seat}/` : ""}${each.number}</a></td></tr>`)}</tbody></table></div>`
+      ${!page ? null : page.records.length ? html`<div class="scroll records" tabindex="0" role="region" aria-label="Records"><table>
+        <thead><tr><th>Time (UTC)</th><th>Outcome</th><th>Caller</th><th>What</th><th class="r hide">Took</th><th class="r hide">Record</th></tr></thead>
+        <tbody>${rowsOf(page.records, rest[0])}</tbody></table></div>`
         : html`<div class="empty"><p>${page.next ? `None among ${page.scanned.toLocaleString("en")} records; older ones were not searched yet.` : isFiltered ? "No record matches these filters." : page.mode === "off" ? "This hub keeps no audit log. This setting turns it on, after a restart:" : "The log has no records yet."}</p>
           ${page.mode === "off" && !isFiltered ? html`<${Command} text=${'[hub]\naudit = "batched"'} />` : null}</div>`}
       <div class="bar">${cursor ? html`<button type="button" onClick=${() => set("cursor")("")}>Newest records</button>` : null}${page?.next ? html`<button type="button" onClick=${() => set("cursor")(page.next)}>Older records</button>` : null}</div>
     </section>`;
 }
 
+/** A record with a name for the digest of the arguments, which are not in the log. */
+const labelled = (/** @type {any} */ record) => Object.fromEntries(Object.entries(record).map(([name, value]) => [name === "arguments" ? "arguments (keyed digest)" : name, value]));
+
 function OneRecord(/** @type {any} */ { id }) {
   const [seat, number] = id.split(":");
   const [page, problem] = useAnswer(at("v1/audit", { limit: 1, cursor: `${seat}:${Number(number) + 1}` }));
   const found = page?.records.find((/** @type {any} */ each) => idOf(each) === id);
   return html`<section class="panel pad stack call" aria-label=${`Record ${number}`}>
-    <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} />`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>
+    <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} /><span class="dim">${time(found.record.at ?? 0)} UTC</span>`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>
     <${Bad} text=${problem ?? (page && !found ? "There is no such record; it may be older than the log keeps." : "")} />
-    ${found && html`<${Tree} value=${found} />`}
+    ${found && html`<${Tree} value=${{ ...found, record: labelled(found.record) }} />`}
   </section>`;
 }
 

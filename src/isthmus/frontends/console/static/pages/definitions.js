@@ -40,7 +40,39 @@ export function compare(old, now) {
       else middle.push([null, b[j++]]);
     }
   }
-  return [...old.slice(0, start).map((line) => /** @type {[string, string]} */ ([line, line])), ...middle, ...old.slice(old.length - end).map((line) => /** @type {[string, string]} */ ([line, line]))];
+  return [...old.slice(0, start).map((line) => /** @type {[string, string]} */ ([line, line])), ...paired(middle), ...old.slice(old.length - end).map((line) => /** @type {[string, string]} */ ([line, line]))];
+}
+
+/** What two versions of a line of JSON share: the indentation, and the name of the member. */
+const headOf = (/** @type {string} */ line) => /^\s*("(?:[^"\\]|\\.)*":)?/.exec(line)?.[0] ?? "";
+
+/**
+ * Rows in which lines that replace each other stand side by side.
+ * @param {[string | null, string | null][]} rows @returns {[string | null, string | null][]}
+ */
+function paired(rows) {
+  /** @type {[string | null, string | null][]} */
+  const found = [];
+  for (let i = 0; i < rows.length;) {
+    if (rows[i][0] !== null && rows[i][1] !== null) {
+      found.push(rows[i++]);
+      continue;
+    }
+    const removed = [], added = [];
+    for (; i < rows.length && (rows[i][0] === null || rows[i][1] === null); i += 1) {
+      if (rows[i][0] === null) added.push(/** @type {string} */ (rows[i][1]));
+      else removed.push(/** @type {string} */ (rows[i][0]));
+    }
+    const heads = added.map(headOf);
+    let next = 0;
+    for (const line of removed) {
+      const at = heads.indexOf(headOf(line), next);
+      for (; next < at; next += 1) found.push([null, added[next]]);
+      found.push([line, at < 0 ? null : added[next++]]);
+    }
+    for (; next < added.length; next += 1) found.push([null, added[next]]);
+  }
+  return found;
 }
 
 export function Definitions(/** @type {any} */ { title, search }) {
@@ -67,6 +99,6 @@ function Review(/** @type {any} */ { review }) {
       <a href=${link("servers", review.server)}>Server</a><button class="main" type="button" onClick=${approve}>Approve</button></div>
     ${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}
     <div class="scroll" tabindex="0" role="region" aria-label=${`Change of ${name}`}><table class="diff"><thead><tr><th>Accepted</th><th>Now</th></tr></thead>
-      <tbody>${rows.map(([old, now]) => html`<tr><td class=${old === now ? "" : old === null ? "gap" : "del"}>${old ?? ""}</td><td class=${old === now ? "" : now === null ? "gap" : "ins"}>${now ?? ""}</td></tr>`)}</tbody></table></div>
+      <tbody>${rows.map(([old, now]) => html`<tr><td class=${old === now ? "same" : old === null ? "gap" : "del"}>${old ?? ""}</td><td class=${old === now ? "same" : now === null ? "gap" : "ins"}>${now ?? ""}</td></tr>`)}</tbody></table></div>
   </section>`;
 }

@@ -55,18 +55,20 @@ export function Tasks(/** @type {any} */ { title, rest, search }) {
   const shown = tasks.filter((/** @type {any} */ task) => `${task.tool} ${task.caller} ${task.id} ${saysOf(task)}`.toLowerCase().includes(text.toLowerCase()));
   return html`<div class="top"><h1>${title}</h1><span>${tasks.filter((/** @type {any} */ task) => !isOver(task)).length} unfinished</span>${search}</div>
     <div class="split"><section class="panel">
-      <div class="bar"><input class="grow" type="search" placeholder="Filter by tool, caller or message" aria-label="Filter by tool, caller or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
+      <div class="bar choices"><input class="grow" type="search" placeholder="Filter by tool, caller or message" aria-label="Filter by tool, caller or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
         <${Choice} label="State" value=${state} set=${setState} options=${Object.entries(STATES).map(([each, [word]]) => [each, word])} /><${Choice} label="Server" value=${server} set=${setServer} options=${servers.value.map(({ name }) => [name, name])} /></div>
       ${shown.length ? html`<${VirtualRows} className="list" items=${shown} rowHeight=${52} selected=${link("tasks", ...rest)} keyOf=${keyOf} label="Tasks" onPick=${(/** @type {any} */ task) => go(keyOf(task))}
-        row=${(/** @type {any} */ task) => html`<td><b>${toolOf(task)}</b><span><em class=${`state ${STATES[task.state][1]}`}>${STATES[task.state][0]}</em> ${clock(task.updated)}, ${task.caller} ${saysOf(task)}</span></td>`} />` : html`<p class="empty">${problem}</p>`}
+        row=${(/** @type {any} */ task) => html`<td><b>${toolOf(task)}</b><span><em class=${`state ${STATES[task.state][1]}`}>${STATES[task.state][0]}</em> ${[clock(task.updated), task.caller, saysOf(task)].filter(Boolean).join(", ")}</span></td>`} />` : html`<p class="empty">${problem}</p>`}
       ${next ? html`<div class="bar"><button onClick=${async () => add(await get(`${query}&cursor=${next}`))}>Show older tasks</button></div>` : null}
     </section>
     ${rest[0] ? html`<${OneTask} key=${rest.join("/")} rest=${rest} />` : html`<${Start} />`}</div>`;
 }
 
 function Start() {
-  const message = { kind: "message", role: "user", messageId: "1", parts: [{ kind: "data", data: { tool: "builtin.echo", arguments: { text: "hello" } } }] };
-  const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "message/send", params: { message } });
+  // A message with a known id joins its task, so each visit has another.
+  const [messageId] = useState(() => `m${Date.now().toString(36)}`);
+  const message = { messageId, role: "ROLE_USER", parts: [{ data: { tool: "builtin.echo", arguments: { text: "hello" } } }] };
+  const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "SendMessage", params: { message } });
   return html`<section class="panel empty"><p>A task is a call that outlives its request: it is stored, survives a restart, and its result waits. A message of A2A starts one:</p>
     <${Command} text=${`curl -X POST ${ORIGIN}/a2a${session.value.needsKey ? " -H \"Authorization: Bearer $KEY\"" : ""} -H 'Content-Type: application/json' -d '${body}'`} /></section>`;
 }
@@ -100,7 +102,7 @@ function OneTask(/** @type {any} */ { rest: [id, tenant, caller] }) {
       <dl class="facts"><dt>Task</dt><dd><code>${id}</code></dd><dt>Caller</dt><dd>${task.caller}${["local", "default"].includes(task.tenant) ? "" : ` of ${task.tenant}`}, by ${frontendOf(task.protocol)}</dd>
         ${task.server ? html`<dt>Server</dt><dd><a href=${link("servers", task.server)}>${task.server}</a></dd>` : null}
         ${saysOf(task) ? html`<dt>Message</dt><dd>${saysOf(task)}${task.question ? " (answer in the agent that started the task)" : ""}</dd>` : null}
-        ${isOver(task) ? html`<dt>Tool ran</dt><dd>${RAN[task.executed]}</dd><dt>Outcome</dt><dd>${task.outcome}${task.resultBytes ? `, ${count(task.resultBytes, "byte")}` : ""}</dd>` : null}</dl></div>
+        ${isOver(task) ? html`<dt>Tool ran</dt><dd>${RAN[task.executed]}</dd><dt>Outcome</dt><dd>${task.outcome?.replaceAll("_", " ")}${task.resultBytes ? `, ${count(task.resultBytes, "byte")}` : ""}</dd>` : null}</dl></div>
     <div class="out"><ol class="timeline" aria-label="Timeline"><li><time>${clock(task.created)}</time>created</li>
       ${task.messages.map((/** @type {any} */ each) => html`<li><b>${each.role === "user" ? task.caller : "hub"}</b>${each.parts.map((/** @type {any} */ part) => html`<${Value} value=${part.text ?? part.data ?? part.url ?? part.name} />`)}</li>`)}
       ${seen.map(([at, what]) => html`<li><time>${clock(at)}</time>${what}</li>`)}
