@@ -109,10 +109,10 @@ function Figures(/** @type {any} */ { now }) {
   const running = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.running, 0);
   const queued = (stats.value?.servers ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.queued, 0);
   const lag = stats.value?.event_loop?.lag_seconds_max;
-  const named = Object.entries(faults).map(([word, n]) => `${n} ${word}`).join(" · ");
+  const named = Object.entries(faults).map(([word, n]) => (word.endsWith("error") ? count(n, word) : `${n.toLocaleString("en")} ${word}`)).join(" · ");
   return html`<div class="kpis">
     <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls, last ${seconds} s</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in ${windowOf(now)}</em></div>
-    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `event loop at most ${took(lag)} late`}</em></div>
+    <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `the hub itself at most ${took(lag)} late`}</em></div>
     <div class="panel kpi"><small>Faults</small><strong>${total ? ((failed / total) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
     <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}</em></div>
   </div>`;

@@ -72,7 +72,7 @@ function OneServer(/** @type {any} */ { server, figures }) {
   const enable = () => act("enable", "Enabling …", (answer) => `Enabled. ${answer.note}`);
   const disable = () => act("disable", "Disabling …", (answer) => `Disabled: its calls may finish, and its tools are gone. ${answer.note}`);
   const own = (tools.value ?? []).filter((tool) => tool.name.startsWith(`${server.name}.`));
-  const outcomes = Object.entries(figures?.outcomes ?? {}).map(([key, n]) => `${n} ${key.replaceAll("_", " ")}`).join(", ");
+  const outcomes = Object.entries(figures?.outcomes ?? {}).map(([key, n]) => `${n} ${key === "result" ? "ok" : key.replaceAll("_", " ")}`).join(", ");
   return html`<section class="panel pad stack" aria-label=${server.name}>
     <div class="bar"><h2>${server.name}</h2><${State} look=${look}>${word}</${State}><span class="grow"></span>
       ${session.value.operator ? html`${isOff ? html`<button type="button" onClick=${enable}>Enable</button>` : html`<button type="button" onClick=${disable}>Disable</button><button type="button" onClick=${restart}>Restart</button>`}` : null}<a href=${link("servers")}>Close</a></div>
