@@ -730,10 +730,11 @@ class Snapshot:
     ) -> None:
         if rules is NO_TOOL_RULES:
             is_open = policy.may_use_all_of(tools[0].server)  # for most callers: then no tool needs a check
+            routes, check_of = view.routes, self._checks.of
             for tool in tools:
                 if is_open or _is_allowed(policy, tool, rules):
                     exposed = tool.name if names is None else names[tool.server, tool.name]
-                    view.routes[exposed] = Route(tool, exposed, self._checks.of(tool))
+                    routes[exposed] = Route(tool, exposed, check_of(tool))
             return
         for tool in tools:
             if rules.shows(tool.name) and _is_allowed(policy, tool, rules):
