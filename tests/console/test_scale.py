@@ -103,6 +103,8 @@ async def test_what_a_reader_has_scrolled_to_stays_while_calls_arrive(browser: B
         await caller.call("desk.last", {})
         await expect(grid.locator("[aria-rowindex='2']")).to_contain_text("desk.last")
         await rows.evaluate("element => { element.scrollTop = 10 * 36; }")
+        # The page learns of it in the next frame.
+        await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         first = "element => Math.round((element.scrollHeight - element.scrollTop) / 36)"
         before = await rows.evaluate(first)
         total = int(await grid.get_attribute("aria-rowcount") or "0")

@@ -130,7 +130,8 @@ async def test_a_caller_cannot_see_follow_or_cancel_anothers_task(locked: HubPro
             listed = (await eve.get(f"/v1/tasks{query}")).json()["tasks"]
             assert [each for each in listed if each["caller"] != "eve"] == []
         async with eve.stream("GET", "/v1/tasks?caller=ada", headers=STREAM) as stream:
-            assert (await anext(events(stream)))[1]["tasks"] == []
+            following = events(stream)
+            assert (await anext(following))[1]["tasks"] == []
         mine = await task(ada, id)
         assert mine["outcome"] is None
         assert (await ada.post(f"/v1/cancel/{id}")).json()["state"] == "canceled"
@@ -253,7 +254,8 @@ async def test_sessions_are_for_operators_and_hold_nothing_to_take_over(locked: 
         assert (await eve.get("/v1/sessions")).status_code == 403
         signed = await browser.post("/console/session", json={"key": EVE})
         async with eve.stream("GET", "/v1/tasks", headers=STREAM) as stream:
-            await anext(events(stream))
+            following = events(stream)  # without a name it would be closed at once, and the stream with it
+            await anext(following)
             answer = await ops.get("/v1/sessions")
         found = answer.json()
         shown = [each for each in found["sessions"] if each["frontend"] == "console"]

@@ -1,6 +1,6 @@
 // @ts-check
 // The REST API of the hub, and what every page shares: the session, the servers, and the last calls.
-import { signal, computed } from "./vendor/ui.js";
+import { signal, computed, useEffect, useState } from "./vendor/ui.js";
 
 const ROOT = new URL("..", import.meta.url);
 /** The hub's address, for commands and snippets. */
@@ -278,4 +278,15 @@ export async function refresh() {
   if (!isSignedIn.value) return;
   const named = failed.slice(0, 2).join(", ") + (failed.length > 2 ? ` and ${failed.length - 2} more` : "");
   offline.value = isGone ? GONE : failed.length ? `The hub could not answer ${named}. What you see may be old; this page tries again every ${REFRESH_MS / 1000} seconds.` : "";
+}
+
+/** The whole definition of a listed tool; null until it is here. It is read again when the list changes. */
+export function useTool(/** @type {string} */ name) {
+  const [tool, setTool] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    let isWanted = true;
+    if (name) get(`v1/tools/${encodeURIComponent(name)}`).then((found) => isWanted && setTool(found), () => {});
+    return () => { isWanted = false; };
+  }, [name, tools.value]);
+  return tool?.name === name ? tool : null;
 }

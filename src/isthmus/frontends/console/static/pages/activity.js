@@ -1,9 +1,8 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
-import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, tools } from "../api.js";
+import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, tools, useTool } from "../api.js";
 import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
-import { useTool } from "./tools.js";
 
 const WORDS = ["ok", "tool error", "server error", "not sent", "cancelled", "unknown"];
 

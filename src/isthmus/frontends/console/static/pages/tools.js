@@ -1,7 +1,7 @@
 // @ts-check
 // Tools: search, a form made from the schema, progress and questions of the running call, the result, and snippets.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { draft, Exact, get, ORIGIN, parse, send, servers, session, stream, toJson, tools } from "../api.js";
+import { draft, Exact, get, ORIGIN, parse, send, servers, session, stream, toJson, tools, useTool } from "../api.js";
 import { clock, Command, count, go, link, matching, State, took, toolText, Tree, VirtualRows } from "../parts.js";
 import { blank, bytesOf, Field, fill, read } from "../schema_form.js";
 
@@ -20,17 +20,6 @@ export function Tools(/** @type {any} */ { title, rest, search }) {
           : html`<div class="empty"><p>${all.length ? "No tool matches." : NO_TOOLS()}</p></div>`}</section>
       ${tool ? html`<${OneTool} key=${tool.name} tool=${tool} />` : html`<section class="panel empty"><p>${isListed ? "Loading …" : "Choose a tool to read its description and to call it."}</p></section>`}
     </div>`;
-}
-
-/** The whole definition of a listed tool; null until it is here. It is read again when the list changes. */
-export function useTool(/** @type {string} */ name) {
-  const [tool, setTool] = useState(/** @type {any} */ (null));
-  useEffect(() => {
-    let isWanted = true;
-    if (name) get(`v1/tools/${encodeURIComponent(name)}`).then((found) => isWanted && setTool(found), () => {});
-    return () => { isWanted = false; };
-  }, [name, tools.value]);
-  return tool?.name === name ? tool : null;
 }
 
 const NO_TOOLS = () => (servers.value.length ? "No tools: no server has listed any, or your key may not call them." : "No tools yet: no server has listed any.");
