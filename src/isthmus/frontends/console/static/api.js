@@ -131,7 +131,7 @@ export const send = async (/** @type {string} */ method, /** @type {string} */ p
  * Reads a stream of events until it ends.
  * @param {string} path @param {RequestInit} options @param {(event: string, data: any) => void} onEvent @param {() => void} onOpen
  */
-export async function stream(path, options, onEvent, onOpen = () => {}) {
+export async function stream(path, options, onEvent, onOpen = () => {}, read = parse) {
   const response = await request(path, { ...options, headers: { accept: "text/event-stream" } });
   onOpen();
   if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return onEvent("result", parse(await response.text()));
@@ -150,7 +150,7 @@ export async function stream(path, options, onEvent, onOpen = () => {}) {
         if (line.startsWith("event: ")) event = line.slice(7);
         else if (line.startsWith("data: ")) data += line.slice(6);
       }
-      if (data) onEvent(event, parse(data));
+      if (data) onEvent(event, read(data));
     }
   }
 }
@@ -237,7 +237,7 @@ function start(control) {
   if (!session.value.operator) return;
   (async () => {
     while (!aborted.aborted) {
-      await stream("v1/activity?limit=500", { signal: aborted }, (event, data) => (event === "capture" ? (capture.value = data) : takeCalls(data)), () => { live.value = "live"; }).catch(() => {});
+      await stream("v1/activity?limit=500", { signal: aborted }, (event, data) => (event === "capture" ? (capture.value = data) : takeCalls(data)), () => { live.value = "live"; }, JSON.parse).catch(() => {});
       if (aborted.aborted) return;
       live.value = "not connected";
       await pause(1000);
