@@ -375,7 +375,7 @@ def _order(what: What) -> tuple[int, str]:
 
 
 class _Reach:
-    """What a caller reaches; nothing, if there is none."""
+    """What a caller reaches. Without a caller, nothing is reached."""
 
     def __init__(self, caller: Caller | None, table: FeatureTable) -> None:
         self._explainer = None if caller is None else AccessExplainer(table.snapshot, caller.grants)

@@ -302,7 +302,7 @@ def _as_json(verdict: AuditVerdict) -> dict[str, object]:
 
 
 def verdict_lines(verdict: AuditVerdict) -> Iterator[str]:
-    """What a person is told about a log that is intact."""
+    """The verdict on an intact log, in words."""
     name = f"The audit log in slot {verdict.slot}" if verdict.slot else "The audit log"
     if not verdict.count:
         yield f"{name} is intact and has no records."

@@ -279,7 +279,7 @@ def _json(text: str, file: Path) -> Document:
             listed = json.loads(strict_json(text))
         except (ValueError, RecursionError) as error:
             raise CannotPreview(
-                "The text begins like a JSON list and is none. Copy it again, to its last ]."
+                "The text begins like a JSON list but is not valid JSON. Copy it again, to its last ]."
             ) from error
         return Document(file, {"mcpServers": listed}, STANDARD)
     return _table(text, file)

@@ -391,7 +391,7 @@ def read_moment(text: str, now: float) -> float:
     """A time in seconds since the epoch, from a date, a date and time, or how long ago.
 
     Raises:
-        ValueError: it is none of these; the message begins with "must".
+        ValueError: the text has another form; the message begins with "must".
     """
     if (ago := _AGO.fullmatch(text.strip().lower())) is not None:
         return now - int(ago[1]) * _UNITS[ago[2]]

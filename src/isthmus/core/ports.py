@@ -362,7 +362,7 @@ class Journal(Protocol):
         """
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
-        """At most `limit` documents that have this id, whoever owns them."""
+        """At most `limit` documents with this id, of all owners."""
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Delete at most `limit` documents in one of these states that are older than `before`; return the count."""
@@ -783,7 +783,7 @@ class ServerPreviewEntry(msgspec.Struct, frozen=True, rename="camel"):
     text: str
     """Its lines in the hub's own file."""
     command: str | None
-    """The `isthmus add` that does the same; None if there is none."""
+    """The `isthmus add` that does the same; None if no option covers a key of the entry."""
     has_secrets: bool
     """Whether it contains a secret in plain text."""
 

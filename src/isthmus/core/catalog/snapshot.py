@@ -660,7 +660,7 @@ class Snapshot:
         )
 
     def _names_in_set(self, name: str | None, settings: SetSettings, style: Style, listed: ListName) -> dict[Pair, str]:
-        """The names of one list of a set, whoever asks: a name means the same to all callers."""
+        """The names of one list of a set. They do not depend on the caller: a name means the same to all."""
         key = (name or "", style, listed)
         if settings is NO_SET:
             return {}
@@ -688,7 +688,7 @@ class Snapshot:
         ]
 
     def _set_policy(self, settings: SetSettings, listed: ListName) -> Policy:
-        """What a set picks, whoever asks."""
+        """What a set picks, before any caller's permissions apply."""
         allow = {"tools": settings.tools, "prompts": settings.prompts}.get(listed, settings.resources)
         return self.without_custom_policy().policy(Grants(allow, settings.exclude))
 

@@ -363,7 +363,7 @@ BY: dict[str, Any] = {"enum": list(get_args(AccessBy)), "description": "What dec
 NULLABLE_FRONTEND: dict[str, Any] = {"enum": [*FRONTENDS, None]}
 PATTERNS: dict[str, Any] = {"type": "array", "items": TEXT}
 LEFT_OUT: dict[str, Any] = {**COUNT, "description": "Callers beyond the first 200: name some with `caller`."}
-NEXT: dict[str, Any] = {**NULLABLE_TEXT, "description": "The `cursor` of the next page; null if there is none."}
+NEXT: dict[str, Any] = {**NULLABLE_TEXT, "description": "The `cursor` of the next page; null on the last page."}
 
 
 def _access_caller() -> dict[str, Any]:
