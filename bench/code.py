@@ -1,0 +1,175 @@
+"""`python -m bench.code`: what a call costs inside a script, and how long a script takes to start.
+
+A hub in this process has one server that answers at once. The same calls are made directly and by scripts, of which
+some are durable (SQLite). A cost is CPU time of this process, all its threads, and of the sandbox's worker; the least
+disturbed round counts. The start is the time from the request to the script's first call, its type check included, with
+a warm worker; that is the median. Ends with 1 when a promise is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+
+import uvloop
+from msgspec import Raw
+
+from bench.scenarios import CALLER, SERVER, hub_with_instant_server
+from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
+from isthmus.code.settings import CodeSettings
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import Hub
+from isthmus.core.ports import Journal
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.sqlite import SqliteJournal
+
+PROMISED_MICROSECONDS = 300.0
+PROMISED_MILLISECONDS = 25.0
+FEW, MANY = 20, 420
+"""Calls of a short and of a long script: their difference is free of what a script costs to start."""
+ROUNDS = 8
+STARTS = 40
+OWNER = "bench\nbench"
+
+ONCE = f"await {SERVER}_echo(text='x')"
+
+
+class Ended:
+    """An exchange that notes when and how a call or a script ends."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def emit(self, event: Event) -> None:
+        raise AssertionError(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        raise AssertionError(question)
+
+    def end(self, outcome: Outcome) -> None:
+        self.done.set_result(outcome)
+
+
+def worker_seconds() -> float:
+    """The CPU time of this process's children, the sandbox's workers, and of their ended siblings."""
+    ticks = 0.0
+    for task in Path("/proc/self/task").glob("*/children"):
+        for pid in task.read_text().split():
+            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                ticks += int(thread.read_text().split()[0]) / 1e9
+    ended = os.times()
+    return ticks + ended.children_user + ended.children_system
+
+
+def loop_of(count: int) -> str:
+    return f"for each in range({count}):\n    await {SERVER}_echo(text='x')\n"
+
+
+async def cost(work: Callable[[int], Awaitable[None]]) -> tuple[float, float]:
+    """CPU microseconds of a call: of the hub, and of the workers."""
+    few, many = await cost_of(lambda: work(FEW)), await cost_of(lambda: work(MANY))
+    return (many[0] - few[0]) / (MANY - FEW) * 1e6, (many[1] - few[1]) / (MANY - FEW) * 1e6
+
+
+async def cost_of(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
+    """CPU seconds of some work."""
+    found = []
+    workers = worker_seconds()
+    for _ in range(ROUNDS):
+        hub = time.process_time()
+        await work()
+        found.append(time.process_time() - hub)
+    await asyncio.sleep(0.5)  # the last worker ends
+    # Workers come and go, so that theirs is the mean of all rounds.
+    return min(found), (worker_seconds() - workers) / ROUNDS
+
+
+async def call_directly(hub: Hub, count: int) -> None:
+    """Make the calls one after the other, each when the one before has ended."""
+    for _ in range(count):
+        ended = Ended()
+        hub.start(Call(CALLER, EVERYTHING, f"{SERVER}.echo", Raw(b'{"text":"x"}')), ended)
+        await ended.done
+
+
+class Bench:
+    """Runs scripts on one hub."""
+
+    def __init__(self, hub: Hub, journal: Journal) -> None:
+        self.background = BackgroundTasks("bench")
+        settings = CodeSettings(calls=MANY)
+        self.scripts = Scripts(hub, self.background, settings, time.time, journal, ProcessSealer)
+        self._journal = journal
+        self._number = 0
+
+    async def run(self, code: str, *, is_durable: bool) -> None:
+        """Run a script to its end."""
+        ended = Ended()
+        self._number += 1
+        request = ScriptRequest(CALLER, EVERYTHING, code, id=f"script-{self._number}")
+        script = RunningScript(self.scripts, request, ended, OWNER if is_durable else "")
+        if is_durable:
+            kept: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._journal.write([self.scripts.first_document(request, OWNER)], kept.set_result)
+            await kept
+        self.scripts.start_script(script)
+        outcome = await ended.done
+        assert isinstance(outcome, Result), outcome
+        assert not outcome.is_error, bytes(outcome.payload)
+
+    async def close(self) -> None:
+        self.scripts.close()
+        await self.background.aclose()
+
+
+async def measure() -> int:
+    """Print the figures; 1 if a promise is not kept."""
+    hub = await hub_with_instant_server()
+    with tempfile.TemporaryDirectory() as folder:
+        journal = SqliteJournal(Path(folder))
+        plain, durable = Bench(hub, MemoryJournal()), Bench(hub, journal)
+        direct, _ = await cost(lambda count: call_directly(hub, count))
+        await plain.run(ONCE, is_durable=False)
+        scripted = await cost(lambda count: plain.run(loop_of(count), is_durable=False))
+        stored = await cost(lambda count: durable.run(loop_of(count), is_durable=True))
+        starts = []
+        for _ in range(STARTS):
+            while not plain.scripts.sandbox.has_spare:  # noqa: ASYNC110 (a thread prepares it, and tells nobody)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # the last worker has ended
+            began = time.perf_counter()
+            await plain.run(ONCE, is_durable=False)
+            starts.append((time.perf_counter() - began) * 1e3)
+        await plain.close()
+        await durable.close()
+        await journal.aclose()
+    over = sum(scripted) - direct
+    print(f"a call made directly             {direct:7.1f} µs")
+    print(
+        f"the same call in a script        {sum(scripted):7.1f} µs  (hub {scripted[0]:.1f}, worker {scripted[1]:.1f})"
+    )
+    print(f"the same in a durable script     {sum(stored):7.1f} µs  (hub {stored[0]:.1f}, worker {stored[1]:.1f})")
+    print(f"overhead of a script             {over:7.1f} µs  (promised: at most {PROMISED_MICROSECONDS:g})")
+    print(f"overhead of a durable script     {sum(stored) - direct:7.1f} µs")
+    print(f"a script of one call, whole      {median(starts):7.1f} ms  (promised: at most {PROMISED_MILLISECONDS:g})")
+    return int(over > PROMISED_MICROSECONDS or median(starts) > PROMISED_MILLISECONDS)
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(prog="python -m bench.code", description=__doc__)
+    parser.parse_args()
+    sys.exit(uvloop.run(measure()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Joins code mode to a hub: its tools, and its durable scripts. Used by `app.hub` and `app.serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from isthmus.code.sandbox import EXTRA, is_installed
+from isthmus.code.scripts import Scripts
+from isthmus.code.settings import CodeSettings
+from isthmus.code.virtual_tools import RunCode, ToolSignatures
+from isthmus.config.findings import ConfigError, Place
+from isthmus.config.settings import Configuration
+from isthmus.config.tables import HUB
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import Hub
+from isthmus.core.ports import Journal, Sealer
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import TaskWork
+from isthmus.core.tasks.record import TaskRecord
+from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
+
+log = structlog.get_logger(__name__)
+
+
+def check_code(configuration: Configuration, is_there: Callable[[], bool] = is_installed) -> None:
+    """Raises: ConfigError if tools are to be exposed as code and the sandbox is not installed."""
+    exposures = [
+        configuration.hub.expose,
+        *(each.expose for each in configuration.sets.values()),
+        *(caller.grants.expose for _, caller in configuration.callers),
+    ]
+    if "code" in exposures and not is_there():
+        raise ConfigError(Place(configuration.file, HUB).mistake(ValueError(f'expose = "code": {EXTRA}')))
+
+
+def open_scripts(
+    hub: Hub,
+    tasks: TaskEngine,
+    background: BackgroundTasks,
+    settings: CodeSettings,
+    journal: Journal,
+    state: Path,
+) -> Scripts:
+    """Add code mode to a hub; no process starts before the first script."""
+    scripts = Scripts(hub, background, settings, tasks.now, journal, lambda: _sealer(state))
+    hub.add_virtual_tools("code", ToolSignatures(scripts), RunCode(scripts))
+
+    def work_of(record: TaskRecord) -> TaskWork | None:
+        find_caller = tasks.offline_queue.find_caller
+        caller = None if find_caller is None else find_caller(record.owner)
+        return None if caller is None or not is_installed() else scripts.continued(caller, record.id)
+
+    tasks.work_of = work_of
+    return scripts
+
+
+def _sealer(state: Path) -> Sealer:
+    """Encrypts the states of scripts; without a stored key they last as long as the hub."""
+    try:
+        return StoredSealer(stored_key(state))
+    except (OSError, ValueError) as error:
+        log.warning("scripts will not survive a restart: no encryption key", reason=str(error))
+        return ProcessSealer()

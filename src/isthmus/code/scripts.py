@@ -1,0 +1,855 @@
+"""Runs scripts: each tool call in one is a call of the hub, with its caller's permissions, limits and audit records.
+
+A durable script belongs to a task. Its journal has two documents: the record with the calls that it waits for, and the
+sealed state of the sandbox. Both are stored before a call is sent, and each outcome when it arrives, so that after a
+crash of the hub:
+
+    stored as sent, with its outcome   the script continues with that outcome
+    stored as sent, without one        the call raises in the script: lost, executed: unknown
+    stored as not sent                 it is sent now
+
+No call is sent twice. The thread of a script (`code.sandbox`) and the event loop exchange messages only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import structlog
+from msgspec import Raw
+
+from isthmus.code.sandbox import (
+    EXTRA,
+    SLEPT,
+    CallAnswer,
+    Sandbox,
+    ScriptEnd,
+    ScriptSource,
+    ScriptStop,
+    ScriptThread,
+    ToolFailure,
+    is_installed,
+    library_version,
+)
+from isthmus.code.settings import CodeSettings
+from isthmus.code.signatures import HEADER, python_names, signature, words_in
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.snapshot import View
+from isthmus.core.ports import Document, Exchange, Journal, Sealer, WriteResult
+from isthmus.core.tasks.engine import TaskExchange
+from isthmus.core.tasks.live_task import Report, TaskListener, tombstone
+from isthmus.core.tasks.record import TaskRecord
+from isthmus.model.callers import Caller
+from isthmus.model.calls import (
+    EVERYTHING,
+    NO_CAPABILITIES,
+    Call,
+    ClientCapabilities,
+    Event,
+    LogLevel,
+    OnReply,
+    Outcome,
+    Question,
+    Result,
+    Surface,
+)
+from isthmus.model.faults import Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
+from isthmus.model.names import ServerName
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
+
+log = structlog.get_logger(__name__)
+
+SCRIPT = "script"
+STATE = "script.state"
+"""The `Document.kind` of a durable script's record, and of the sealed state of its sandbox."""
+
+SCRIPTS = ServerName("run_code")
+"""What scripts are called where faults name a server."""
+
+VIEWS_MAX = 32
+"""Views whose Python names are remembered."""
+
+SIGNATURES_MAX = 100
+"""How many signatures one answer has at most."""
+
+LOST = "lost: The hub stopped while the call was running, and it is unknown how far it got (executed: unknown)"
+"""What a script learns of a call that an earlier hub sent."""
+
+PRUNED_SECONDS = 24 * 3600.0
+"""No script lasts that long beyond its own limit: what is older belongs to none."""
+
+TOOL_ERROR_LENGTH_MAX = 2_000
+
+
+CallerKey: TypeAlias = tuple[str, str]
+"""A caller's tenant and name."""
+
+
+class ScriptRequest(msgspec.Struct, frozen=True):
+    """A script to run, for whom, and as whose calls."""
+
+    caller: Caller
+    surface: Surface
+    code: str
+    timeout: float | None = None
+    """Seconds for the whole script; `[code] seconds` is the most."""
+    id: str = ""
+    """The script's id in audit records: its task's, or a new one."""
+    client_caps: ClientCapabilities = NO_CAPABILITIES
+    session: str = ""
+    frontend: str = ""
+    wants_progress: bool = False
+    log_level: LogLevel | None = None
+    meta: Mapping[str, Raw] = {}
+    shares_link: bool = False
+    lasts: bool = False
+    """Its calls belong to a task; see `Call.lasts`."""
+
+
+def all_tools(surface: Surface) -> Surface:
+    """The surface on which a script calls: without the tools of the hub, so that no script runs another."""
+    return msgspec.structs.replace(surface, expose="all")
+
+
+def request_of(call: Call, code: str, timeout: float | None) -> ScriptRequest:
+    """The request to run a script whose calls are made like this one."""
+    return ScriptRequest(
+        call.caller,
+        all_tools(call.surface),
+        code,
+        timeout,
+        client_caps=call.client_caps,
+        session=call.session,
+        frontend=call.frontend,
+        wants_progress=call.wants_progress,
+        log_level=call.log_level,
+        meta=call.meta,
+        shares_link=call.shares_link,
+        lasts=call.lasts,
+    )
+
+
+class StoredCall(msgspec.Struct, omit_defaults=True):
+    """A call that a durable script waits for."""
+
+    id: int
+    tool: str
+    arguments: str
+    is_sent: bool = False
+    """It may have reached its server."""
+    answer: str | None = None
+    failure: str | None = None
+
+    @property
+    def known(self) -> CallAnswer | None:
+        """The answer, if there is one."""
+        if self.failure is not None:
+            return ToolFailure(self.failure)
+        return self.answer
+
+
+class ScriptRecord(msgspec.Struct, omit_defaults=True):
+    """What is stored of a durable script besides its state."""
+
+    code: str
+    deadline: float
+    surface: Surface
+    session: str = ""
+    client_caps: ClientCapabilities = NO_CAPABILITIES
+    frontend: str = ""
+    library: str = ""
+    """The version that wrote the state; empty before the first call."""
+    printed: str = ""
+    count: int = 0
+    calls: list[StoredCall] = []
+    state_version: int = 0
+
+
+_decode_record = msgspec.json.Decoder(ScriptRecord).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class SealedState(msgspec.Struct, frozen=True):
+    """The encrypted state of a sandbox, and the version of its document."""
+
+    version: int
+    text: bytes
+
+
+class ScriptTools(msgspec.Struct, frozen=True):
+    """The tools of a view by their Python names."""
+
+    view: View
+    exposed: Mapping[str, str]
+    """By Python name."""
+
+    def stubs(self, names: Sequence[str]) -> str:
+        """The signatures of these tools."""
+        routes = self.view.routes
+        written = [signature(name, self.exposed[name], routes[self.exposed[name]].feature) for name in names]
+        return "\n".join([HEADER, *written])
+
+    def used_in(self, code: str) -> list[str]:
+        """The tools that a script may name."""
+        return sorted(words_in(code) & self.exposed.keys())
+
+
+class Scripts:
+    """The scripts of one hub."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        background: BackgroundTasks,
+        settings: CodeSettings,
+        now: Callable[[], float],
+        journal: Journal,
+        sealer: Callable[[], Sealer],
+    ) -> None:
+        """`sealer` encrypts the states of durable scripts; it is called for the first of them."""
+        self.hub = hub
+        self.background = background
+        self.now = now
+        self.journal = journal
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self._sealer_of = sealer
+        self._sealer: Sealer | None = None
+        self._sandbox: Sandbox | None = None
+        self._running: set[RunningScript] = set()
+        self._mine: Counter[CallerKey] = Counter()
+        """How many of them each caller has."""
+        self._waiting: OrderedDict[CallerKey, OrderedDict[RunningScript, None]] = OrderedDict()
+        """Scripts that wait for a worker, by caller; callers take turns."""
+        self._waiting_count = 0
+        self._tools: OrderedDict[int, ScriptTools] = OrderedDict()
+        self._is_closed = False
+
+    # -- what a model sees -----------------------------------------------------------------------------------------
+
+    def tools_of(self, view: View) -> ScriptTools:
+        """The tools of a view by their Python names; computed once for each view."""
+        known = self._tools.get(id(view))
+        if known is not None and known.view is view:
+            self._tools.move_to_end(id(view))
+            return known
+        tools = ScriptTools(view, {name: exposed for exposed, name in python_names(view.routes).items()})
+        self._tools[id(view)] = tools
+        if len(self._tools) > VIEWS_MAX:
+            self._tools.popitem(last=False)
+        return tools
+
+    async def signatures(self, view: View, wanted: Sequence[str] = ()) -> str:
+        """The Python signatures of the tools of a view: all, or those that are named by either of their names."""
+        # On a thread: a hundred large schemas take a tenth of a second.
+        return await self.loop.run_in_executor(None, self._signatures, self.tools_of(view), wanted)
+
+    def _signatures(self, tools: ScriptTools, wanted: Sequence[str]) -> str:
+        by_exposed = {exposed: name for name, exposed in tools.exposed.items()}
+        found = [by_exposed.get(name, name) for name in wanted]
+        unknown = [name for name in found if name not in tools.exposed]
+        names = [name for name in dict.fromkeys(found) if name in tools.exposed] if wanted else sorted(tools.exposed)
+        text = tools.stubs(names[:SIGNATURES_MAX])
+        notes = [f"# Unknown tool: {name!a}" for name in unknown[:SIGNATURES_MAX]]
+        if len(names) > SIGNATURES_MAX:
+            notes.append(f"# {len(names) - SIGNATURES_MAX} more tools: name those that you need.")
+        return "\n".join([text, *notes])
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def start(self, request: ScriptRequest, exchange: Exchange) -> RunningScript:
+        """Run a script; `exchange.end` is called exactly once, perhaps before this returns."""
+        return self.start_script(RunningScript(self, request, exchange, ""))
+
+    def start_script(self, script: RunningScript) -> RunningScript:
+        """Start a script, or let it wait for a worker, or end it."""
+        code = script.request.code
+        if not is_installed():
+            script.refuse(EXTRA)
+        elif self._is_closed:
+            script.finish(Draining())
+        elif (
+            len(code) > self.settings.script_bytes or len(code.encode("utf-8", "replace")) > self.settings.script_bytes
+        ):
+            script.refuse(f"The script is longer than [code] script_bytes: {self.settings.script_bytes}")
+        elif self._waiting_count >= self.settings.queued and not script.is_durable:
+            script.finish(Overloaded(SCRIPTS, len(self._running), self._waiting_count))
+        else:
+            self._waiting.setdefault(script.whose, OrderedDict())[script] = None
+            self._waiting_count += 1
+            self._start_next()
+        return script
+
+    async def prune(self) -> None:
+        """Delete what a crash left of scripts that have ended."""
+        before = self.now() - PRUNED_SECONDS - self.settings.seconds
+        with suppress(OSError):
+            for kind in (SCRIPT, STATE):
+                while await self.journal.prune(kind, ("",), before=before, limit=100) == 100:
+                    pass
+
+    def task(self, call: Call, code: str, timeout: float | None) -> ScriptTask:
+        """A durable script as the work of a task; its calls are made like this one."""
+        return ScriptTask(self, request_of(call, code, timeout))
+
+    def continued(self, caller: Caller, id: str) -> ScriptTask:
+        """A durable script of an earlier hub; everything but its caller is in the journal."""
+        request = ScriptRequest(
+            caller, EVERYTHING, "", id=id, wants_progress=True, log_level="info", shares_link=True, lasts=True
+        )
+        return ScriptTask(self, request)
+
+    def first_document(self, request: ScriptRequest, owner: str) -> Document:
+        """The record of a durable script that has not started; store it with its task."""
+        seconds = min(request.timeout or self.settings.seconds, self.settings.seconds)
+        record = ScriptRecord(
+            request.code,
+            self.now() + seconds,
+            request.surface,
+            request.session,
+            request.client_caps,
+            request.frontend,
+        )
+        return Document(SCRIPT, owner, request.id, 1, self.now(), _encode(record))
+
+    def _start_next(self) -> None:
+        """Start those scripts that wait and have a worker now; callers take turns."""
+        share = max(1, self.settings.workers // 2)
+        while len(self._running) < self.settings.workers:
+            whose = next((each for each in self._waiting if self._mine[each] < share), None)
+            if whose is None:
+                return
+            script = next(iter(self._waiting[whose]))
+            self._unqueue(script)
+            if whose in self._waiting:
+                self._waiting.move_to_end(whose)
+            self._running.add(script)
+            self._mine[whose] += 1
+            self.background.spawn(f"script {script.request.id}", script.run(), on_crash=script.crashed)
+
+    def _unqueue(self, script: RunningScript) -> None:
+        waiting = self._waiting.get(script.whose)
+        if waiting is not None and script in waiting:
+            del waiting[script]
+            self._waiting_count -= 1
+            if not waiting:
+                del self._waiting[script.whose]
+
+    def released(self, script: RunningScript) -> None:
+        """A script needs its worker no longer."""
+        self._unqueue(script)
+        if script in self._running:
+            self._running.discard(script)
+            self._mine[script.whose] -= 1
+            if not self._mine[script.whose]:
+                del self._mine[script.whose]
+            if not self._is_closed:
+                self._start_next()
+
+    def _all(self) -> list[RunningScript]:
+        return [*self._running, *(script for waiting in self._waiting.values() for script in waiting)]
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The worker processes."""
+        if self._sandbox is None:
+            self._sandbox = Sandbox(self.settings)
+        return self._sandbox
+
+    @property
+    def sealer(self) -> Sealer:
+        """Encrypts the states of durable scripts."""
+        if self._sealer is None:
+            self._sealer = self._sealer_of()
+        return self._sealer
+
+    def change(self, settings: CodeSettings) -> None:
+        """Apply other settings; scripts that run keep theirs."""
+        if settings == self.settings:
+            return
+        self.settings = settings
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            self.loop.run_in_executor(None, sandbox.close)
+
+    def leave_durable(self) -> None:
+        """Leave the durable scripts to the next hub: their running calls end, and nothing new is sent."""
+        self._is_closed = True
+        for script in self._all():
+            if script.is_durable:
+                script.leave()
+
+    def close(self) -> None:
+        """End everything."""
+        self.leave_durable()
+        for script in self._all():
+            script.cancel("the hub is shutting down")
+        if self._sandbox is not None:
+            # On a thread: a worker may take a moment to end.
+            self.loop.run_in_executor(None, self._sandbox.close)
+
+
+class RunningScript:
+    """One script; see `core.tasks.live_task.RunningWork`. Its methods are called on the event loop."""
+
+    def __init__(self, scripts: Scripts, request: ScriptRequest, exchange: Exchange, owner: str) -> None:
+        self._scripts = scripts
+        self._settings = scripts.settings
+        self._loop = scripts.loop
+        self._exchange = exchange
+        self.request = request if request.id else msgspec.structs.replace(request, id=secrets.token_hex(8))
+        self._owner = owner
+        self.outcome: Outcome | None = None
+        self._thread: ScriptThread | None = None
+        self._is_left = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: dict[int, StoredCall] = {}
+        """The calls that the script waits for."""
+        self._inflight: dict[int, InFlight] = {}
+        self._sent = 0
+        """How many calls were started in all."""
+        self._record: ScriptRecord | None = None
+        """What is stored, if it is durable."""
+        self._version = 0
+        self._states = 0
+        """How many states were stored; only the script's thread counts, once it runs."""
+        self._is_restored = False
+        """It continues, and has not got the answers that an earlier hub stored."""
+        self.on_left: Callable[[], None] | None = None
+        """Called when a durable script is left to the next hub."""
+
+    @property
+    def whose(self) -> CallerKey:
+        """Whose it is, for the share of workers."""
+        return self.request.caller.tenant, self.request.caller.name
+
+    @property
+    def has_called(self) -> bool:
+        """Whether it has made a call."""
+        return self._sent > 0
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it continues after a crash of the hub."""
+        return bool(self._owner)
+
+    def is_over(self) -> bool:
+        """Whether it has ended, or was left to the next hub."""
+        return self.outcome is not None or self._is_left
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start, or continue, the script in a worker."""
+        state = await self._load() if self.is_durable else None
+        if self.is_over():
+            return
+        request, scripts = self.request, self._scripts
+        seconds = min(request.timeout or self._settings.seconds, self._settings.seconds)
+        if self._record is not None:
+            seconds = self._record.deadline - scripts.now()
+        self._timer = self._loop.call_later(max(seconds, 0.0), self._expire)
+        view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
+        if self.is_over():
+            return
+        tools = scripts.tools_of(view)
+        used = tools.used_in(request.code)
+        source = ScriptSource(
+            request.code,
+            {name: tools.exposed[name] for name in used},
+            partial(tools.stubs, used),
+            state,
+            "" if self._record is None else self._record.printed,
+            0 if self._record is None else self._record.count,
+            self.is_durable,
+        )
+        self._thread = scripts.sandbox.start(source, self)
+
+    async def _load(self) -> bytes | None:
+        """Read what an earlier hub stored; None if the script has made no call."""
+        scripts, id = self._scripts, self.request.id
+        try:
+            document = await scripts.journal.read(SCRIPT, self._owner, id)
+            stored = await scripts.journal.read(STATE, self._owner, id)
+        except OSError as error:
+            self.finish(NotWritten(f"The state of the script could not be read: {error}", executed="unknown"))
+            return None
+        if document is None or document.body is None:
+            self.finish(NotWritten("The state of the script is not in the journal", executed="unknown"))
+            return None
+        self._record = record = _decode_record(document.body)
+        self._version = document.version
+        self.request = msgspec.structs.replace(
+            self.request,
+            code=record.code,
+            surface=record.surface,
+            session=record.session,
+            client_caps=record.client_caps,
+            frontend=record.frontend,
+        )
+        if not record.state_version:
+            return None
+        if record.library != library_version():
+            said = f"version {record.library} wrote the state of the script, and {library_version()} is installed"
+            self.refuse(f"The script cannot continue: {said} (pydantic-monty). Calls that it made are not undone.")
+            return None
+        self._calls = {call.id: call for call in record.calls}
+        self._sent = record.count
+        self._is_restored = True
+        self._states = record.state_version
+        for call in self._calls.values():
+            if call.is_sent and call.known is None and call.tool:
+                call.failure = LOST
+            elif not call.tool:
+                call.is_sent = False  # it sleeps again
+        sealed = b"" if stored is None else stored.body or b""
+        state = scripts.sealer.open(sealed.decode("ascii", "replace"), self._bound_to(record.state_version))
+        if state is None:
+            self.refuse("The script cannot continue: its stored state is missing or was changed.")
+        return state
+
+    def _bound_to(self, version: int) -> bytes:
+        return f"{self._owner}\n{self.request.id}\n{version}".encode("utf-8", "surrogatepass")
+
+    def crashed(self, error: BaseException) -> None:
+        """A defect of the hub ended `run`."""
+        self.finish(NotWritten(f"The script could not be started: {type(error).__name__}", executed="unknown"))
+
+    # -- what the thread reports (see `ScriptHost`) --------------------------------------------------------------------
+
+    def stopped(self, at: ScriptStop) -> None:
+        """See `ScriptHost`; called from the script's thread."""
+        sealed: SealedState | None = None
+        if at.state is not None:
+            # Here: megabytes take milliseconds to encrypt.
+            self._states += 1
+            text = self._scripts.sealer.seal(at.state, self._bound_to(self._states))
+            sealed = SealedState(self._states, text.encode())
+        self._post(self._on_stopped, at, sealed)
+
+    def ended(self, end: ScriptEnd) -> None:
+        """See `ScriptHost`; called from the script's thread."""
+        self._post(self._on_ended, end)
+
+    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # the loop is closed: the hub has ended
+            log.debug("a script ended after its hub", script=self.request.id)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _on_stopped(self, at: ScriptStop, sealed: SealedState | None) -> None:
+        if self.is_over():
+            return
+        waiting = {id: call for id, call in self._calls.items() if id in at.pending}
+        new = {call.id: StoredCall(call.id, call.tool, call.arguments) for call in at.calls}
+        self._calls = {**waiting, **new}
+        if self._record is not None:
+            self._record.printed = at.printed
+            self._record.library = library_version()
+        self._send_next(sealed)
+        if self._is_restored and self._thread is not None:
+            self._is_restored = False
+            for call in waiting.values():
+                if (known := call.known) is not None:
+                    self._thread.answer(call.id, known)
+
+    def _send_next(self, sealed: SealedState | None = None) -> None:
+        """Choose the calls that may be sent now, store that, and send them."""
+        unsent = [call for call in self._calls.values() if not call.is_sent and call.known is None]
+        room = self._settings.calls_at_once - len(self._inflight)
+        chosen = [call for call in unsent if call.tool][: max(room, 0)]
+        self._sent += len(chosen)
+        chosen += [call for call in unsent if not call.tool]
+        for call in chosen:
+            call.is_sent = True
+        self._store(sealed, partial(self._send, chosen))
+
+    def _send(self, chosen: Sequence[StoredCall]) -> None:
+        for call in chosen:
+            if self.is_over():
+                call.is_sent = False
+                self._sent -= bool(call.tool)
+                continue
+            if not call.tool:
+                self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
+                continue
+            made = self._make_call(call)
+            if isinstance(made, ToolFailure):
+                self._answer(call, made)
+                continue
+            inflight = self._scripts.hub.start(made, ScriptExchange(self, call, self._exchange))
+            if inflight.outcome is None:
+                self._inflight[call.id] = inflight
+        if self._is_left:
+            self._store(None, lambda: None)
+
+    def _make_call(self, call: StoredCall) -> Call | ToolFailure:
+        request = self.request
+        text = call.arguments.encode("utf-8", "replace")
+        if len(text) > self._scripts.hub.limits.request_bytes:
+            return ToolFailure(f"bad_arguments: they have {len(text)} bytes, which is too long (executed: no)")
+        arguments = decode_object(text)
+        if isinstance(arguments, Malformed):
+            return ToolFailure(f"bad_arguments: {arguments.message} (executed: no)")
+        return Call(
+            request.caller,
+            request.surface,
+            call.tool,
+            arguments,
+            meta=dict(request.meta),
+            wants_progress=request.wants_progress,
+            log_level=request.log_level,
+            client_caps=request.client_caps,
+            session=request.session,
+            frontend=request.frontend,
+            lasts=request.lasts,
+            shares_link=request.shares_link,
+            script=request.id,
+        )
+
+    def call_ended(self, call: StoredCall, outcome: Outcome) -> None:
+        """A call of the script has ended."""
+        self._inflight.pop(call.id, None)
+        if self.outcome is None:
+            self._answer(call, answer_of(outcome, self._settings.result_bytes))
+
+    def _answer(self, call: StoredCall, answer: CallAnswer) -> None:
+        if self.outcome is not None:
+            return
+        if isinstance(answer, ToolFailure):
+            call.failure = answer.message
+        else:
+            call.answer = answer
+        if self._thread is not None and not self._is_left:
+            self._thread.answer(call.id, answer)
+        if self._is_left:
+            self._store(None, lambda: None)
+        elif self.is_durable or any(not each.is_sent for each in self._calls.values()):
+            self._send_next()
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _store(self, sealed: SealedState | None, then: Callable[[], None]) -> None:
+        """Store where a durable script is, then call `then`; of others nothing is stored."""
+        record = self._record
+        if record is None:
+            then()
+            return
+        at, id, documents = self._scripts.now(), self.request.id, []
+        if sealed is not None:
+            record.state_version = sealed.version
+            documents.append(Document(STATE, self._owner, id, sealed.version, at, sealed.text))
+        record.calls = list(self._calls.values())
+        record.count = self._sent
+        self._version += 1
+        documents.append(Document(SCRIPT, self._owner, id, self._version, at, _encode(record)))
+        self._scripts.journal.write(documents, partial(self._on_stored, then))
+
+    def _on_stored(self, then: Callable[[], None], result: WriteResult) -> None:
+        if result == "kept":
+            then()
+        elif self.outcome is None:
+            said = "The state of the script could not be stored, so it was ended; the hub's log says why"
+            self.finish(NotWritten(said, executed=self._executed()))
+
+    def spawn_forget(self) -> None:
+        """Delete what is stored, in the background."""
+        with suppress(RuntimeError):  # the hub is closing
+            self._scripts.background.spawn(f"delete script {self.request.id}", self.forget())
+
+    async def forget(self) -> None:
+        """Delete what is stored; call it once the end of the task is stored."""
+        self._record = None
+        for kind in (SCRIPT, STATE):
+            try:
+                stored = await self._scripts.journal.read(kind, self._owner, self.request.id)
+            except OSError:
+                return  # `Scripts.prune` deletes it one day
+            if stored is not None:
+                self._scripts.journal.write([tombstone(stored)], lambda _: None)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _executed(self) -> Executed:
+        return "unknown" if self._sent else "no"
+
+    def _on_ended(self, end: ScriptEnd) -> None:
+        self._scripts.released(self)
+        if self.is_over():
+            return
+        if end.kind == "returned":
+            self.finish(self._result({"result": Raw(end.result.encode()), "printed": end.printed}, end))
+        else:
+            self.refuse(end.message, end)
+
+    def refuse(self, message: str, end: ScriptEnd | None = None) -> None:
+        """End the script with an error that its author reads."""
+        end = end or ScriptEnd("refused")
+        told = {"error": end.kind, "message": message, "printed": end.printed}
+        self.finish(self._result(told, msgspec.structs.replace(end, message=message)))
+
+    def _result(self, members: Mapping[str, object], end: ScriptEnd) -> Result:
+        """The result as structured content, and as the text that a model reads."""
+        body = {**members, "calls": self._sent, "script": self.request.id}
+        shown = end.result if end.kind == "returned" and (end.result != "null" or not end.printed) else end.message
+        text = "\n".join(each for each in (end.printed.rstrip("\n"), shown) if each)
+        is_error = end.kind != "returned"
+        content = [{"type": "text", "text": text}]
+        whole = {"content": content, "structuredContent": body, "isError": is_error}
+        return Result(Raw(_encode(whole)), is_error, is_untyped=True)
+
+    def _expire(self) -> None:
+        calls = f" It had made {self._sent} calls." if self._sent else ""
+        self.refuse(f"The script did not end in time ([code] seconds, or the timeout of the call).{calls}")
+
+    def cancel(self, why: str) -> None:
+        """See `core.tasks.live_task.RunningWork`."""
+        self.finish(Cancelled(why, executed=self._executed()))
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the script; its running calls are cancelled."""
+        if self.is_over():
+            return
+        self.outcome = outcome
+        self._stop()
+        for inflight in list(self._inflight.values()):
+            inflight.cancel("the script ended")
+        self._exchange.end(outcome)
+
+    def leave(self) -> None:
+        """Leave a durable script to the next hub. Its running calls end here; their outcomes are stored."""
+        if self.outcome is None and not self._is_left:
+            self._is_left = True
+            self._stop()
+            if self.on_left is not None:
+                self.on_left()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._thread is None:
+            self._scripts.released(self)
+        else:  # it is released when its thread has ended
+            self._thread.leave()
+
+
+class ScriptTask:
+    """A script as the work of a task; see `core.tasks.live_task.ResumableWork`."""
+
+    def __init__(self, scripts: Scripts, request: ScriptRequest) -> None:
+        self._scripts = scripts
+        self._request = request
+
+    def first_documents(self, owner: str, id: str) -> tuple[Document, ...]:
+        """See `ResumableWork`."""
+        return (self._scripts.first_document(msgspec.structs.replace(self._request, id=id), owner),)
+
+    def start(self, exchange: Exchange) -> RunningScript:
+        """See `ResumableWork`."""
+        if not isinstance(exchange, TaskExchange):
+            return self._scripts.start(self._request, exchange)
+        live = exchange.live
+        request = msgspec.structs.replace(self._request, id=live.record.id)
+        if not live.record.resumes:
+            return self._scripts.start(request, exchange)
+        script = RunningScript(self._scripts, request, exchange, live.key[0])
+        script.on_left = exchange.leave
+        live.listeners[_ForgetWhenEnded(script, live.listeners)] = None
+        return self._scripts.start_script(script)
+
+
+class _ForgetWhenEnded:
+    """Deletes what is stored of a script once the end of its task is stored; see `TaskListener`."""
+
+    def __init__(self, script: RunningScript, listeners: dict[TaskListener, None]) -> None:
+        self._script = script
+        self._listeners = listeners
+
+    def task_changed(self, record: TaskRecord) -> None:
+        if record.is_ended:
+            self._listeners.pop(self, None)
+            self._script.spawn_forget()
+
+    def task_reported(self, record: TaskRecord, report: Report) -> None:
+        """Reports change nothing."""
+
+
+class ScriptExchange:
+    """The caller's side of a call that a script makes: see `Exchange`. Progress and questions go to the script's."""
+
+    __slots__ = ("_call", "_outer", "_script")
+
+    def __init__(self, script: RunningScript, call: StoredCall, outer: Exchange) -> None:
+        self._script = script
+        self._call = call
+        self._outer = outer
+
+    def emit(self, event: Event) -> None:
+        """See `Exchange`."""
+        if self._script.outcome is None:
+            self._outer.emit(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Exchange`."""
+        self._outer.ask(question, reply)
+
+    def end(self, outcome: Outcome) -> None:
+        """See `Exchange`."""
+        self._script.call_ended(self._call, outcome)
+
+
+# -- what a call returns to a script -----------------------------------------------------------------------------------
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+_BLOCKS = msgspec.json.Decoder(list[_Block])
+
+
+def answer_of(outcome: Outcome, bytes_max: int) -> CallAnswer:
+    """What a call returns: its structured content, its text, or its content; a failure says whether the tool ran."""
+    if isinstance(outcome, Fault):
+        later = "" if outcome.retry_after is None else f"; retry after {outcome.retry_after:g} s"
+        return ToolFailure(f"{outcome.reason}: {outcome.message} (executed: {outcome.executed}{later})")
+    payload = outcome.payload
+    if len(memoryview(payload)) > bytes_max:
+        said = f"the result has {len(memoryview(payload))} bytes, and [code] result_bytes is {bytes_max}"
+        return ToolFailure(f"too_long: {said} (executed: yes)")
+    if outcome.is_bare and not outcome.is_error:
+        return bytes(payload).decode()
+    members = object_members(payload) or {}
+    text = _text_of(members.get("content"))
+    if outcome.is_error:
+        said = text or bytes(members.get("structuredContent", payload)).decode()
+        return ToolFailure(f"tool_error: {said[:TOOL_ERROR_LENGTH_MAX]} (executed: yes)")
+    structured = members.get("structuredContent")
+    if structured is not None and bytes(structured) != b"null":
+        return bytes(structured).decode()
+    if text is not None:
+        return _encode(text).decode()
+    return bytes(members.get("content", b"[]")).decode()
+
+
+def _text_of(content: Raw | None) -> str | None:
+    """The text of a result, if it has nothing else."""
+    if content is None:
+        return None
+    try:
+        blocks = _BLOCKS.decode(content)
+    except msgspec.MsgspecError:
+        return None
+    return "\n".join(each.text for each in blocks) if all(each.type == "text" for each in blocks) else None

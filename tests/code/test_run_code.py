@@ -1,0 +1,243 @@
+"""`expose = "code"`: models see tools of the hub that run scripts, and each call of a script is a call of the hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from fastmcp import Client as FastMcpClient
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.agents.field import run as run_agent
+from tests.code.conftest import KEYS, CodeHub
+from tests.faults.watching import eventually
+from tests.hubs import TRUSTED, Raw
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("code")]
+
+SEEN = {"search_tools", "tool_signatures", "run_code"}
+
+
+async def run(raw: Raw, code: str, **more: Any) -> dict[str, Any]:
+    """Run a script; its result."""
+    answer = await raw.call("run_code", {"code": code, **more})
+    assert "result" in answer, answer
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+async def returned(hub: CodeHub, code: str, who: str = "plain", **more: Any) -> Any:
+    """What a script returns."""
+    async with hub.raw(who) as raw:
+        result = await run(raw, code, **more)
+    assert not result.get("isError"), result
+    return result["structuredContent"]["result"]
+
+
+async def refused(hub: CodeHub, code: str, who: str = "plain", **more: Any) -> dict[str, Any]:
+    """How a script fails."""
+    async with hub.raw(who) as raw:
+        result = await run(raw, code, **more)
+    assert result["isError"], result
+    told: dict[str, Any] = result["structuredContent"]
+    return told
+
+
+# -- what a model sees -------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_sees_only_the_tools_of_code_mode(hub: CodeHub) -> None:
+    async with hub.raw() as raw:
+        names = set(await raw.names())
+    assert names == SEEN
+
+
+async def test_a_caller_whose_tools_are_listed_has_no_scripts(hub: CodeHub) -> None:
+    async with hub.raw("listed") as raw:
+        assert "shop.add" in await raw.names()
+        answer = await raw.call("run_code", {"code": "1"})
+        assert answer["error"]["data"]["reason"] == "unknown_tool"
+
+
+async def signatures(hub: CodeHub, who: str = "plain", **arguments: Any) -> str:
+    async with hub.raw(who) as raw:
+        answer = await raw.call("tool_signatures", arguments)
+    text: str = answer["result"]["content"][0]["text"]
+    return text
+
+
+async def test_signatures_are_those_of_the_tools_that_the_caller_may_call(hub: CodeHub) -> None:
+    whole = await signatures(hub)
+    assert "async def shop_add(*, a: int, b: int) -> ShopAddResult:" in whole
+    assert '"""shop.add: Add two numbers."""' in whole
+    assert "shop_secret" not in whole
+    narrow = await signatures(hub, "narrow")
+    assert narrow.count("async def") == 1
+    assert "shop_add" in narrow
+
+
+async def test_signatures_have_classes_for_objects_and_literals_for_enums(hub: CodeHub) -> None:
+    text = await signatures(hub, names=["shop.order"])
+    assert "class ShopOrderOrdersItem(TypedDict):\n    item: str\n    amount: NotRequired[int]" in text
+    assert "speed: Literal['slow', 'fast'] = ..." in text
+    assert "shop_add" not in text
+
+
+async def test_tools_with_equal_python_names_are_told_apart(hub: CodeHub) -> None:
+    text = await signatures(hub, names=["shop.same-name", "shop.same_name", "shop.nothing"])
+    first, second = (line for line in text.splitlines() if line.startswith("async def shop_same_name_"))
+    assert first != second
+    assert "# Unknown tool: 'shop.nothing'" in text
+    name = first.removeprefix("async def ").partition("(")[0]
+    assert await returned(hub, f"await {name}()") in ("same-name", "same_name")
+
+
+async def test_a_model_finds_a_tool_and_reads_its_signature(hub: CodeHub) -> None:
+    async with hub.raw() as raw:
+        found = (await raw.call("search_tools", {"query": "add two numbers"}))["result"]["structuredContent"]["tools"]
+    assert found[0]["name"] == "shop.add"
+    assert "async def shop_add(*, a: int, b: int)" in await signatures(hub, names=[found[0]["name"]])
+
+
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_script_returns_its_last_value_and_what_it_printed(hub: CodeHub) -> None:
+    async with hub.raw() as raw:
+        result = await run(raw, "total = await shop_add(a=1, b=2)\nprint('so far')\ntotal['sum'] + 1")
+    assert result["content"] == [{"type": "text", "text": "so far\n4"}]
+    told = result["structuredContent"]
+    assert (told["result"], told["printed"], told["calls"]) == (4, "so far\n", 1)
+
+
+async def test_a_call_without_structured_content_returns_its_text(hub: CodeHub) -> None:
+    assert await returned(hub, "await shop_pay(nonce='text')") == "text"
+
+
+async def test_a_wrong_argument_costs_no_call_and_is_told_with_line_and_column(hub: CodeHub) -> None:
+    before = len(hub.ledger.lines())
+    code = "await shop_pay(nonce='first')\nawait shop_add(a=1, b='two')\nawait shop_order(orders=[{'amount': 1}])"
+    told = await refused(hub, code)
+    assert told["error"] == "refused"
+    assert "script.py:2:21: error[invalid-argument-type]" in told["message"]
+    assert "script.py:3:" in told["message"]
+    assert len(hub.ledger.lines()) == before
+
+
+async def test_a_warning_of_the_type_checker_refuses_nothing(hub: CodeHub) -> None:
+    assert await returned(hub, "# type: ignore\n1 + 1") == 2
+
+
+async def test_gathered_calls_run_side_by_side(hub: CodeHub) -> None:
+    code = "import asyncio\nawait asyncio.gather(*[shop_meet(count=3) for _ in range(3)])"
+    assert await returned(hub, code) == ["met", "met", "met"]
+
+
+async def test_a_failed_call_raises_its_reason_and_whether_it_ran(hub: CodeHub) -> None:
+    code = "try:\n    await shop_fail(why='no stock')\nexcept RuntimeError as error:\n    said = str(error)\nsaid"
+    assert await returned(hub, code) == "tool_error: no stock (executed: yes)"
+    told = await refused(hub, "x = 1\nawait shop_fail(why='no stock')")
+    assert told["error"] == "failed"
+    assert 'File "script.py", line 2' in told["message"]
+    assert "tool_error: no stock (executed: yes)" in told["message"]
+
+
+async def test_a_denied_tool_looks_like_a_missing_one_and_is_not_called(hub: CodeHub) -> None:
+    before = len(hub.ledger.lines())
+    told = await refused(hub, "await shop_secret()")
+    assert "`shop_secret` used when not defined" in told["message"]
+    raw = "await _call('{}', '{{}}')  # type: ignore"
+    denied = await refused(hub, raw.format("shop.secret"))
+    missing = await refused(hub, raw.format("shop.nobody"))
+    assert "unknown_tool: Unknown tool: shop.secret (executed: no)" in denied["message"]
+    assert "unknown_tool: Unknown tool: shop.nobody (executed: no)" in missing["message"]
+    assert len(hub.ledger.lines()) == before
+
+
+async def test_a_script_cannot_run_another(hub: CodeHub) -> None:
+    told = await refused(hub, "await _call('run_code', '{\"code\": \"1\"}')  # type: ignore")
+    assert "unknown_tool: Unknown tool: run_code (executed: no)" in told["message"]
+
+
+async def test_a_script_that_does_not_end_in_time_is_ended_with_its_calls(hub: CodeHub) -> None:
+    told = await refused(hub, "await shop_hold(nonce='late')", timeout=0.5)
+    assert "did not end in time" in told["message"]
+    assert told["calls"] == 1
+
+
+async def test_a_result_that_is_too_long_raises_in_the_script(hub: CodeHub) -> None:
+    told = await refused(hub, "await shop_large(bytes=200000)")
+    assert "too_long: the result has" in told["message"]
+    assert await returned(hub, "len(await shop_large(bytes=50000))") == 50_000
+
+
+async def test_a_script_may_make_so_many_calls(hub: CodeHub) -> None:
+    told = await refused(hub, "for each in range(100):\n    await shop_add(a=1, b=1)")
+    assert "a script may make 40 calls" in told["message"]
+    assert told["calls"] == 40
+
+
+async def test_a_script_may_be_so_long(hub: CodeHub) -> None:
+    assert "script_bytes" in (await refused(hub, "#" * 30_000))["message"]
+
+
+async def test_a_script_may_sleep(hub: CodeHub) -> None:
+    sleeping = "await asyncio.gather(asyncio.sleep(0.01, 'slept'), shop_add(a=1, b=1))"
+    code = f"import asyncio, time\ntime.sleep(0.01)\n{sleeping}"
+    assert await returned(hub, code) == ["slept", {"sum": 2}]
+
+
+async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: CodeHub) -> None:
+    async with hub.raw() as raw:
+        script = (await run(raw, "await shop_pay(nonce='audited')"))["structuredContent"]["script"]
+    address = f"http://127.0.0.1:{hub.process.port}/v1/audit"
+    headers = {"authorization": f"Bearer {KEYS['operator']}"}
+    async with httpx2.AsyncClient(verify=TRUSTED, headers=headers) as client:
+
+        async def is_recorded() -> bool:
+            records = (await client.get(address, params={"tool": "shop.pay"})).json()["records"]
+            return any(record["record"].get("script") == script for record in records)
+
+        await eventually(is_recorded, "the call is in the audit log with its script")
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_official_client_runs_a_script_and_hears_its_calls_report(hub: CodeHub) -> None:
+    heard: list[str | None] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    headers = {"authorization": f"Bearer {KEYS['plain']}"}
+    async with (
+        httpx2.AsyncClient(verify=TRUSTED, headers=headers, timeout=30) as http,
+        Client(streamable_http_client(hub.process.url, http_client=http)) as client,
+    ):
+        assert {tool.name for tool in (await client.list_tools()).tools} >= SEEN
+        result = await client.call_tool("run_code", {"code": "await shop_report()"}, progress_callback=on_progress)
+    assert result.structured_content is not None
+    assert result.structured_content["result"] == "reported"
+    assert heard == ["half way"]
+
+
+async def test_fastmcp_runs_a_script(hub: CodeHub) -> None:
+    async with FastMcpClient(hub.process.url, auth=KEYS["plain"]) as client:
+        result = await client.call_tool("run_code", {"code": "(await shop_add(a=2, b=3))['sum']"})
+    assert result.structured_content is not None
+    assert result.structured_content["result"] == 5
+
+
+async def test_the_official_a2a_client_runs_a_script_as_a_task(hub: CodeHub) -> None:
+    url = f"http://localhost:{hub.process.port}"
+    done, failed, listed = await run_agent("a2a10", "code_v1", url, KEYS["plain"], KEYS["listed"])
+    assert done["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    [part] = [part for part in done["task"]["artifacts"][0]["parts"] if "data" in part]
+    assert part["data"]["result"] == {"sum": 5}
+    assert failed["task"]["status"]["state"] == "TASK_STATE_FAILED"
+    assert "invalid-argument-type" in str(failed["task"]["artifacts"])
+    assert listed["task"]["status"]["state"] == "TASK_STATE_FAILED"
+    assert 'expose = "code"' in str(listed["task"])

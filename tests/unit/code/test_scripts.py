@@ -1,0 +1,187 @@
+"""Durable scripts: what is stored of them, and what the next hub makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.app.code import check_code
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.code.scripts import SCRIPT, STATE
+from isthmus.code.settings import CodeSettings
+from isthmus.config.findings import ConfigError
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.ports import Document
+from isthmus.core.tasks.live_task import LiveTask, NewTask
+from isthmus.core.tasks.record import TaskOwner
+from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.tasks import Message
+from isthmus.storage.memory import MemoryJournal
+from tests.faults.watching import eventually
+
+OWNER = TaskOwner(LOCAL.tenant, LOCAL.name)
+SLEEPING = "await builtin_echo(text='a')\nimport asyncio\nawait asyncio.sleep(4)\nawait builtin_echo(text='b')"
+
+
+AT_ONCE = """
+import queue
+from isthmus.code.sandbox import Sandbox, ScriptSource
+from isthmus.code.settings import CodeSettings
+
+class Host:
+    def __init__(self):
+        self.ends = queue.Queue()
+        self.ended = self.ends.put
+
+sandbox, hosts = Sandbox(CodeSettings()), [Host() for _ in range(6)]
+for host in hosts:
+    sandbox.start(ScriptSource("1", {}, str), host)
+print(*[host.ends.get().kind for host in hosts])
+"""
+
+
+@asynccontextmanager
+async def hub(folder: Path, journal: MemoryJournal) -> AsyncIterator[RunningHub]:
+    running = RunningHub(Configuration(None, HubSettings(state=str(folder))), {}, journal)
+    running.tasks.offline_queue.find_caller = lambda _: LOCAL
+    await running.tasks.recover()
+    running.tasks.resume()
+    try:
+        yield running
+    finally:
+        running.refuse_new_calls()
+        await running.aclose()
+
+
+async def begin(running: RunningHub, code: str) -> LiveTask:
+    work = running.scripts.task(Call(LOCAL, EVERYTHING, "run_code", msgspec.Raw(b"{}"), lasts=True), code, None)
+    return await running.tasks.begin(NewTask(LOCAL, "context", "1.0", (Message("m", "user", ()),), call=work, id="one"))
+
+
+async def stored(journal: MemoryJournal, kind: str) -> Document | None:
+    return await journal.read(kind, OWNER.key, "one")
+
+
+async def sleeping(journal: MemoryJournal) -> bool:
+    """Whether the script has made its first call, and sleeps."""
+    document = await stored(journal, SCRIPT)
+    record = msgspec.json.decode(document.body or b"{}") if document is not None else {}
+    return any(not call["tool"] for call in record.get("calls", ()))
+
+
+async def ended(running: RunningHub) -> str:
+    """How the task has ended, as text."""
+    found: list[LiveTask] = []
+
+    async def is_ended() -> bool:
+        live = await running.tasks.find(OWNER, "one")
+        if live is None or not live.record.is_ended:
+            return False
+        found.append(live)
+        return True
+
+    await eventually(is_ended, "the task ends", within=60)
+    ending = found[0].record.ending
+    assert ending is not None
+    return bytes(ending.result).decode() or ending.message
+
+
+async def test_nothing_is_stored_of_a_script_that_has_ended(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        live = await begin(running, "await builtin_echo(text='a')")
+        assert live.record.resumes
+        assert '"result":' in await ended(running)
+
+        async def is_deleted() -> bool:
+            return await stored(journal, SCRIPT) is None and await stored(journal, STATE) is None
+
+        await eventually(is_deleted, "nothing is stored", within=60)
+
+
+async def test_the_next_hub_continues_a_script_with_its_own_caller(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        await begin(running, SLEEPING)
+        await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
+    state = await stored(journal, STATE)
+    assert state is not None
+    assert b"builtin" not in (state.body or b""), "it is sealed"
+    async with hub(tmp_path, journal) as running:
+        text = await ended(running)
+    assert '"calls":2' in text
+
+
+@pytest.mark.parametrize("kind", ["changed", "missing", "another version"])
+async def test_a_state_that_cannot_be_used_ends_the_script_with_a_clear_error(tmp_path: Path, kind: str) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        await begin(running, SLEEPING)
+        await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
+    document = await stored(journal, SCRIPT if kind == "another version" else STATE)
+    assert document is not None
+    body = document.body or b""
+    match kind:
+        case "changed":
+            changed: bytes | None = body[:-8] + b"AAAAAAA="
+        case "missing":
+            changed = None
+        case _:
+            changed = msgspec.json.encode({**msgspec.json.decode(body), "library": "0.0.1"})
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    later = msgspec.structs.replace(document, version=document.version + 1, body=changed)
+    journal.write([later], done.set_result)
+    assert await done == "kept"
+    async with hub(tmp_path, journal) as running:
+        text = await ended(running)
+    assert "The script cannot continue" in text
+    assert ("0.0.1" if kind == "another version" else "missing or was changed") in text
+
+
+async def test_a_script_whose_caller_is_gone_ends(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        await begin(running, SLEEPING)
+        await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
+    running = RunningHub(Configuration(None, HubSettings(state=str(tmp_path))), {}, journal)
+    running.tasks.offline_queue.find_caller = lambda _: None
+    await running.tasks.recover()
+    running.tasks.resume()
+    assert "The hub stopped while the call was running" in await ended(running)
+    await running.aclose()
+
+
+async def test_a_cancelled_task_ends_its_script(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    async with hub(tmp_path, journal) as running:
+        live = await begin(running, SLEEPING)
+        await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
+        assert running.tasks.cancel(live, "the test cancels it")
+        assert "the test cancels it" in await ended(running)
+
+
+def test_the_first_scripts_of_a_process_may_start_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["returned"] * 6
+
+
+def test_a_hub_that_exposes_code_without_the_library_says_what_to_install() -> None:
+    configuration = Configuration(None, HubSettings(expose="code"))
+    with pytest.raises(ConfigError, match=r"isthmus\[code\]"):
+        check_code(configuration, lambda: False)
+    check_code(configuration, lambda: True)
+    check_code(Configuration(None, HubSettings()), lambda: False)
+
+
+@pytest.mark.parametrize("name", CodeSettings.__slots__)
+def test_a_limit_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, not 0"):
+        CodeSettings(**{name: 0})

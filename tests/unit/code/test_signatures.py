@@ -1,0 +1,99 @@
+"""Signatures from schemas: what Python has no words for, and what is too much, becomes a wider type."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signature, words_in
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+
+
+def stub(schema: Any, output: Any = None, description: str = "") -> str:
+    definition = {"inputSchema": schema, "description": description}
+    if output is not None:
+        definition["outputSchema"] = output
+    members = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
+    written = signature("tool", "s.tool", Tool.of(ServerName("s"), FeatureName("tool"), members))
+    ast.parse(HEADER + written)
+    return written
+
+
+def argument(schema: Any, **more: Any) -> str:
+    """The type of an argument with this schema."""
+    written = stub({"type": "object", "properties": {"it": schema}, "required": ["it"], **more})
+    head = next(line for line in written.splitlines() if line.startswith("async def"))
+    return head.partition("it: ")[2].rpartition(") ->")[0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "string"}, "str"),
+        ({"type": "number"}, "float"),
+        ({"type": "array", "items": {"type": "integer"}}, "list[int]"),
+        ({"type": "array"}, "list[Any]"),
+        ({"type": ["string", "null"]}, "str | None"),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, "int | None"),
+        ({"oneOf": [{"type": "integer"}, {}]}, "Any"),
+        ({"enum": ["a", 1, None]}, "Literal['a', 1, None]"),
+        ({"const": "x"}, "Literal['x']"),
+        ({"enum": [1.5]}, "Any"),
+        ({"enum": list(range(1000))}, "Any"),
+        ({"type": "object"}, "dict[str, Any]"),
+        ({"type": "object", "additionalProperties": {"type": "boolean"}}, "dict[str, bool]"),
+        ({"allOf": [{"type": "string"}]}, "str"),
+        ({"allOf": [{"type": "string"}, {"minLength": 1}]}, "Any"),
+        ({"$ref": "#/nowhere"}, "Any"),
+        ({"$ref": "http://elsewhere"}, "Any"),
+        (True, "Any"),
+        ({"type": "unheard"}, "Any"),
+    ],
+)
+def test_a_schema_becomes_a_type(schema: Any, written: str) -> None:
+    assert argument(schema) == written
+
+
+def test_a_schema_may_contain_itself() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    assert argument({"$ref": "#/$defs/Node"}, **{"$defs": {"Node": node}}) == "ToolNode"
+    loop = {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "string"}]}
+    assert argument({"$ref": "#/$defs/Loop"}, **{"$defs": {"Loop": loop}}) == "Any"
+
+
+def test_arguments_that_are_no_names_are_taken_as_they_are() -> None:
+    written = stub({"type": "object", "properties": {"a-b": {"type": "string"}, "if": {}, "c": {}}, "required": ["c"]})
+    assert "async def tool(*, c: Any, **arguments: Any)" in written
+
+
+def test_a_tool_without_a_schema_takes_anything_and_one_without_arguments_nothing() -> None:
+    assert "async def tool(**arguments: Any)" in stub({"type": "object"})
+    assert "async def tool()" in stub({"type": "object", "properties": {}, "additionalProperties": False})
+
+
+def test_what_is_too_much_is_not_written() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(50):
+        deep = {"type": "object", "properties": {"x": deep}, "required": ["x"]}
+    assert "Any" in stub({"type": "object", "properties": {"deep": deep}})
+    wide = {f"p{number}": {"type": "object", "properties": {"x": {}}} for number in range(200)}
+    assert stub({"type": "object", "properties": wide}).count("(TypedDict)") == CLASSES_MAX
+    assert "async def tool(**arguments: Any)" in stub({"type": "object", "properties": {"x" * 100_000: {}}})
+
+
+def test_the_docstring_is_one_line() -> None:
+    assert '"""s.tool: First."""' in stub({}, description="\n  First.\nSecond.")
+    assert "…" in stub({}, description="x" * 1_000)
+
+
+def test_names_are_names_of_python_and_told_apart() -> None:
+    names = python_names(["a.b", "a_b", "2.x", "class", "print", "ü", "_call", "fine.tool"])
+    assert len(set(names.values())) == len(names)
+    assert all(name.isidentifier() and not name.startswith("_") for name in names.values())
+    assert names["fine.tool"] == "fine_tool"
+    assert names["class"] == "class_"
+    assert words_in("x = await fine_tool(a='b')") >= {"fine_tool"}
