@@ -1,0 +1,850 @@
+"""Approvals: calls that wait until a person allows exactly this call.
+
+A rule of the operator (`core.access.approval_rules`) matches a call after its arguments are complete. The call is held,
+and a request is stored before anybody can see it. A decision is bound to a digest of the caller, the set, the tool, its
+definition and the arguments, so it serves no other call. That a decision was used is stored before the call is sent:
+after a crash it is used or not, and never serves twice.
+
+    call ──▶ check ──▶ no rule, exempted, allowed for an hour ──────────────▶ next stage
+               │  allowed once ──write that it is used──▶ proceed
+               │  denied ──▶ fault
+               └─ request ──write──▶ pending ──decision──write──▶ calls that wait are started again
+                                        └── deadline of the call: fault; the request stays, and the same call joins it
+
+The hub asks `check` in one stage. `app` loads the requests of the last hub, and offers them to operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+import msgspec
+import structlog
+
+from isthmus.core.access.approval_rules import (
+    ApprovalRule,
+    ApprovedBy,
+    UnclearArguments,
+    canonical_text,
+    read_arguments,
+    request_digest,
+)
+from isthmus.core.access.policy import Policy
+from isthmus.core.calls.hub import HELD, Held
+from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight, OpenQuestion
+from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
+from isthmus.core.catalog.rules import NO_TOOL_RULES, hints_of, labels_of
+from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, Snapshot
+from isthmus.core.ports import (
+    ApprovalAlreadyDecided,
+    ApprovalEntry,
+    ApprovalList,
+    ApprovalVerdict,
+    Document,
+    HoldableExchange,
+    Journal,
+    WriteResult,
+)
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Answered, Call, Outcome, Question, Reply, Result
+from isthmus.model.faults import (
+    ApprovalDenied,
+    ApprovalExpired,
+    ApprovalPending,
+    BadArguments,
+    Fault,
+    NotWritten,
+    TooManyApprovals,
+)
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.hub import Hub
+
+log = structlog.get_logger(__name__)
+
+APPROVAL = "approval"
+"""The `Document.kind` of approvals."""
+
+HOUR_SECONDS = 3600.0
+"""How long "the same call for an hour" is allowed."""
+
+EACH_MAX = 100
+"""Requests and unused decisions of one caller. A person reads each of them."""
+
+ALL_MAX = 10_000
+ALL_BYTES_MAX = 128 * 1024 * 1024
+"""All requests and decisions; all of them are in memory."""
+
+SWEEP_SECONDS = 1.0
+"""How late an expired approval may be noticed; it never serves a call."""
+
+WRITE_SECONDS = 30.0
+"""How long a call waits for the journal."""
+
+READ_AT_ONCE = 200
+
+MATCHES_MAX = 20_000
+"""Tools whose rules are cached."""
+
+REASON_LENGTH_MAX = 1000
+PAGE_MAX = 100
+
+ELICIT = "elicitation/create"
+NOTICE = "isthmus/approval"
+"""The `method` of what a task shows while it waits (`core.tasks.record.APPROVAL_NOTICE`)."""
+
+ApprovalState: TypeAlias = Literal["pending", "once", "hour", "denied"]
+STATES: tuple[ApprovalState, ...] = ("pending", "once", "hour", "denied")
+
+_VERDICTS: Mapping[ApprovalVerdict, ApprovalState] = {"allow": "once", "allow_hour": "hour", "deny": "denied"}
+_EVENTS: Mapping[ApprovalState, str] = {
+    "once": "approval.allowed",
+    "hour": "approval.allowed",
+    "denied": "approval.denied",
+}
+
+
+class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is stored of a request and of the decision about it."""
+
+    id: str
+    digest: str
+    rule: str
+    by: ApprovedBy
+    server: ServerName
+    tool: str
+    """The server's own name of the tool."""
+    name: str
+    """The name by which it was called."""
+    caller: str
+    tenant: str
+    set: str | None
+    frontend: str
+    arguments: msgspec.Raw
+    """As the caller sent them."""
+    added: tuple[str, ...]
+    """Names of arguments that the hub adds; their values are the operator's own and may be secrets."""
+    requested: float
+    expires: float
+    seconds: float
+    """How long a decision is valid."""
+    state: ApprovalState = "pending"
+    decided: float | None = None
+    decided_by: str | None = None
+    reason: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The tool as operators know it."""
+        return f"{self.server}.{self.tool}"
+
+    @property
+    def owner(self) -> str:
+        """The `Document.owner`; tenant names contain no line break."""
+        return f"{self.tenant}\n{self.caller}"
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Approval).decode
+
+
+class HeldRequest(NamedTuple):
+    """A call that waits for a decision: where it was started, and as its caller made it."""
+
+    hub: Hub
+    inflight: InFlight
+    call: Call
+
+
+class _Entry:
+    """A stored approval, and the calls that wait for it."""
+
+    __slots__ = ("approval", "is_stored", "is_writing", "questions", "version", "waiting")
+
+    def __init__(self, approval: Approval, version: int = 0) -> None:
+        self.approval = approval
+        self.version = version
+        self.is_stored = version > 0
+        self.is_writing = False
+        self.waiting: list[HeldRequest] = []
+        self.questions: list[OpenQuestion] = []
+        """Open questions to callers that may decide themselves."""
+
+    def document(self, approval: Approval | None) -> Document:
+        """The next version of its document; None deletes it."""
+        shown = approval or self.approval
+        body = None if approval is None else _encode(approval)
+        return Document(APPROVAL, shown.owner, shown.id, self.version + 1, shown.requested, body, state=shown.state)
+
+
+class _Matched(NamedTuple):
+    """The rules that may be about a tool, in order, and the fingerprint of its definition."""
+
+    rules: tuple[ApprovalRule, ...]
+    fingerprint: bytes
+    is_blind: bool
+    """The call may reach any tool of its server, so that arguments say nothing about it."""
+
+
+class _Credit(NamedTuple):
+    """A call that was allowed once and did not run, or whose server asked something: it may be made again.
+
+    Only in memory: after a restart the caller asks again.
+    """
+
+    approval: Approval
+    until: float
+    needs_answers: bool
+    """It is for a call with the answers to what the server asked."""
+
+
+Record: TypeAlias = Callable[..., None]
+"""Writes an event into the audit log: its name, and what it is about."""
+
+
+class CallApprovals:
+    """The approvals of one hub, in memory and in the journal."""
+
+    def __init__(self, journal: Journal, now: Callable[[], float], record: Record) -> None:
+        """`record` writes to the audit log."""
+        self._journal = journal
+        self._now = now
+        self._record = record
+        self._loop = asyncio.get_running_loop()
+        self.has_operator = False
+        """Whether operators can reach this hub; without them only callers can decide."""
+        self.rules: tuple[ApprovalRule, ...] = ()
+        self.announce: Callable[[Approval, ApprovalRule], None] | None = None
+        """Announces a stored request; `app` sends webhooks."""
+        self._entries: dict[str, _Entry] = {}
+        self._by_digest: dict[str, _Entry] = {}
+        self._of: dict[str, dict[str, _Entry]] = {}
+        """By owner."""
+        self._bytes = 0
+        self._credits: dict[str, _Credit] = {}
+        """By digest: calls that were allowed once and may be made again."""
+        self._used: WeakKeyDictionary[InFlight, Approval] = WeakKeyDictionary()
+        """What allowed the calls that run."""
+        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _Matched] = {}
+        self._snapshots: dict[Hub, Snapshot] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests nobody has decided about."""
+        return sum(each.approval.state == "pending" for each in self._entries.values())
+
+    def change(self, rules: Sequence[ApprovalRule]) -> None:
+        """Apply other rules. Calls that wait are checked again."""
+        if tuple(rules) == self.rules:
+            return
+        self.rules = tuple(rules)
+        self._matches.clear()
+        for entry in list(self._entries.values()):
+            if entry.is_stored and not entry.is_writing:
+                self._start_again(entry)
+
+    async def load(self) -> None:
+        """Read what the last hub left. Call it before callers are admitted. Raises `OSError`."""
+        last: Document | None = None
+        while found := await self._journal.all_in(APPROVAL, STATES, limit=READ_AT_ONCE, after=last):
+            last = found[-1]
+            for document in found:
+                try:
+                    approval = _decode(document.body or b"")
+                except msgspec.MsgspecError as error:  # one that another version wrote must not stop the hub
+                    log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
+                else:
+                    self._add(_Entry(approval, document.version))
+
+    # -- the stage of a call -------------------------------------------------------------------------------------------
+
+    def check(self, hub: Hub, inflight: InFlight, call: Call) -> Outcome | Held | None:
+        """Whether a call may go on: None if it may, a fault if not, or `HELD` if it waits.
+
+        `call` is the call as its caller made it, before the hub added arguments.
+        """
+        if call.kind not in ("tool", "method"):
+            return None
+        matched = self._match(hub, inflight, is_method=call.kind == "method")
+        if not matched.rules:
+            return None
+        try:
+            arguments: object = None
+            rule = None
+            for each in matched.rules:
+                if each.is_about(call.caller.name):
+                    if each.arguments and arguments is None:
+                        arguments = read_arguments(inflight.call.arguments)
+                    if matched.is_blind or each.passes(arguments):
+                        rule = each
+                        break
+            if rule is None or not rule.approve:
+                return None
+            if arguments is None:
+                arguments = read_arguments(inflight.call.arguments)
+            text = canonical_text(arguments)
+        except UnclearArguments as error:
+            return BadArguments(call.name, f"a person must approve this call, and {error}")
+        server, caller = inflight.target.feature.server, call.caller
+        parts = (caller.tenant, caller.name, call.set, call.kind, *_identity_of(server, hub), inflight.name, rule.by)
+        digest = request_digest(*parts, matched.fingerprint, text)
+        return self._decide_about(HeldRequest(hub, inflight, call), rule, digest)
+
+    def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _Matched:
+        """The rules that may be about a call's tool."""
+        snapshot, route = hub.snapshot, inflight.target
+        if self._snapshots.get(hub) is not snapshot or len(self._matches) > MATCHES_MAX:
+            self._snapshots[hub] = snapshot
+            self._matches.clear()
+        own = route.own or route.feature
+        key = (hub, own.server, inflight.name, own.digest, is_method)
+        matched = self._matches.get(key)
+        if matched is None:
+            tool = own if isinstance(own, Tool) else Tool.of(own.server, FeatureName(inflight.name), {})
+            # Both may call any tool of their server by an argument.
+            is_blind = is_method or tool.name == CALL_BY_ARGUMENT
+            rules = tuple(rule for rule in self.rules if _covers(rule, tool, snapshot, is_blind=is_blind))
+            matched = _Matched(rules, fingerprint_of(canonical_definition(tool)), is_blind)
+            self._matches[key] = matched
+        return matched
+
+    def _decide_about(self, held: HeldRequest, rule: ApprovalRule, digest: str) -> Fault | Held | None:
+        call, now = held.call, self._now()
+        credit = self._credits.get(digest)
+        if credit is not None and now < credit.until and (call.extra or not credit.needs_answers):
+            del self._credits[digest]
+            self._record("approval.used", **_facts(credit.approval))
+            self._go_on(held, credit.approval)
+            return None
+        entry = self._by_digest.get(digest)
+        if entry is not None and entry.approval.expires <= now and not entry.is_writing:
+            self._expire(entry)
+            entry = None
+        if entry is None:
+            if not self.has_operator and not (rule.by == "caller" and _can_be_asked(call)):
+                return ApprovalDenied(
+                    f"{held.inflight.target.feature.server}.{held.inflight.name}",
+                    "",
+                    "it needs an operator's approval, and only `isthmus serve` has operators. Run the hub with it, or "
+                    'set by = "caller" in the rule',
+                )
+            return self._request(held, rule, digest)
+        approval = entry.approval
+        if entry.is_writing or approval.state == "pending":
+            self._join(entry, held)
+            return HELD
+        if approval.state == "denied":
+            return _denial(approval)
+        if approval.state == "hour":
+            self._record("approval.used", **_facts(approval))
+            self._go_on(held, None)
+            return None
+        self._use(entry, held)
+        return HELD
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _request(self, held: HeldRequest, rule: ApprovalRule, digest: str) -> Fault | Held:
+        """Store a request, and hold the call."""
+        call, inflight, now = held.call, held.inflight, self._now()
+        given = msgspec.Raw(bytes(call.arguments))
+        approval = Approval(
+            f"ap_{secrets.token_hex(8)}",
+            digest,
+            rule.name,
+            rule.by,
+            inflight.target.feature.server,
+            inflight.name,
+            call.name,
+            call.caller.name,
+            call.caller.tenant,
+            call.set,
+            call.frontend,
+            given,
+            _added(call, inflight.call),
+            now,
+            now + rule.expires,
+            rule.expires,
+        )
+        own = self._of.get(approval.owner, {})
+        if sum(each.approval.state != "denied" for each in own.values()) >= EACH_MAX:
+            return TooManyApprovals(f"{call.caller.name} has", str(EACH_MAX), str(EACH_MAX))
+        if len(self._entries) >= ALL_MAX or self._bytes + len(memoryview(given)) > ALL_BYTES_MAX:
+            return TooManyApprovals("the hub has", str(len(self._entries)), f"{ALL_MAX} or {ALL_BYTES_MAX} bytes")
+        entry = _Entry(approval)
+        entry.is_writing = True
+        self._add(entry)
+        self._join(entry, held)
+        self._journal.write((entry.document(approval),), partial(self._on_requested, entry, rule))
+        return HELD
+
+    def _on_requested(self, entry: _Entry, rule: ApprovalRule, result: WriteResult) -> None:
+        entry.is_writing = False
+        if result != "kept":
+            self._remove(entry)
+            if result == "unknown":
+                entry.version = 1
+                self._journal.write((entry.document(None),), lambda _: None)
+            for held in self._take_waiting(entry):
+                held.inflight.finish(NotWritten("The request for approval could not be stored; the tool did not run"))
+            return
+        entry.version, entry.is_stored = 1, True
+        self._record("approval.requested", **_facts(entry.approval))
+        log.info(
+            "a call waits for approval", advice=f"isthmus approvals show {entry.approval.id}", **_facts(entry.approval)
+        )
+        for held in list(entry.waiting):
+            self._notify(entry, held)
+        if self.announce is not None:
+            self.announce(entry.approval, rule)
+
+    def _join(self, entry: _Entry, held: HeldRequest) -> None:
+        """Let a call wait for a decision."""
+        entry.waiting = [each for each in entry.waiting if not each.inflight.is_over]
+        entry.waiting.append(held)
+        approval = entry.approval
+        self._begin_hold(held, lambda: ApprovalPending(approval.full_name, approval.id))
+        if entry.is_stored:
+            # Later: an exchange knows its call only when the call has been started.
+            self._loop.call_soon(self._notify, entry, held)
+
+    def _begin_hold(self, held: HeldRequest, late: Callable[[], Fault]) -> None:
+        hub, inflight, call = held.hub, held.inflight, held.inflight.call
+        server_queue = hub.server_queues.get(inflight.target.feature.server)
+        longest = hub.limits.hard_seconds if call.lasts or server_queue is None else server_queue.timeout
+        inflight.begin_hold(longest if call.timeout is None else min(call.timeout, longest), hub.deadlines, late)
+
+    def _notify(self, entry: _Entry, held: HeldRequest) -> None:
+        """Tell the caller of a held call that it waits, and ask it if it may decide."""
+        approval, inflight = entry.approval, held.inflight
+        if inflight.is_over or not inflight.is_held or approval.state != "pending":
+            return
+        if approval.by == "caller" and _can_be_asked(held.call):
+            asked = inflight.ask(_question(approval), partial(self._on_answer, entry))
+            if asked is not None:
+                entry.questions = [*(each for each in entry.questions if each.is_open), asked]
+                return
+        _show_wait(held, approval)
+
+    def _on_answer(self, entry: _Entry, reply: Reply) -> None:
+        """A caller that may decide has answered."""
+        if entry.is_writing or entry.approval.state != "pending":
+            return
+        answer = _read_answer(reply)
+        if answer is None:  # an operator decides
+            for held in entry.waiting:
+                _show_wait(held, entry.approval)
+        else:
+            verdict, reason = answer
+            self._decide(entry, verdict, f"{entry.approval.caller} (the caller)", reason, lambda _: None)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
+        """Decide about a request; returns None for an unknown id.
+
+        Raises:
+            ApprovalAlreadyDecided: somebody has decided about it, or its time is over.
+            OSError: the decision could not be stored.
+        """
+        entry = self._entries.get(id)
+        if entry is None or not entry.is_stored:
+            return None
+        if entry.is_writing or entry.approval.state != "pending" or entry.approval.expires <= self._now():
+            raise ApprovalAlreadyDecided(_state_text(entry.approval))
+        written: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._decide(entry, verdict, by.name, reason[:REASON_LENGTH_MAX], lambda result: _set(written, result))
+        if (result := await written) != "kept":
+            raise OSError(f"the decision could not be stored ({result})")
+        return entry_of(entry.approval, by)
+
+    def _decide(
+        self, entry: _Entry, verdict: ApprovalVerdict, by: str, reason: str, then: Callable[[WriteResult], None]
+    ) -> None:
+        now, state = self._now(), _VERDICTS[verdict]
+        seconds = HOUR_SECONDS if state == "hour" else entry.approval.seconds
+        decided = msgspec.structs.replace(
+            entry.approval, state=state, decided=now, decided_by=by, reason=reason, expires=now + seconds
+        )
+        entry.is_writing = True
+        self._journal.write((entry.document(decided),), partial(self._on_decided, entry, decided, then))
+
+    def _on_decided(
+        self, entry: _Entry, decided: Approval, then: Callable[[WriteResult], None], result: WriteResult
+    ) -> None:
+        entry.is_writing = False
+        if result == "kept":
+            entry.version += 1
+            entry.approval = decided
+            self._record(_EVENTS[decided.state], **_facts(decided))
+            if decided.state == "denied":
+                self._drop_old_denials(decided.owner)
+            self._start_again(entry)
+        elif result in ("conflict", "unknown"):
+            # What the journal has is not known here: nothing is allowed by it, and the caller asks again.
+            self._remove(entry)
+            for held in self._take_waiting(entry):
+                held.inflight.finish(NotWritten("The decision could not be stored; the tool did not run"))
+        then(result)
+
+    def _drop_old_denials(self, owner: str) -> None:
+        denied = [each for each in self._of.get(owner, {}).values() if each.approval.state == "denied"]
+        for entry in denied[: max(0, len(denied) - EACH_MAX)]:
+            self._delete(entry)
+
+    def _start_again(self, entry: _Entry) -> None:
+        """Start the calls that wait again, from their first stage: tool, permissions and rules may have changed."""
+        for held in self._take_waiting(entry):
+            inflight = held.inflight
+            if not inflight.is_over:
+                inflight.end_hold()
+                inflight.carriage, inflight.call = None, held.call
+                held.hub.start_again(inflight)
+
+    def _take_waiting(self, entry: _Entry) -> list[HeldRequest]:
+        waiting, entry.waiting = entry.waiting, []
+        questions, entry.questions = entry.questions, []
+        for asked in questions:
+            asked.retract()
+        return waiting
+
+    # -- using a decision ----------------------------------------------------------------------------------------------
+
+    def _use(self, entry: _Entry, held: HeldRequest) -> None:
+        """Use up what was allowed once: the call proceeds when that is stored."""
+        self._remove(entry)
+        self._begin_hold(held, lambda: NotWritten("The use of the approval could not be stored; the tool did not run"))
+        self._journal.write((entry.document(None),), partial(self._on_used, entry, held))
+
+    def _on_used(self, entry: _Entry, held: HeldRequest, result: WriteResult) -> None:
+        inflight = held.inflight
+        if result == "refused" and entry.approval.digest not in self._by_digest:
+            self._add(entry)
+        if result != "kept":
+            inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
+            return
+        if inflight.is_over:  # its caller gave up meanwhile, and nothing was sent
+            self._used[inflight] = entry.approval
+            self.not_sent(inflight)
+            return
+        self._record("approval.used", **_facts(entry.approval))
+        inflight.end_hold()
+        self._go_on(held, entry.approval)
+        held.hub.proceed(inflight)
+
+    def _go_on(self, held: HeldRequest, approval: Approval | None) -> None:
+        """A call is about to be sent, because of this approval if it was allowed once."""
+        inflight = held.inflight
+        if isinstance(inflight.exchange, HoldableExchange):
+            inflight.exchange.released()
+        if approval is not None:
+            self._used[inflight] = approval
+            self._loop.call_soon(self._watch_end, inflight)
+
+    def _watch_end(self, inflight: InFlight) -> None:
+        """Learn how an allowed call ends. Later, because the stages set what is called at its end."""
+        keep = inflight.keep
+
+        def on_end(inflight: InFlight, outcome: Outcome) -> None:
+            if isinstance(outcome, Fault) and outcome.executed == "no":
+                self.not_sent(inflight)
+            elif isinstance(outcome, Result) and outcome.asked_by is not None:
+                self._credit(inflight, self._now() + QUESTION_SECONDS, needs_answers=True)
+            if keep is not None:
+                keep(inflight, outcome)
+
+        if inflight.outcome is None:
+            inflight.keep = on_end
+        elif inflight in self._used:
+            on_end(inflight, inflight.outcome)
+
+    def not_sent(self, inflight: InFlight) -> None:
+        """A call provably did not run: if it was allowed once, the same call may be made as long as that is valid."""
+        if (approval := self._used.get(inflight)) is not None:
+            self._credit(inflight, approval.expires, needs_answers=False)
+
+    def _credit(self, inflight: InFlight, until: float, *, needs_answers: bool) -> None:
+        if (approval := self._used.pop(inflight, None)) is not None and len(self._credits) < ALL_MAX:
+            self._credits[approval.digest] = _Credit(approval, until, needs_answers)
+            self._sweep_later()
+
+    # -- the end of approvals ------------------------------------------------------------------------------------------
+
+    def _expire(self, entry: _Entry) -> None:
+        """The time of a request or of a decision is over."""
+        approval = entry.approval
+        self._delete(entry)
+        if approval.state != "denied":
+            self._record("approval.expired", **_facts(approval), state=approval.state)
+        for held in self._take_waiting(entry):
+            held.inflight.finish(ApprovalExpired(approval.full_name, approval.id, approval.seconds))
+
+    def _delete(self, entry: _Entry) -> None:
+        self._remove(entry)
+        # If that fails, the next hub finds that it has expired.
+        self._journal.write((entry.document(None),), lambda _: None)
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """Cancel held calls of all other callers: those removed, or whose permissions changed."""
+        for entry in self._entries.values():
+            for held in list(entry.waiting):
+                if held.call.caller not in callers:
+                    held.inflight.cancel("the caller was removed, or its permissions changed")
+
+    def stop_waiting(self) -> None:
+        """End the held calls of callers that wait on a connection, because the hub is shutting down."""
+        for entry in self._entries.values():
+            for held in list(entry.waiting):
+                if not held.call.lasts:
+                    held.inflight.finish(ApprovalPending(entry.approval.full_name, entry.approval.id))
+
+    def _add(self, entry: _Entry) -> None:
+        approval = entry.approval
+        self._entries[approval.id] = self._by_digest[approval.digest] = entry
+        self._of.setdefault(approval.owner, {})[approval.id] = entry
+        self._bytes += len(memoryview(approval.arguments))
+        self._sweep_later()
+
+    def _remove(self, entry: _Entry) -> None:
+        approval = entry.approval
+        if self._entries.pop(approval.id, None) is None:
+            return
+        if self._by_digest.get(approval.digest) is entry:
+            del self._by_digest[approval.digest]
+        own = self._of[approval.owner]
+        del own[approval.id]
+        if not own:
+            del self._of[approval.owner]
+        self._bytes -= len(memoryview(approval.arguments))
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping, now = None, self._now()
+        self._credits = {digest: credit for digest, credit in self._credits.items() if now < credit.until}
+        for entry in [each for each in self._entries.values() if each.approval.expires <= now and not each.is_writing]:
+            self._expire(entry)
+        if self._entries or self._credits:
+            self._sweep_later()
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    def list(self, viewer: Caller, *, state: str = "", limit: int = PAGE_MAX, after: str = "") -> ApprovalList:
+        """Requests and decisions, the oldest first: all for operators, else the viewer's own.
+
+        Raises:
+            ValueError: there is no such cursor, or state.
+        """
+        if state and state not in ("pending", "allowed", "denied"):
+            raise ValueError(f"state must be pending, allowed or denied, not {state!r}")
+        shown = self._entries if viewer.is_operator else self._of.get(f"{viewer.tenant}\n{viewer.name}", {})
+        since = _read_cursor(after)
+        stored = [each.approval for each in shown.values() if each.is_stored]
+        matching = [each for each in stored if not state or _public_state(each) == state]
+        # The cursor of one that is gone still says where it was.
+        later = sorted((each.requested, each.id, each) for each in matching if (each.requested, each.id) > since)
+        page = [entry_of(each, viewer) for _, _, each in later[:limit]]
+        following = f"{page[-1].requested!r}/{page[-1].id}" if page and len(later) > limit else None
+        return ApprovalList(tuple(page), len(matching), following)
+
+    def get(self, viewer: Caller, id: str) -> ApprovalEntry | None:
+        """One of them; None if it does not exist, or is not for the viewer."""
+        entry = self._entries.get(id)
+        if entry is None or not entry.is_stored:
+            return None
+        approval = entry.approval
+        is_own = (approval.tenant, approval.caller) == (viewer.tenant, viewer.name)
+        return entry_of(approval, viewer) if viewer.is_operator or is_own else None
+
+
+def _covers(rule: ApprovalRule, tool: Tool, snapshot: Snapshot, *, is_blind: bool) -> bool:
+    """Whether a rule may be about a tool, as far as the tool itself tells."""
+    status = snapshot.server_statuses.get(tool.server)
+    rules = NO_TOOL_RULES if status is None else status.rules
+
+    def agent_of(server: ServerName) -> str | None:
+        return None if status is None or server != tool.server else status.agent
+
+    def tags_of(_: ServerName) -> tuple[str, ...]:
+        return rules.tags_of_all
+
+    labels = labels_of(tool, rules)
+    if not rule.approve:
+        # An exemption believes only what the operator does, and never one whose effect is unknown.
+        if is_blind or (rule.destructive and not hints_of(tool)["destructive"]):
+            return False
+        return Policy(Grants(rule.tools or ("*",)), agent_of, tags_of).allows(tool.server, tool.name, labels)
+    policy = Policy(Grants(("*",), rule.tools or ("*",)), agent_of, tags_of)
+    if is_blind:
+        return not policy.may_use_all_of(tool.server)
+    if rule.destructive and not hints_of(tool)["destructive"]:
+        return False
+    return policy.denies(tool.server, tool.name, labels)
+
+
+def _identity_of(server: ServerName, hub: Hub) -> tuple[str | None, ...]:
+    """What a decision knows a server by.
+
+    A name may pass to another agent's server. Names of servers that callers name by address (they contain a `#`) are
+    given anew by each process.
+    """
+    status = hub.snapshot.server_statuses.get(server)
+    return server, None if status is None else status.agent, hub.id if "#" in server else None
+
+
+def _added(given: Call, whole: Call) -> tuple[str, ...]:
+    """The names of the arguments that the hub adds."""
+    if whole.arguments is given.arguments:
+        return ()
+    before, after = (msgspec.json.decode(each.arguments, type=dict[str, msgspec.Raw]) for each in (given, whole))
+    return tuple(sorted(after.keys() - before.keys()))
+
+
+def _can_be_asked(call: Call) -> bool:
+    """Whether the caller can show a form to its user."""
+    modes = {each for each in call.client_caps if each.startswith("elicitation.")}
+    return "elicitation" in call.client_caps and modes != {"elicitation.url"}
+
+
+def _set(future: asyncio.Future[WriteResult], result: WriteResult) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _facts(approval: Approval) -> dict[str, str]:
+    """What log and audit say of an approval: never the arguments."""
+    facts = {
+        "approval": approval.id,
+        "tool": approval.full_name,
+        "caller": approval.caller,
+        "tenant": approval.tenant,
+        "set": approval.set,
+        "rule": approval.rule,
+        "digest": approval.digest,
+        "by": approval.decided_by,
+        "reason": approval.reason,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _denial(approval: Approval) -> ApprovalDenied:
+    who = f"{approval.decided_by} denied it" if approval.by == "caller" else "an operator denied it"
+    return ApprovalDenied(approval.full_name, approval.id, f"{who}: {approval.reason}" if approval.reason else who)
+
+
+def _show_wait(held: HeldRequest, approval: Approval) -> None:
+    if not held.inflight.is_over and isinstance(held.inflight.exchange, HoldableExchange):
+        held.inflight.exchange.held(_notice(approval))
+
+
+def _notice(approval: Approval) -> Question:
+    """What a task shows while it waits."""
+    text = f"{approval.full_name} waits for an operator's approval ({approval.id}). It continues by itself."
+    about = {"message": text, "approval": approval.id, "tool": approval.full_name, "expires": approval.expires}
+    return Question(NOTICE, msgspec.Raw(_encode(about)))
+
+
+def _question(approval: Approval) -> Question:
+    """The question to a caller that may decide itself."""
+    arguments = bytes(approval.arguments).decode("utf-8", "replace")
+    added = f"\nThe hub adds: {', '.join(approval.added)}" if approval.added else ""
+    decision = {
+        "type": "string",
+        "title": "Decision",
+        "enum": ["once", "hour", "deny"],
+        "enumNames": ["Allow once", "Allow the same call for an hour", "Deny"],
+    }
+    schema = {
+        "type": "object",
+        "properties": {"decision": decision, "reason": {"type": "string", "title": "Reason", "maxLength": 1000}},
+        "required": ["decision"],
+    }
+    message = f"Allow this call of {approval.full_name}? Arguments:\n{arguments}{added}"
+    return Question(ELICIT, msgspec.Raw(_encode({"mode": "form", "message": message, "requestedSchema": schema})))
+
+
+class _Content(msgspec.Struct):
+    decision: str = ""
+    reason: str = ""
+
+
+class _Answer(msgspec.Struct):
+    action: str = ""
+    content: _Content = msgspec.field(default_factory=_Content)
+
+
+_ANSWERS: Mapping[str, ApprovalVerdict] = {"once": "allow", "hour": "allow_hour", "deny": "deny"}
+
+
+def _read_answer(reply: Reply) -> tuple[ApprovalVerdict, str] | None:
+    """The decision in an answer. None: the answer has no decision, and the request waits for an operator."""
+    if not isinstance(reply, Answered):
+        return None
+    try:
+        answer = msgspec.json.decode(reply.result, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    reason = answer.content.reason[:REASON_LENGTH_MAX]
+    if answer.action == "decline":
+        return "deny", reason
+    if answer.action != "accept" or answer.content.decision not in _ANSWERS:
+        return None
+    return _ANSWERS[answer.content.decision], reason
+
+
+def _public_state(approval: Approval) -> Literal["pending", "allowed", "denied"]:
+    return "allowed" if approval.state in ("once", "hour") else "denied" if approval.state == "denied" else "pending"
+
+
+def _state_text(approval: Approval) -> str:
+    if approval.state == "pending":
+        return "It is being decided, or its time is over"
+    return f"It was {_public_state(approval)} by {approval.decided_by}"
+
+
+def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:
+    """An approval as people see it. Only operators learn who decided."""
+    return ApprovalEntry(
+        approval.id,
+        _public_state(approval),
+        approval.full_name,
+        approval.name,
+        approval.arguments,
+        approval.added,
+        approval.digest,
+        approval.caller,
+        approval.tenant,
+        approval.set,
+        approval.frontend,
+        approval.rule,
+        approval.by,
+        approval.requested,
+        approval.expires,
+        approval.decided,
+        approval.decided_by if viewer.is_operator else None,
+        approval.reason or None,
+        "hour" if approval.state == "hour" else "once" if approval.state == "once" else None,
+    )
+
+
+def _read_cursor(text: str) -> tuple[float, str]:
+    if not text:
+        return 0.0, ""
+    at, _, id = text.partition("/")
+    try:
+        return float(at), id
+    except ValueError:
+        raise ValueError("cursor is invalid: use the `next` of a page") from None

@@ -1,0 +1,39 @@
+"""What commands print of approvals, and what they keep to themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+
+from isthmus.cli.approvals import ShownApproval, _print_one, _span
+from isthmus.cli.main import main
+
+
+def test_a_rule_is_shown_without_the_address_of_its_webhook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "isthmus.toml"
+    rule = (
+        'tools = ["bank.*"]\narguments = { "to.iban" = { equals = "x" } }\nwebhook = "https://hooks.example/hush-hush"'
+    )
+    file.write_text(f"[approvals.pay]\n{rule}\n")
+    assert main(["config", "show", "--config", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "approvals.pay.arguments" in printed
+    assert '{"to.iban":{"equals":"x"}}' in printed
+    assert "hush-hush" not in printed
+
+
+def test_arguments_cannot_look_like_the_end_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = Raw(b'{"text": "x\\n}\\nstate: allowed", "wide": "\xe2\x80\xae"}')
+    _print_one(ShownApproval("ap_1", "pending", "a.b", arguments, ["token"], "d", "agent", "acme", None, "r", 0.0, 0.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("state:")] == ["state: pending"]
+    assert "caller: agent (acme)" in lines
+    assert "added by the hub: token" in lines
+    assert "\u202e" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")])
+def test_a_span_is_told_in_one_unit(seconds: float, told: str) -> None:
+    assert _span(seconds) == told

@@ -1,0 +1,804 @@
+"""Calls wait until a person allows exactly them, and what was allowed once serves once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
+from isthmus.core.audit import Fact
+from isthmus.core.calls import approvals as module
+from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals
+from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.sets import SetSettings, SetTool
+from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Answered, Call, Question, Result, Surface
+from isthmus.model.faults import (
+    ApprovalDenied,
+    ApprovalExpired,
+    ApprovalPending,
+    BadArguments,
+    Cancelled,
+    Executed,
+    Fault,
+    Lost,
+    NotWritten,
+    TimedOut,
+    TooManyApprovals,
+    UnknownTool,
+)
+from isthmus.model.features import Tool
+from isthmus.model.names import ServerName
+from isthmus.storage.memory import MemoryJournal
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, ready, tool
+
+OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)
+OTHER = Caller("other", "default", Grants(("*",)))
+ALL = ApprovalRule("all", ("*",))
+PAY = {"amount": 5}
+ASKABLE = frozenset({"elicitation", "elicitation.form"})
+
+
+class FailingJournal(MemoryJournal):
+    """Answers writes with these results first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[WriteResult] = []
+
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        if self.results:
+            asyncio.get_running_loop().call_soon(done, self.results.pop(0))
+        else:
+            super().write(documents, done, facts)
+
+
+class Held(Stage):
+    """A hub that holds calls, with a clock that the test moves."""
+
+    def __init__(self, *rules: ApprovalRule, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
+        super().__init__(*(tools or (tool("read"), tool("write"))))
+        self.time = 1_000_000.0
+        self.told: list[tuple[str, Mapping[str, Any]]] = []
+        self.journal = journal or FailingJournal()
+        self.approvals = CallApprovals(self.journal, lambda: self.time, self._record)
+        self.approvals.has_operator = True
+        self.hub.approvals = self.approvals
+        self.approvals.change(rules or (ALL,))
+
+    def _record(self, event: str, **about: Any) -> None:
+        self.told.append((event, about))
+
+    @property
+    def events(self) -> list[str]:
+        """What the audit log was told, in this order."""
+        return [event.removeprefix("approval.") for event, _ in self.told]
+
+    async def ask(self, made: Call | None = None) -> tuple[str, Listener]:
+        """Make a call that waits, and return the id of its approval."""
+        self.time += 0.001  # the list is in the order of requests
+        _, listener = self.start(made or call(arguments=PAY))
+        await settled()
+        assert not listener.ends, listener.ends
+        return self.approvals.list(OPERATOR, state="pending", limit=100, after="").approvals[-1].id, listener
+
+    async def decide(self, id: str, verdict: ApprovalVerdict = "allow", reason: str = "") -> None:
+        assert await self.approvals.decide(id, verdict, OPERATOR, reason) is not None
+        await settled()
+
+    def sent(self) -> list[Any]:
+        """The arguments of the calls that reached the link."""
+        return [json.loads(bytes(inflight.call.arguments)) for inflight in self.link.sent]
+
+
+async def settled() -> None:
+    """Let the journal in memory and what follows from it finish."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def fault_of(listener: Listener, kind: type[Fault]) -> Fault:
+    assert isinstance(listener.fault, kind), listener.fault
+    assert listener.fault.executed == "no"
+    return listener.fault
+
+
+async def test_a_hub_without_rules_has_the_stages_that_it_always_had() -> None:
+    stage = Stage()
+    before = stage.hub._stages
+    stage.hub.approvals = Held().approvals
+    assert stage.hub._stages is not before
+    stage.hub.approvals = None
+    assert stage.hub._stages is before
+
+
+async def test_a_held_call_is_sent_once_it_is_allowed() -> None:
+    stage = Held()
+    id, listener = await stage.ask()
+    assert stage.link.sent == []
+    await stage.decide(id)
+    assert stage.sent() == [PAY]
+    stage.link.sent[0].finish(DONE)
+    assert listener.ends == [DONE]
+    assert stage.events == ["requested", "allowed", "used"]
+
+
+async def test_a_request_shows_tool_arguments_caller_and_set_and_the_audit_log_no_arguments() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    shown = stage.approvals.get(OPERATOR, id)
+    assert shown is not None
+    assert (shown.tool, shown.caller, shown.set, shown.rule, shown.state) == (
+        "files.read",
+        "anyone",
+        None,
+        "all",
+        "pending",
+    )
+    assert json.loads(bytes(shown.arguments)) == PAY
+    assert "amount" not in str(stage.told)
+
+
+async def test_at_its_deadline_the_call_fails_and_the_same_call_works_after_the_decision() -> None:
+    stage = Held()
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    fault = fault_of(listener, ApprovalPending)
+    assert fault.approval is not None
+    assert fault.approval in fault.message
+    await stage.decide(fault.approval)
+    assert stage.link.sent == []
+    stage.start(call(arguments={"amount": 5.0}))
+    await settled()
+    assert stage.sent() == [{"amount": 5.0}]
+
+
+async def test_what_was_allowed_once_serves_once() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id)
+    again, _ = await stage.ask()
+    assert again != id
+    assert len(stage.link.sent) == 1
+
+
+async def test_of_two_equal_calls_that_wait_one_is_sent_and_the_other_asks_again() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    same, _ = await stage.ask()
+    assert same == id
+    await stage.decide(id)
+    assert len(stage.link.sent) == 1
+    assert stage.approvals.list(OPERATOR, state="pending").total == 1
+
+
+async def test_the_same_call_may_be_allowed_for_an_hour() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id, "allow_hour")
+    stage.time += 3599
+    stage.start(call(arguments=PAY))
+    assert len(stage.link.sent) == 2
+    stage.time += 2
+    stage.start(call(arguments=PAY))
+    await settled()
+    assert len(stage.link.sent) == 2
+    assert stage.events == ["requested", "allowed", "used", "used", "expired", "requested"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        call(arguments={"amount": 6}),
+        call(arguments={**PAY, "to": None}),
+        call("files.write", arguments=PAY),
+        call(arguments=PAY, caller=OTHER),
+        call(arguments=PAY, caller=Caller("anyone", "elsewhere", Grants(("*",)))),
+    ],
+    ids=["argument", "more", "tool", "caller", "tenant"],
+)
+async def test_a_decision_serves_no_other_call(other: Call) -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id, "allow_hour")
+    assert len(stage.link.sent) == 1
+    again, _ = await stage.ask(other)
+    assert again != id
+    assert len(stage.link.sent) == 1
+
+
+async def test_a_changed_definition_voids_a_decision() -> None:
+    stage = Held()
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    id = fault_of(listener, ApprovalPending).approval
+    assert id is not None
+    await stage.decide(id, "allow_hour")
+    stage.hub.publish(ready(tool("read", description="Reads and deletes."), tool("write")))
+    again, _ = await stage.ask()
+    assert again != id
+    assert stage.link.sent == []
+
+
+async def test_a_definition_that_changes_while_a_call_waits_voids_the_decision_too() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    stage.hub.publish(ready(tool("read", description="Reads and deletes."), tool("write")))
+    await stage.decide(id)
+    assert stage.link.sent == []
+    assert stage.approvals.list(OPERATOR, state="pending").total == 1
+
+
+async def test_a_tool_that_is_gone_when_the_call_is_allowed_is_unknown() -> None:
+    stage = Held()
+    id, listener = await stage.ask()
+    stage.hub.publish(ready(tool("write")))
+    await stage.decide(id)
+    fault_of(listener, UnknownTool)
+
+
+async def test_a_denial_is_told_with_its_reason_also_to_the_same_call_later() -> None:
+    stage = Held()
+    id, listener = await stage.ask()
+    await stage.decide(id, "deny", "not on Fridays")
+    assert "an operator denied it: not on Fridays" in fault_of(listener, ApprovalDenied).message
+    _, later = stage.start(call(arguments=PAY))
+    assert fault_of(later, ApprovalDenied).approval == id
+    stage.time += 3601
+    again, _ = await stage.ask()
+    assert again != id
+    assert stage.events == ["requested", "denied", "requested"]
+
+
+async def test_a_request_that_nobody_decides_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
+    stage = Held()
+    id, listener = await stage.ask()
+    stage.time += 3601
+    with pytest.raises(ApprovalAlreadyDecided):
+        await stage.approvals.decide(id, "allow", OPERATOR, "")
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    fault_of(listener, ApprovalExpired)
+    assert stage.approvals.get(OPERATOR, id) is None
+    assert stage.events == ["requested", "expired"]
+
+
+async def test_an_expired_decision_serves_nothing_even_before_it_is_swept() -> None:
+    stage = Held()
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    id = fault_of(listener, ApprovalPending).approval
+    assert id is not None
+    await stage.decide(id)
+    stage.time += 3601
+    again, _ = await stage.ask()
+    assert again != id
+    assert stage.link.sent == []
+
+
+async def test_nobody_decides_twice() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    first, second = await asyncio.gather(
+        stage.approvals.decide(id, "deny", OPERATOR, ""),
+        stage.approvals.decide(id, "allow", OPERATOR, ""),
+        return_exceptions=True,
+    )
+    assert not isinstance(first, BaseException)
+    assert isinstance(second, ApprovalAlreadyDecided)
+    assert await stage.approvals.decide("ap_0", "allow", OPERATOR, "") is None
+
+
+async def test_a_caller_sees_its_own_requests_and_an_operator_all() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.ask(call(arguments=PAY, caller=OTHER))
+    assert [each.id for each in stage.approvals.list(ANYONE).approvals] == [id]
+    assert stage.approvals.get(ANYONE, id) is not None
+    assert stage.approvals.get(OTHER, id) is None
+    assert stage.approvals.list(OPERATOR).total == 2
+
+
+async def test_only_operators_learn_who_decided() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id, "deny", "no")
+    for viewer, who in ((OPERATOR, "boss"), (ANYONE, None)):
+        shown = stage.approvals.get(viewer, id)
+        assert shown is not None
+        assert (shown.decided_by, shown.reason) == (who, "no")
+
+
+async def test_what_a_caller_decided_does_not_serve_where_an_operator_must() -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    _, listener = await stage.ask(asking())
+    listener.asked[0][1](answer("accept", decision="hour"))
+    await settled()
+    stage.approvals.change((ALL,))
+    await stage.ask(asking())
+    assert len(stage.link.sent) == 1
+
+
+async def test_a_list_has_pages() -> None:
+    stage = Held()
+    ids = []
+    for number in range(5):
+        ids.append((await stage.ask(call(arguments={"n": number})))[0])
+        stage.time += 1
+    first = stage.approvals.list(OPERATOR, limit=2)
+    assert first.next is not None
+    second = stage.approvals.list(OPERATOR, limit=2, after=first.next)
+    assert second.next is not None
+    last = stage.approvals.list(OPERATOR, limit=2, after=second.next)
+    assert [each.id for page in (first, second, last) for each in page.approvals] == ids
+    assert (first.total, last.next) == (5, None)
+    for wrong in ({"after": "x"}, {"state": "lost"}):
+        with pytest.raises(ValueError, match=r"cursor is invalid|state must be"):
+            stage.approvals.list(OPERATOR, **wrong)  # type: ignore[arg-type]  # words of the line above
+
+
+async def test_one_caller_may_have_so_many_requests_and_others_are_not_affected() -> None:
+    stage = Held()
+    for number in range(EACH_MAX):
+        stage.start(call(arguments={"n": number}))
+    await settled()
+    _, listener = stage.start(call(arguments={"n": -1}))
+    assert f"anyone has {EACH_MAX}" in fault_of(listener, TooManyApprovals).message
+    await stage.ask(call(arguments=PAY, caller=OTHER))
+
+
+async def test_the_store_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Held()
+    monkeypatch.setattr(module, "ALL_MAX", 1)
+    await stage.ask()
+    _, listener = stage.start(call(arguments=PAY, caller=OTHER))
+    assert "the hub has 1" in fault_of(listener, TooManyApprovals).message
+
+
+async def test_old_denials_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EACH_MAX", 3)
+    stage = Held()
+    for number in range(5):
+        await stage.decide((await stage.ask(call(arguments={"n": number})))[0], "deny")
+    assert len(stage.approvals) == 3
+
+
+async def test_arguments_that_nobody_can_review_are_refused() -> None:
+    stage = Held()
+    for text in (b'{"a":1,"a":2}', b'{"a":"' + b"x" * 70_000 + b'"}'):
+        _, listener = stage.start(msgspec.structs.replace(call(), arguments=msgspec.Raw(text)))
+        assert "a person must approve this call" in fault_of(listener, BadArguments).message
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_rule_that_matches_decides() -> None:
+    small = ApprovalRule("small", ("files.read",), arguments=(ArgumentTest(("amount",), "below", 10),), approve=False)
+    stage = Held(small, ALL)
+    stage.start(call(arguments={"amount": 9}))
+    assert stage.sent() == [{"amount": 9}]
+    await stage.ask(call(arguments={"amount": 10}))
+    await stage.ask(call("files.write", arguments={"amount": 9}))
+    turned = Held(ALL, small)
+    await turned.ask(call(arguments={"amount": 9}))
+
+
+async def test_a_rule_may_be_about_some_callers() -> None:
+    stage = Held(ApprovalRule("some", ("*",), callers=("other",)))
+    stage.start(call(arguments=PAY))
+    assert len(stage.link.sent) == 1
+    await stage.ask(call(arguments=PAY, caller=OTHER))
+
+
+HINTS: list[tuple[dict[str, Any] | None, bool]] = [
+    (None, True),
+    ({}, True),
+    ({"destructiveHint": True}, True),
+    ({"destructiveHint": False}, False),
+    ({"destructiveHint": "no"}, True),
+    ({"readOnlyHint": True}, False),
+    ({"readOnlyHint": True, "destructiveHint": True}, False),
+    ({"readOnlyHint": False}, True),
+]
+
+
+@pytest.mark.parametrize(("annotations", "is_held"), HINTS)
+async def test_missing_hints_count_as_the_specification_says(
+    annotations: dict[str, Any] | None, *, is_held: bool
+) -> None:
+    made = tool("read") if annotations is None else tool("read", annotations=annotations)
+    stage = Held(ApprovalRule("destructive", destructive=True), tools=(made,))
+    stage.start(call())
+    await settled()
+    assert (len(stage.link.sent), len(stage.approvals)) == ((0, 1) if is_held else (1, 0))
+
+
+async def test_a_server_cannot_exempt_its_own_tools() -> None:
+    lying = tool("read", annotations={"readOnlyHint": True})
+    exempt = ApprovalRule("reading", ("hint:read-only",), approve=False)
+    stage = Held(exempt, ALL, tools=(lying,))
+    await stage.ask(call())
+    stage.hub.publish(ready(lying, rules=ToolRules(is_trusted=True)))
+    stage.start(call())
+    assert len(stage.link.sent) == 1
+
+
+async def test_a_method_that_may_reach_any_tool_is_held_by_a_rule_about_one() -> None:
+    stage = Held(ApprovalRule("one", ("files.write",), arguments=(ArgumentTest(("amount",), "above", 10),)))
+    stage.hub.publish(ready(is_unlisted=True))
+    stage.start(call("files.read"))
+    assert len(stage.link.sent) == 1
+    await stage.ask(call("files.tools/call", {"name": "write"}))
+
+
+async def test_other_rules_apply_to_calls_that_wait() -> None:
+    stage = Held()
+    _, listener = await stage.ask()
+    stage.approvals.change((ApprovalRule("other", ("files.write",)),))
+    assert stage.sent() == [PAY]
+    assert not listener.ends
+
+
+async def test_arguments_that_the_hub_adds_are_named_and_not_shown() -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": "number"}, "token": {"type": "string"}}}
+    stage = Held(tools=(tool("read", inputSchema=schema),))
+    fixed = SetTool(fixed={"token": "very-secret"})
+    stage.hub.change_sets({"dev": SetSettings(tools=("*",), tool={"files.read": fixed})})
+    made = call("read", PAY, surface=Surface(set="dev"))
+    id, _ = await stage.ask(made)
+    shown = stage.approvals.get(OPERATOR, id)
+    assert shown is not None
+    assert (shown.added, shown.set, json.loads(bytes(shown.arguments))) == (("token",), "dev", PAY)
+    stored = await stage.journal.all_in(APPROVAL, ("pending",), limit=10)
+    assert b"very-secret" not in b"".join(each.body or b"" for each in stored)
+    await stage.decide(id)
+    assert stage.sent() == [{**PAY, "token": "very-secret"}]
+
+
+async def test_another_fixed_argument_makes_it_another_call() -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": "number"}, "to": {"type": "string"}}}
+    stage = Held(tools=(tool("read", inputSchema=schema),))
+
+    def fix(to: str) -> None:
+        stage.hub.change_sets({"dev": SetSettings(tools=("*",), tool={"files.read": SetTool(fixed={"to": to})})})
+
+    fix("ann")
+    made = call("read", PAY, surface=Surface(set="dev"))
+    id, _ = await stage.ask(made)
+    fix("bob")
+    await stage.decide(id)
+    assert stage.link.sent == []
+
+
+async def test_a_decision_about_a_server_that_dialled_in_serves_no_server_of_another_agent() -> None:
+    stage = Held()
+    stage.hub.publish(msgspec.structs.replace(ready(tool("read")), agent="one"))
+    id, _ = await stage.ask()
+    stage.hub.publish(msgspec.structs.replace(ready(tool("read")), agent="two"))
+    await stage.decide(id)
+    assert stage.link.sent == []
+
+
+# -- deadlines, cancelling, shutting down ------------------------------------------------------------------------------
+
+
+async def test_the_wait_counts_towards_the_callers_own_timeout() -> None:
+    stage = Held()
+    inflight, listener = stage.start(call(arguments=PAY, timeout=0.4))
+    await settled()
+    await asyncio.sleep(0.2)
+    await stage.decide(stage.approvals.list(OPERATOR).approvals[0].id)
+    assert stage.link.sent == [inflight]
+    assert 0 < inflight.timeout < 0.3
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert isinstance(listener.fault, TimedOut)
+
+
+async def test_a_cancelled_call_leaves_its_request_and_never_runs() -> None:
+    stage = Held()
+    inflight, listener = stage.start(call(arguments=PAY))
+    await settled()
+    inflight.cancel("enough")
+    fault_of(listener, Cancelled)
+    await stage.decide(stage.approvals.list(OPERATOR).approvals[0].id)
+    assert stage.link.sent == []
+
+
+async def test_calls_of_a_removed_caller_are_cancelled() -> None:
+    stage = Held()
+    _, listener = await stage.ask()
+    stage.approvals.retain({OTHER})
+    fault_of(listener, Cancelled)
+
+
+async def test_a_hub_that_shuts_down_ends_the_wait() -> None:
+    stage = Held()
+    _, listener = await stage.ask()
+    stage.approvals.stop_waiting()
+    fault_of(listener, ApprovalPending)
+    assert len(stage.approvals) == 1
+
+
+async def test_waiting_calls_that_are_over_are_not_kept() -> None:
+    stage = Held()
+    for _ in range(50):
+        inflight, _ = stage.start(call(arguments=PAY))
+        await settled()
+        inflight.cancel("enough")
+    (entry,) = stage.approvals._entries.values()
+    assert len(entry.waiting) == 1
+
+
+async def test_without_an_operator_nobody_waits_in_vain() -> None:
+    stage = Held()
+    stage.approvals.has_operator = False
+    _, listener = stage.start(call(arguments=PAY))
+    assert "only `isthmus serve` has operators" in fault_of(listener, ApprovalDenied).message
+
+
+# -- the journal -------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_and_decisions_survive_the_hub() -> None:
+    journal = MemoryJournal()
+    first = Held(journal=journal)
+    pending, _ = await first.ask()
+    allowed, _ = await first.ask(call("files.write", PAY))
+    for inflight in first.hub.deadlines.pending():
+        inflight.cancel("the hub ends")
+    await first.decide(allowed)
+    second = Held(journal=journal)
+    await second.approvals.load()
+    assert {each.id: each.state for each in second.approvals.list(OPERATOR).approvals} == {
+        pending: "pending",
+        allowed: "allowed",
+    }
+    second.start(call("files.write", PAY))
+    await settled()
+    assert second.sent() == [PAY]
+    third = Held(journal=journal)
+    await third.approvals.load()
+    assert [each.id for each in third.approvals.list(OPERATOR).approvals] == [pending]
+
+
+async def test_of_two_hubs_with_one_journal_only_one_can_use_a_decision() -> None:
+    journal = MemoryJournal()
+    first = Held(journal=journal)
+    _, listener = first.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    await first.decide(first.approvals.list(OPERATOR).approvals[0].id)
+    second = Held(journal=journal)
+    await second.approvals.load()
+    first.start(call(arguments=PAY))
+    await settled()
+    _, late = second.start(call(arguments=PAY))
+    await settled()
+    assert len(first.link.sent) == 1
+    fault_of(late, NotWritten)
+    assert second.link.sent == []
+
+
+@pytest.mark.parametrize("result", ["refused", "unknown", "conflict"])
+async def test_a_request_that_cannot_be_stored_is_not_shown(result: WriteResult) -> None:
+    journal = FailingJournal()
+    stage = Held(journal=journal)
+    journal.results = [result]
+    _, listener = stage.start(call(arguments=PAY))
+    await settled()
+    fault_of(listener, NotWritten)
+    assert len(stage.approvals) == 0
+    await stage.ask()
+
+
+async def test_a_decision_that_cannot_be_stored_is_none() -> None:
+    journal = FailingJournal()
+    stage = Held(journal=journal)
+    id, _ = await stage.ask()
+    journal.results = ["refused"]
+    with pytest.raises(OSError, match="could not be stored"):
+        await stage.approvals.decide(id, "allow", OPERATOR, "")
+    await settled()
+    assert stage.link.sent == []
+    await stage.decide(id)
+    assert len(stage.link.sent) == 1
+
+
+@pytest.mark.parametrize(("result", "is_left"), [("refused", True), ("unknown", False)])
+async def test_a_use_that_cannot_be_stored_sends_nothing(result: WriteResult, *, is_left: bool) -> None:
+    journal = FailingJournal()
+    stage = Held(journal=journal)
+    id, listener = await stage.ask()
+    journal.results = []
+    write = journal.write
+
+    def fail_second(
+        documents: Sequence[Document], done: Callable[[WriteResult], None], facts: Sequence[Fact] = ()
+    ) -> None:
+        if documents[0].body is None:
+            asyncio.get_running_loop().call_soon(done, result)
+        else:
+            write(documents, done, facts)
+
+    journal.write = fail_second  # type: ignore[method-assign]  # a journal that fails at one moment
+    await stage.decide(id)
+    fault_of(listener, NotWritten)
+    assert stage.link.sent == []
+    assert (stage.approvals.get(OPERATOR, id) is not None) is is_left
+
+
+async def test_a_document_of_another_version_does_not_stop_the_hub() -> None:
+    journal = MemoryJournal()
+    document = Document(APPROVAL, "default\nanyone", "ap_1", 1, 1.0, b'{"new": 1}', state="pending")
+    done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write((document,), done.set_result)
+    assert await done == "kept"
+    stage = Held(journal=journal)
+    await stage.approvals.load()
+    assert len(stage.approvals) == 0
+
+
+# -- asking the caller -------------------------------------------------------------------------------------------------
+
+
+def asking(arguments: Mapping[str, Any] = PAY) -> Call:
+    return call(arguments=arguments, client_caps=ASKABLE)
+
+
+def answer(action: str, **content: Any) -> Answered:
+    return Answered(msgspec.Raw(json.dumps({"action": action, "content": content}).encode()))
+
+
+async def test_a_caller_that_can_be_asked_decides_if_the_rule_says_so() -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    _, listener = await stage.ask(asking())
+    ((question, reply),) = listener.asked
+    params = json.loads(bytes(question.params))
+    assert question.method == "elicitation/create"
+    assert '{"amount": 5}' in params["message"]
+    assert params["requestedSchema"]["properties"]["decision"]["enum"] == ["once", "hour", "deny"]
+    reply(answer("accept", decision="once"))
+    await settled()
+    assert stage.sent() == [PAY]
+    assert stage.told[1][1]["by"] == "anyone (the caller)"
+
+
+@pytest.mark.parametrize("given", [answer("decline"), answer("accept", decision="deny", reason="no")])
+async def test_a_caller_may_deny(given: Answered) -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    _, listener = await stage.ask(asking())
+    listener.asked[0][1](given)
+    await settled()
+    assert "anyone (the caller) denied it" in fault_of(listener, ApprovalDenied).message
+
+
+@pytest.mark.parametrize(
+    "given", [answer("cancel"), answer("accept"), answer("accept", decision="always"), Answered(msgspec.Raw(b"[]"))]
+)
+async def test_an_answer_without_a_decision_leaves_it_to_the_operator(given: Answered) -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    id, listener = await stage.ask(asking())
+    listener.asked[0][1](given)
+    await settled()
+    assert stage.link.sent == []
+    await stage.decide(id)
+    assert len(stage.link.sent) == 1
+
+
+async def test_by_default_a_caller_is_not_asked() -> None:
+    stage = Held()
+    _, listener = await stage.ask(asking())
+    assert listener.asked == []
+
+
+async def test_a_caller_that_cannot_be_asked_waits_for_the_operator() -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"))
+    for caps in (frozenset[str](), frozenset({"elicitation", "elicitation.url"})):
+        _, listener = await stage.ask(call(arguments=PAY, client_caps=caps))
+        assert listener.asked == []
+
+
+# -- questions of servers ----------------------------------------------------------------------------------------------
+
+ASKS = Result(msgspec.Raw(b'{"resultType":"input_required"}'), asked_by=ServerName("files"))
+
+
+async def test_answers_to_a_question_of_the_server_need_no_second_approval() -> None:
+    stage = Held()
+    first = call(arguments=PAY, comes_back=True)
+    id, listener = await stage.ask(first)
+    await stage.decide(id)
+    stage.link.sent[0].finish(ASKS)
+    assert listener.ends == [ASKS]
+    answered = msgspec.structs.replace(first, extra={"inputResponses": msgspec.Raw(b"{}")})
+    stage.start(answered)
+    assert len(stage.link.sent) == 2
+    stage.link.sent[1].finish(DONE)
+    await stage.ask(answered)
+    assert len(stage.link.sent) == 2
+
+
+@pytest.mark.parametrize(("executed", "is_allowed"), [("no", True), ("unknown", False)])
+async def test_a_call_that_provably_did_not_run_may_be_made_again(executed: Executed, *, is_allowed: bool) -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id)
+    stage.link.sent[0].finish(Lost(SERVER, "gone", executed=executed))
+    stage.start(call(arguments=PAY))
+    await settled()
+    assert len(stage.link.sent) == (2 if is_allowed else 1)
+    if is_allowed:
+        stage.link.sent[1].finish(DONE)
+        await stage.ask()
+        assert len(stage.link.sent) == 2
+
+
+async def test_a_call_that_is_cancelled_while_its_use_is_stored_leaves_the_decision() -> None:
+    stage = Held()
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    id = fault_of(listener, ApprovalPending).approval
+    assert id is not None
+    await stage.decide(id)
+    inflight, _ = stage.start(call(arguments=PAY))
+    inflight.cancel("enough")
+    await settled()
+    assert stage.link.sent == []
+    stage.start(call(arguments=PAY))
+    assert stage.sent() == [PAY]
+    assert stage.events == ["requested", "allowed", "used"]
+
+
+async def test_a_call_that_did_not_run_may_not_be_made_after_its_time() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id)
+    stage.link.sent[0].finish(Lost(SERVER, "gone", executed="no"))
+    stage.time += 3601
+    await stage.ask()
+    assert len(stage.link.sent) == 1
+
+
+async def test_a_new_call_is_not_taken_for_the_answers_of_another() -> None:
+    stage = Held()
+    first = call(arguments=PAY, comes_back=True)
+    id, _ = await stage.ask(first)
+    await stage.decide(id)
+    stage.link.sent[0].finish(ASKS)
+    again, _ = await stage.ask(first)
+    assert again != id
+    stage.start(msgspec.structs.replace(first, extra={"inputResponses": msgspec.Raw(b"{}")}))
+    assert len(stage.link.sent) == 2
+
+
+class Showing(Listener):
+    """An exchange that shows what its call waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[Question | None] = []
+
+    def held(self, notice: Question) -> None:
+        self.shown.append(notice)
+
+    def released(self) -> None:
+        self.shown.append(None)
+
+
+async def test_an_exchange_may_show_what_its_call_waits_for() -> None:
+    stage, showing = Held(), Showing()
+    stage.hub.start(call(arguments=PAY), showing)
+    await settled()
+    ((notice),) = showing.shown
+    assert notice is not None
+    id = json.loads(bytes(notice.params))["approval"]
+    await stage.decide(id)
+    assert showing.shown == [notice, None]
+    assert isinstance(stage.link, HeldLink)
+    assert len(stage.link.sent) == 1
