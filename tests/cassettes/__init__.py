@@ -1,0 +1,1 @@
+"""Cassettes: recorded with real servers and clients, replayed without the servers."""

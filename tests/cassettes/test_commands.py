@@ -1,0 +1,284 @@
+"""`isthmus record` and `isthmus replay` as people run them: commands, matching, timing, secrets, damaged files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import MCPError
+
+from tests.cassettes.test_replay import odd_server
+from tests.cassettes.wire import teed_client
+from tests.hubs import CHECKOUT, PATIENT, environment, isthmus, started, write_config
+from tests.peers.client_sdk2 import client_over_http, client_over_stdio
+from tests.peers.launch import mcp1_python
+
+SECONDS = 60.0
+SDK1 = CHECKOUT / "tests" / "matrix" / "asked_sdk1.py"
+SQUARES = [{"n": 2, "ms": 0}, {"n": 3, "ms": 0}]
+
+
+async def run(folder: Path, *words: str) -> tuple[int, str, str]:
+    """How a command ended, and what it printed and said."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *isthmus(*words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment({"HOME": str(folder)}),
+        cwd=folder,
+    )
+    printed, said = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert process.returncode is not None
+    return process.returncode, printed.decode(), said.decode()
+
+
+@asynccontextmanager
+async def recording(folder: Path, *options: str) -> AsyncIterator[str]:
+    """The address of a hub that records into calls.jsonl."""
+    config = write_config(folder, {"odd": odd_server()}, limits=PATIENT)
+    async with started(folder, "calls.jsonl", "--config", str(config), *options, command="record") as hub:
+        yield hub.url
+
+
+@asynccontextmanager
+async def replaying(folder: Path, *options: str) -> AsyncIterator[str]:
+    """The address of a hub that replays it."""
+    async with started(folder, "calls.jsonl", *options, command="replay") as hub:
+        yield hub.url
+
+
+async def record_calls(folder: Path, *calls: tuple[str, dict[str, Any]], options: tuple[str, ...] = ()) -> list[Any]:
+    """Record these calls, one after the other; return the lines of the cassette."""
+    async with recording(folder, *options) as url, client_over_http(url) as client:
+        for tool, arguments in calls:
+            await client.call_tool(tool, arguments)
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().split("\n")[:-1]]
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cassette of two calls."""
+    folder = tmp_path_factory.mktemp("squares")
+    asyncio.run(record_calls(folder, *(("odd.square", given) for given in SQUARES)))
+    return folder
+
+
+async def test_a_command_is_recorded_and_replayed_without_its_servers(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"odd": odd_server()}, limits=PATIENT)
+    call = [*isthmus(), "call", "odd.square", "n=7", "ms=0"]
+    options = ("--config", str(config), "calls.jsonl", "--", *call)
+    assert (await run(tmp_path, "record", *options))[:2] == (0, "49\n")
+    config.unlink()
+
+    assert await run(tmp_path, "replay", "calls.jsonl", "--", *call) == (0, "49\n", "")
+    code, _, said = await run(tmp_path, "replay", "calls.jsonl", "--", *call[:-2], "n=8", "ms=0")
+    assert code == 1
+    assert "The nearest is odd.square in line" in said
+    assert "arguments.n is 7 there and 8 here" in said
+    assert "1 of 1 calls of calls.jsonl were not made" in said
+
+
+async def test_the_exit_code_and_the_address_are_those_of_the_command(squares: Path) -> None:
+    script = "import os, sys; print(os.environ['ISTHMUS_HUB'], sys.argv[1]); sys.exit(7)"
+    words = ("replay", "calls.jsonl", "--match", "lenient", "--", isthmus()[0], "-c", script, "at={url}")
+    code, printed, _ = await run(squares, *words)
+    assert code == 7
+    assert re.fullmatch(r"(http://127\.0\.0\.1:\d+) at=\1/mcp\n", printed)
+
+
+async def test_a_command_that_does_not_exist_is_told(squares: Path) -> None:
+    code, _, said = await run(squares, "replay", "calls.jsonl", "--", "no-such-program")
+    assert (code, "'no-such-program' could not be started" in said) == (2, True)
+
+
+async def test_strict_replay_wants_the_same_order_and_each_call_once(squares: Path) -> None:
+    two, three = SQUARES
+    async with replaying(squares) as url, client_over_http(url) as client:
+        with pytest.raises(MCPError, match=r"The next call .* arguments\.n is 2 there and 3 here"):
+            await client.call_tool("odd.square", three)
+        await client.call_tool("odd.square", two)
+        await client.call_tool("odd.square", three)
+        with pytest.raises(MCPError, match=r"All 2 calls of calls\.jsonl were made") as refused:
+            await client.call_tool("odd.square", three)
+        data = refused.value.error.data
+        assert isinstance(data, dict)
+        assert (data["reason"], data["executed"], data["server"]) == ("not_recorded", "no", "odd")
+
+
+async def test_lenient_replay_takes_any_order_and_repeats(squares: Path) -> None:
+    two, three = SQUARES
+    async with replaying(squares, "--match", "lenient") as url, client_over_http(url) as client:
+        for given in (three, two, three, {"ms": 0.0, "n": 2}):
+            result = await client.call_tool("odd.square", given)
+            assert f'"{int(given["n"]) ** 2}"' in result.model_dump_json()
+        with pytest.raises(MCPError, match=r"has no such call .* arguments\.more is missing there and 1 here"):
+            await client.call_tool("odd.square", {**two, "more": 1})
+        with pytest.raises(MCPError, match=r"it is odd\.square there and odd\.big here"):
+            await client.call_tool("odd.big", {})
+
+
+async def test_a_cassette_is_served_over_stdio(squares: Path) -> None:
+    command = isthmus("replay", str(squares / "calls.jsonl"), "--stdio", "-q")
+    async with client_over_stdio(command, env=environment()) as client:
+        assert "odd.square" in {tool.name for tool in (await client.list_tools()).tools}
+        assert '"4"' in (await client.call_tool("odd.square", SQUARES[0])).model_dump_json()
+
+
+async def test_calls_take_as_long_as_recorded_if_wanted(tmp_path: Path) -> None:
+    given = {"n": 5, "ms": 300}
+    lines = await record_calls(tmp_path, ("odd.square", given))
+    (ms,) = [line["ms"] for line in lines if "result" in line]
+    assert ms >= 300
+    async with replaying(tmp_path, "--timing", "recorded") as url, client_over_http(url) as client:
+        began = time.monotonic()
+        await client.call_tool("odd.square", given)
+        assert time.monotonic() - began >= 0.29
+
+
+async def test_recording_again_without_times_gives_the_same_bytes(tmp_path: Path) -> None:
+    calls = [("odd.square", SQUARES[0]), ("odd.unicode", {}), ("odd.square", SQUARES[1])]
+    lines = await record_calls(tmp_path, *calls, options=("--no-timing",))
+    assert not any("ms" in line for line in lines)
+    first = (tmp_path / "calls.jsonl").read_bytes()
+    await record_calls(tmp_path, *calls, options=("--no-timing",))
+    assert (tmp_path / "calls.jsonl").read_bytes() == first
+    assert [name for name in os.listdir(tmp_path) if name.startswith("calls")] == ["calls.jsonl"]
+
+
+async def test_secrets_of_the_server_and_of_arguments_are_not_in_the_file_and_calls_still_match(tmp_path: Path) -> None:
+    login = {"user": "zoe", "password": "correct horse", "pin": 4711}
+    calls = [("odd.login", login), ("odd.tells", {})]
+    lines = await record_calls(tmp_path, *calls)
+    text = (tmp_path / "calls.jsonl").read_text()
+    assert "key-0123456789" not in text
+    assert "correct horse" not in text
+    assert "4711" not in text
+    call = next(line for line in lines if line.get("call") == "login")
+    assert call["arguments"] == {"user": "zoe", "password": "***", "pin": "***"}
+    async with replaying(tmp_path) as url, client_over_http(url) as client:
+        result = await client.call_tool("odd.login", {**login, "password": "another", "pin": 1})
+        assert "zoe logged in with *** and ***" in result.model_dump_json()
+        await client.call_tool("odd.tells", {})
+
+
+async def test_an_answer_that_differs_is_refused_in_strict_mode_only(tmp_path: Path) -> None:
+    async with recording(tmp_path) as url, teed_client(url, "legacy") as (client, _):
+        await client.call_tool("odd.asks", {})
+    file = tmp_path / "calls.jsonl"
+    file.write_text(file.read_text().replace('"reply":{"action":"accept","content":{"colour":"blue"}}', '"reply":{}'))
+    async with replaying(tmp_path, "--match", "lenient") as url, teed_client(url, "legacy") as (client, _):
+        assert "blue" in (await client.call_tool("odd.asks", {})).model_dump_json()
+    async with replaying(tmp_path) as url, teed_client(url, "legacy") as (client, _):
+        failure = ""
+        try:
+            await client.call_tool("odd.asks", {})
+        except MCPError as error:
+            failure = error.error.message
+    assert "answers a question of odd.asks" in failure
+    assert "answer.action is missing there" in failure
+
+
+async def test_a_cassette_of_a_legacy_client_answers_a_modern_one(tmp_path: Path) -> None:
+    async with recording(tmp_path) as url, teed_client(url, "legacy") as (client, _):
+        before = await client.call_tool("odd.asks", {})
+    async with replaying(tmp_path) as url, teed_client(url, "2026-07-28") as (client, _):
+        assert (await client.call_tool("odd.asks", {})).content == before.content
+
+
+async def test_a_client_on_the_sdk_of_the_legacy_era_hears_the_same_and_is_asked_the_same(tmp_path: Path) -> None:
+    forms = {"colour": {"colour": "grün"}, "name": {}}
+    person = {"can": ["elicitation"], "action": "accept", "forms": forms}
+    steps = {"asks": ["odd.asks", {}], "square": ["odd.square", SQUARES[0]], "refuses": ["odd.refuses", {}]}
+
+    async def visit(url: str) -> Any:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(mcp1_python(), str(SDK1), stdin=pipe, stdout=pipe)
+        todo = {"persons": {"zoe": person}, "visits": [[url, steps]]}
+        printed, _ = await asyncio.wait_for(process.communicate(json.dumps(todo).encode()), SECONDS)
+        return json.loads(printed)
+
+    async with recording(tmp_path) as url:
+        recorded = await visit(url)
+    assert recorded[0]["zoe"]["asks"]["asked"] == [["elicitation/create", "Which colour?"]]
+    assert recorded[0]["zoe"]["refuses"]["error"] == "no: é"
+    async with replaying(tmp_path) as url:
+        assert await visit(url) == recorded
+
+
+async def test_the_configuration_can_record_as_well(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"odd": odd_server()}, limits=PATIENT, hub={"cassette": "mine.jsonl"})
+    async with started(tmp_path, "--config", str(config)) as hub, client_over_http(hub.url) as client:
+        await client.call_tool("odd.square", SQUARES[0])
+        assert not (tmp_path / "mine.jsonl").exists()
+    assert '"call":"square"' in (tmp_path / "mine.jsonl").read_text()
+
+
+async def test_names_are_those_of_the_recording_hub(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"odd": odd_server()}, limits=PATIENT, hub={"names": "llm"})
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            assert '"4"' in (await client.call_tool("mcp_odd_square", SQUARES[0])).model_dump_json()
+
+
+async def test_rules_of_the_server_are_applied_before_recording(tmp_path: Path) -> None:
+    rules = {"include_tools": ["square"], "defaults": {"square": {"ms": 0}}}
+    config = write_config(tmp_path, {"odd": {**odd_server(), **rules}}, limits=PATIENT)
+    for words in (("record", "--config", str(config)), ("replay",)):
+        hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
+        async with hub as process, client_over_http(process.url) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools if "odd" in tool.name] == ["odd.square"]
+            assert '"81"' in (await client.call_tool("odd.square", {"n": 9})).model_dump_json()
+
+
+async def test_a_killed_hub_leaves_the_cassette_as_it_was(tmp_path: Path) -> None:
+    await record_calls(tmp_path, ("odd.square", SQUARES[0]))
+    before = (tmp_path / "calls.jsonl").read_bytes()
+    config = write_config(tmp_path, {"odd": odd_server()}, limits=PATIENT)
+
+    async def killed() -> None:
+        async with started(tmp_path, "calls.jsonl", "--config", str(config), command="record") as hub:
+            async with client_over_http(hub.url) as client:
+                await client.call_tool("odd.big", {})
+            os.kill(hub.pid, signal.SIGKILL)
+
+    with pytest.raises(AssertionError, match="the hub ended with"):
+        await killed()
+    assert (tmp_path / "calls.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda text: text[:-5], r"line \d+: the line has no end: the file was cut"),
+        (lambda text: text[: text.rindex('{"end"')], r"line \d+: the last line is missing"),
+        (lambda text: text.replace('"result":{"content"', '"result":{"content'), r"line 14: it is not a JSON object"),
+        (lambda text: text.replace('"call":"square"', '"call":7', 1), r"line 13: Expected `str`, got `int`"),
+    ],
+)
+async def test_a_damaged_cassette_is_refused_with_the_line(
+    squares: Path, tmp_path: Path, change: Any, problem: str
+) -> None:
+    (tmp_path / "calls.jsonl").write_text(change((squares / "calls.jsonl").read_text()))
+    code, _, said = await run(tmp_path, "replay", "calls.jsonl")
+    assert code == 3
+    assert re.search(problem, said)
+    assert "Record it again" in said
+
+
+async def test_a_cassette_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"odd": odd_server()})
+    code, _, said = await run(tmp_path, "record", "missing/calls.jsonl", "--config", str(config))
+    assert code == 3
+    assert "hub.cassette cannot be written" in said
