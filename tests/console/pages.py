@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from tests.browser import FLAGS, program
@@ -73,6 +74,14 @@ async def console(
         await context.close()
     assert watched.foreign == []
     assert may_fail or watched.errors == []
+
+
+async def serious_findings(page: Page) -> list[Any]:
+    """What axe finds serious or critical. A page gets axe once, and sends only its findings: that takes a third."""
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(Axe().axe_script)
+    found: list[Any] = await page.evaluate("axe.run({ resultTypes: ['violations'] }).then((told) => told.violations)")
+    return [each for each in found if each["impact"] in ("serious", "critical")]
 
 
 async def is_too_wide(page: Page) -> list[Any]:

@@ -21,7 +21,7 @@ from tests.console.conftest import SERVER
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console_activity")]
 
 OPERATOR = "the-key-of-ops-0123456789"
 CALLER = "the-key-of-cal-0123456789"

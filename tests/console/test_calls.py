@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Locator, Page, expect
 
-from tests.console.pages import console, is_too_wide
+from tests.console.pages import console, is_too_wide, serious_findings
 from tests.console.test_pages import call, named
 from tests.hubs import HubProcess
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_calls")]
 
 
 def form_of(page: Page, tool: str) -> Locator:
@@ -62,8 +61,7 @@ async def test_a_call_is_shown_as_a_waterfall(browser: Browser, hub: HubProcess,
         way = (await open_last(page, "narrow.steps")).get_by_role("list", name="The way of the call")
         await expect(way.get_by_role("listitem").filter(has_text="Progress").locator("i")).to_have_count(2)
         await expect(way).to_contain_text("first byte")
-        found = await Axe().run(page)
-        assert [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")] == []
+        assert await serious_findings(page) == []
 
 
 @pytest.mark.parametrize("width", [360, 1440])

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from isthmus.cli.main import main
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide
+from tests.console.pages import Scheme, console, is_too_wide, serious_findings
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_config
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_pages")]
 
 LONG_NAME = "a_long_name_" + "of_one_word" * 8
 VIEWS = (
@@ -34,6 +33,7 @@ VIEWS = (
     f"tools/desk.{LONG_NAME}",
     "activity",
     "tasks",
+    "approvals",
     "devices",
     "definitions",
     "access",
@@ -42,6 +42,9 @@ VIEWS = (
     "audit/0:1",
     "doctor",
 )
+
+
+WIDTHS = (360, 768, 1440)
 
 
 async def call(hub: HubProcess, name: str, **arguments: Any) -> dict[str, Any]:
@@ -73,9 +76,7 @@ async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: Hu
     async with console(browser, hub.port, scheme=scheme, may_fail=True) as page:
         for view in VIEWS:
             await show(page, view)
-            found = await Axe().run(page)
-            serious = [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
-            assert serious == [], f"{view}: {found.generate_report()}"
+            assert await serious_findings(page) == [], view
 
 
 @pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
@@ -90,7 +91,7 @@ async def test_the_list_and_what_is_chosen_have_room_on_a_tablet(browser: Browse
             await expect(page.locator(".split .list").get_by_text("desk.book")).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("width", WIDTHS)
 async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess, width: int) -> None:
     await call(hub, "desk.add", a=1, b=2)
     async with console(browser, hub.port, width=width, may_fail=True) as page:
@@ -257,6 +258,89 @@ async def test_activity_is_filtered_and_one_call_is_shown(browser: Browser, hub:
         await expect(page.get_by_role("region", name=re.compile("^Call "))).to_contain_text("Tool ran")
 
 
+async def test_the_outcome_of_a_call_is_in_sight_at_any_width(browser: Browser, hub: HubProcess) -> None:
+    await call(hub, f"desk.{LONG_NAME}")
+    async with console(browser, hub.port, "activity") as page:
+        row = page.get_by_role("grid", name="Calls").get_by_role("row").filter(has_text=LONG_NAME).first
+        for width in WIDTHS:
+            await page.set_viewport_size({"width": width, "height": 900})
+            outcome = await row.locator(".state").bounding_box()
+            assert outcome is not None
+            assert 0 <= outcome["x"] <= outcome["x"] + outcome["width"] <= width
+            assert await page.get_by_role("grid").evaluate("grid => grid.scrollWidth <= grid.parentElement.clientWidth")
+
+
+@pytest.mark.parametrize(("view", "name"), [("activity", "Calls"), ("servers", "Servers")])
+async def test_what_is_opened_leaves_the_list_in_its_place(
+    browser: Browser, hub: HubProcess, view: str, name: str
+) -> None:
+    await call(hub, "desk.add", a=1, b=2)
+    async with console(browser, hub.port, view) as page:
+        grid, row = page.get_by_role("grid", name=name), page.locator("tbody tr.pick").first
+        opened = page.locator(".over").get_by_role("region").first
+        for width in WIDTHS:
+            await page.set_viewport_size({"width": width, "height": 900})
+            before, scrolled = await row.bounding_box(), await page.evaluate("scrollY")
+            assert before is not None
+            await row.locator("td").first.click(position={"x": 3, "y": 3})
+            await expect(opened.get_by_role("link", name="Close")).to_be_in_viewport()
+            after = await row.bounding_box()
+            assert after is not None
+            assert (after["x"], after["y"], await page.evaluate("scrollY")) == (before["x"], before["y"], scrolled)
+            box = await opened.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width
+            assert width == 360 or box["x"] > before["x"], "on a phone it lies over the list, else to its right"
+            assert await is_too_wide(page) == []
+            await opened.get_by_role("link", name="Close").click()
+            await expect(page.locator(".over")).to_have_count(0)
+            await expect(grid).to_be_focused()
+
+
+async def test_what_is_opened_is_read_and_closed_by_keyboard(browser: Browser, hub: HubProcess) -> None:
+    for width in (360, 1440):
+        async with console(browser, hub.port, "servers", width=width) as page:
+            grid, opened = page.get_by_role("grid", name="Servers"), page.locator(".over")
+            await expect(grid).to_contain_text("desk")
+            await page.keyboard.press("j")
+            await expect(opened.get_by_role("region", name="broken")).to_be_visible()
+            await page.keyboard.press("ArrowDown")
+            await expect(opened.get_by_role("region", name="builtin")).to_be_visible()
+            await expect(grid).to_be_focused()
+            await page.keyboard.press("Enter")
+            await expect(opened).to_be_focused()
+            await page.keyboard.press("Tab")
+            await expect(opened.get_by_role("button", name="Disable")).to_be_focused()
+            await page.keyboard.press("Escape")
+            await expect(opened).to_have_count(0)
+            await expect(grid).to_be_focused()
+
+
+async def test_a_record_is_opened_read_and_closed_by_keyboard(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "audit") as page:
+        record = page.get_by_role("region", name="Records").get_by_role("link").first
+        await record.focus()
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".over")).to_be_focused()
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".over")).to_have_count(0)
+        await expect(record).to_be_focused()
+
+
+async def test_a_phone_has_no_empty_strip_and_the_key_fits(browser: Browser, tmp_path: Path) -> None:
+    callers = {"ada": {"key": "an-operator-key-0123456789", "allow": ["*"], "operator": True}}
+    async with (
+        serving(tmp_path, callers=callers) as hub,
+        console(browser, hub.port, width=360, height=740, may_fail=True) as page,
+    ):
+        card = await page.get_by_role("main").bounding_box()
+        assert card is not None
+        assert card["x"] >= 10
+        assert card["x"] + card["width"] <= 350
+        assert await page.evaluate("document.documentElement.clientWidth") == 360
+        assert await is_too_wide(page) == []
+
+
 async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
     async with console(browser, hub.port) as page:
         await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
@@ -271,7 +355,7 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
         await page.keyboard.press("k")
         await open_tool(page, "desk.add")
         await page.keyboard.press("0")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Doctor")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Audit")
         await page.keyboard.press("2")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
         await page.keyboard.press("?")
@@ -408,3 +492,24 @@ async def test_a_deeply_nested_result_is_shown_without_breaking_the_page(browser
             await form.get_by_role("button", name="as text").click()
             await expect(form.locator(".out pre").first).to_contain_text("[[[[")
             await page.reload()
+
+
+async def test_the_overview_shows_busy_servers_beside_broken_ones_and_calls_that_wait(
+    browser: Browser, tmp_path: Path
+) -> None:
+    servers = {"desk": stdio([sys.executable, str(SERVER)])}
+    servers |= {f"broken{number}": {"command": "/no/such/program"} for number in range(8)}
+    rules = {"adding": {"tools": ["desk.add"]}}
+    async with serving(tmp_path, servers, approvals=rules, limits=PATIENT) as hub, Raw(hub.url) as caller:
+        await caller.call("desk.fail", {})
+        async with console(browser, hub.port, may_fail=True) as page:
+            await expect(page.locator('[data-flow$=" desk"]')).to_have_count(1)
+            adding = asyncio.create_task(caller.call("desk.add", {"a": 1, "b": 1}))
+            attention = page.get_by_role("complementary", name="Needs attention")
+            await expect(attention).to_contain_text("1 call waits for approval")
+            await attention.get_by_role("link", name="Review").first.click()
+            await page.get_by_role("button", name="Allow once").click()
+            await adding
+            await show(page, "activity")
+            await page.get_by_role("grid", name="Calls").get_by_text("desk.add").click()
+            await expect(page.get_by_role("list", name="The way of the call")).to_contain_text("Waits for approval")

@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page, expect
 from tests.console.pages import console
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_scale")]
 
 MANY = Path(__file__).with_name("many_server.py")
 TOOLS = 10_000
@@ -112,3 +112,16 @@ async def test_what_a_reader_has_scrolled_to_stays_while_calls_arrive(browser: B
             await caller.call("desk.add", {"a": number, "b": 1})
         await expect(grid).to_have_attribute("aria-rowcount", str(total + 5))
         assert await rows.evaluate(first) == before
+
+
+async def test_pages_that_were_left_are_forgotten(browser: Browser, hub: HubProcess) -> None:
+    shown = "(window.shown ??= []).push(new WeakRef(document.querySelector('main h1')))"
+    async with console(browser, hub.port) as page:
+        for view in ("activity", "servers", "tools", "overview") * 3:
+            await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+            await expect(page.get_by_role("heading", level=1)).to_have_text(view.capitalize())
+            await page.evaluate(shown)
+        devtools = await page.context.new_cdp_session(page)
+        await devtools.send("HeapProfiler.collectGarbage")
+        # The one in sight, and the one that the browser may need to go back to.
+        assert await page.evaluate("window.shown.filter((each) => each.deref()).length") <= 2

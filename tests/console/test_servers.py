@@ -7,20 +7,18 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 import pytest_asyncio
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide
+from tests.console.pages import Scheme, console, is_too_wide, serious_findings
 from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.security.authority import Authority, Protected, entry_of, visit
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_servers")]
 
 OPERATOR = "the-key-of-ops-0123456789"
 PASTED = {"mcpServers": {"my notes": {"command": "npx", "args": ["-y", "notes"], "env": {"API_KEY": "0123456789abc"}}}}
@@ -32,11 +30,6 @@ async def own(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
     async with serving(tmp_path_factory.mktemp("own"), servers, limits=PATIENT) as running:
         yield running
-
-
-async def serious(page: Page) -> list[Any]:
-    found = await Axe().run(page)
-    return [each for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
 
 
 async def test_a_paste_is_previewed_as_it_is_typed_and_its_text_is_copied(browser: Browser, own: HubProcess) -> None:
@@ -58,7 +51,7 @@ async def test_a_paste_is_previewed_as_it_is_typed_and_its_text_is_copied(browse
         await expect(add.get_by_role("button", name="Copied")).to_be_visible()
         copied = await page.evaluate("navigator.clipboard.readText()")
         assert json.loads(f"{{{copied}}}") == {"memo": PASTED["mcpServers"]["my notes"]}
-        assert await serious(page) == []
+        assert await serious_findings(page) == []
 
 
 async def test_an_address_and_a_command_are_pasted_too(browser: Browser, own: HubProcess) -> None:
@@ -151,7 +144,7 @@ async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProces
         await tool.get_by_role("link", name="problem").click()
         await expect(page.get_by_role("region", name="Reasons")).to_contain_text("unknown_tool")
         await page.locator("#schema-Server summary").click()
-        assert await serious(page) == []
+        assert await serious_findings(page) == []
         assert await is_too_wide(page) == []
         await page.get_by_label("Filter operations").fill("restart")
         await expect(page.locator("#restart_server")).to_be_visible()

@@ -18,7 +18,7 @@ from tests.console.conftest import SERVER
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, environment, isthmus, serving, started, stdio, write_config
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console_tasks")]
 
 OPERATOR, ADA, EVE = (f"the-key-of-{name}-0123456789" for name in ("ops", "ada", "eve"))
 CALLERS = {

@@ -18,7 +18,7 @@ from tests.console.pages import console
 from tests.console.test_tasks import ADA, CALLERS, OPERATOR
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_tasks_page")]
 
 
 def shown(page: Page, id: str) -> Locator:

@@ -21,6 +21,8 @@ export const calls = signal(/** @type {any[]} */ ([]));
 /** The tools whose definition waits for approval, and the problems of the configuration; for operators. */
 export const pending = signal(/** @type {any[]} */ ([]));
 export const findings = signal(/** @type {any[]} */ ([]));
+/** How many calls wait for a person; for operators. */
+export const held = signal(0);
 /** Names, titles and descriptions. The whole definition of a tool is at `v1/tools/NAME`. */
 export const tools = signal(/** @type {any[] | null} */ (null));
 /** Whether arguments and results of calls are being captured, or were; null if not. */
@@ -112,6 +114,10 @@ async function request(/** @type {string} */ path, /** @type {RequestInit} */ op
 
 export const get = async (/** @type {string} */ path) => parse(await (await request(path)).text());
 
+/** The same with every number as it is spelt, where a person decides about it. */
+export const getSpelt = async (/** @type {string} */ path) => /** @type {any} */ (JSON).parse(await (await request(path)).text(), (/** @type {string} */ _, /** @type {any} */ value, /** @type {any} */ context) =>
+  typeof value === "number" && context?.source && String(value) !== context.source ? new Exact(context.source) : value);
+
 /** The tags of the documents that this page has, by path. */
 const tags = new Map();
 /** A document, or null if it is the one that this page has. */
@@ -176,7 +182,7 @@ export async function signOut() {
 function signedOut(why) {
   session.value = { ...session.value, caller: null, operator: false, csrf: null, why };
   [servers.value, calls.value, pending.value, findings.value] = [[], [], [], []];
-  [stats.value, tools.value, isLoaded.value] = [null, null, false];
+  [stats.value, tools.value, isLoaded.value, held.value] = [null, null, false, 0];
   [capture.value, draft.value, live.value, offline.value] = [null, null, "", ""];
   tags.clear();
   waiting = [];
@@ -265,6 +271,7 @@ export async function refresh() {
   const rest = session.value.operator ? [
     take("v1/stats", get, (found) => { stats.value = found; }),
     take("v1/definitions", get, (found) => { pending.value = found.pending; }),
+    take("v1/approvals?state=pending&limit=0", get, (found) => { held.value = found.total; }),
     take("v1/configuration", get, (found) => { findings.value = found.findings; }),
   ] : [];
   const hasServers = await listed;
@@ -274,7 +281,7 @@ export async function refresh() {
   // first page is drawn.
   if (tools.value === null && !isGone) await new Promise((resolve) => setTimeout(resolve, 100));
   if (!isSignedIn.value) return;
-  await take("v1/tools?fields=title,description", getChanged, (found) => { tools.value = found.tools; });
+  await take("v1/tools?expose=all&fields=title,description", getChanged, (found) => { tools.value = found.tools; });
   if (!isSignedIn.value) return;
   const named = failed.slice(0, 2).join(", ") + (failed.length > 2 ? ` and ${failed.length - 2} more` : "");
   offline.value = isGone ? GONE : failed.length ? `The hub could not answer ${named}. What you see may be old; this page tries again every ${REFRESH_MS / 1000} seconds.` : "";

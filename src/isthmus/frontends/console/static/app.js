@@ -1,7 +1,7 @@
 // @ts-check
 // The frame of the console: sign-in, navigation, search, keys. Each page is a module of its own.
 import { html, render, signal, useState, useEffect, useRef } from "./vendor/ui.js";
-import { calls, findings, isLoaded, isSignedIn, live, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
+import { calls, findings, held, isLoaded, isSignedIn, live, loadSession, offline, pending, servers, session, signIn, signOut, tools, watch } from "./api.js";
 import { decoded, go, link, loweredTexts, matching, outcomeOf, toolText, troubleOf } from "./parts.js";
 
 /**
@@ -18,6 +18,7 @@ const PAGES = [
   { id: "tools", title: "Tools", badge: () => ({ text: (tools.value ?? []).length.toLocaleString("en") }) },
   { id: "activity", title: "Activity", operators: true, badge: () => (live.value ? { text: live.value, alert: live.value !== "live" } : null) },
   { id: "tasks", title: "Tasks" },
+  { id: "approvals", title: "Approvals", operators: true, badge: () => (held.value ? { text: `${held.value} waiting`, alert: true } : null) },
   { id: "devices", title: "Devices" },
   { id: "definitions", title: "Definitions", operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
   { id: "access", title: "Access", operators: true },
@@ -119,6 +120,8 @@ function SignOut() {
   return html`<button class="plain" onClick=${leave}>Sign out</button>${problem ? html`<p class="note bad" role="alert">${problem}</p>` : null}`;
 }
 
+const MAKE_KEY = "isthmus token create NAME --operator --allow '*'";
+
 function SignIn() {
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
@@ -142,7 +145,7 @@ function SignIn() {
       ${problem && html`<p class="note bad" role="alert">${problem}</p>`}
       <button class="main" disabled=${busy}>Sign in</button>
     </form>
-    <p id="key-help">This hub needs a key. Its operator makes one with <code>isthmus token create NAME --operator --allow '*'</code>.</p>
+    <p id="key-help">This hub needs a key. Its operator makes one with <code>${MAKE_KEY.split(" ").map((word) => html`<span>${word}</span> `)}</code></p>
   </main>`;
 }
 
@@ -186,7 +189,7 @@ function Search(/** @type {any} */ { pages }) {
 
 // -- keys --------------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["1 – 9, 0", "go to a page; 0 is the tenth"], ["?", "these keys"], ["Esc", "close"]];
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["1 – 9, 0", "go to a page; 0 is the tenth"], ["?", "these keys"], ["Esc", "close"]];
 
 function Keys() {
   const dialog = useRef(/** @type {any} */ (null));

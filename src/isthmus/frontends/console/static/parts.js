@@ -12,6 +12,8 @@
 // - `isLive`: new items come at the top. What a reader has scrolled to stays where it is.
 // - Columns for wide screens have the class `hide`. A list without `head` is a list of one column.
 //
+// What was picked of a list is shown by `Beside`, which leaves the list in its place.
+//
 // To search a list, use `matching`: it lower-cases the text of each list once.
 import { html, useState, useRef, useEffect, useLayoutEffect } from "./vendor/ui.js";
 import { Exact, toJson } from "./api.js";
@@ -22,6 +24,7 @@ import { Exact, toJson } from "./api.js";
 export function outcomeOf(/** @type {any} */ call) {
   if (call.outcome === "result") return { word: "ok", look: "" };
   if (call.outcome === "tool_error") return { word: "tool error", look: "warn" };
+  if (call.denied) return { word: "denied", look: "bad" };
   if (call.executed === "no") return { word: "not sent", look: "bad" };
   if (call.executed === "yes") return { word: "server error", look: "warn" };
   return { word: "unknown", look: "warn" };
@@ -73,15 +76,15 @@ export const frontendOf = (/** @type {string} */ name) => /** @type {any} */ (FR
 
 export const State = (/** @type {any} */ { look, children }) => html`<span class=${`state ${look}`}>${children}</span>`;
 
-/** A command with a button that copies it. */
-export function Command(/** @type {any} */ { text }) {
+/** A command, or `what` it is, with a button that copies it. */
+export function Command(/** @type {any} */ { text, what = "command" }) {
   const [told, setTold] = useState("copy");
   const shown = useRef(/** @type {any} */ (null));
   const copy = async () => {
     setTold(await copyText(text, shown.current) ? "copied" : "press Ctrl+C");
     setTimeout(() => setTold("copy"), 2500);
   };
-  return html`<div class="cmd"><code ref=${shown}>${text}</code><button type="button" onClick=${copy} aria-label="Copy the command">${told}</button></div>`;
+  return html`<div class="cmd"><code ref=${shown}>${text}</code><button type="button" onClick=${copy} aria-label=${`Copy the ${what}`}>${told}</button></div>`;
 }
 
 /** Copy a text. Without the right to the clipboard, as on a page without HTTPS, the element that shows it is selected. */
@@ -197,6 +200,39 @@ export function VirtualRows({ items, keyOf, row, label, head = null, selected = 
 }
 
 const Space = (/** @type {any} */ { height }) => (height > 0 ? html`<tr class="space" aria-hidden="true"><td ref=${(/** @type {any} */ el) => el && (el.style.height = `${height}px`)}></td></tr>` : null);
+
+/** Where what was picked lies over the list; style.css has the same width. */
+const NARROW = matchMedia("(max-width: 1200px)");
+
+/**
+ * A list, and what was picked of it: beside the list, or over it on a narrow screen. The list stays where it is. Enter
+ * leads from the list to what was picked; Esc closes that, and the list has the focus again.
+ * @param {{id: string, back: string, list: any, children?: any}} props `id` is empty while nothing is picked.
+ */
+export function Beside({ id, back, list, children = null }) {
+  const root = useRef(/** @type {any} */ (null)), from = useRef(/** @type {any} */ (null)), isShown = useRef(false);
+  const panel = () => root.current.querySelector(":scope > .over");
+  useEffect(() => {
+    const active = document.activeElement, wasShown = isShown.current;
+    isShown.current = true;
+    if (!id) {
+      if (active === document.body) from.current?.focus({ preventScroll: true });
+      return;
+    }
+    from.current = root.current.querySelector("[data-keys], tr[aria-selected=true] a");
+    // Who moves in the list by keys goes on there.
+    const isMoving = active?.matches("[data-keys]") && (!NARROW.matches || active.matches(":focus-visible"));
+    if (wasShown && !isMoving) panel().focus({ preventScroll: true });
+    const onKey = (/** @type {KeyboardEvent} */ event) => {
+      const target = /** @type {HTMLElement} */ (event.target);
+      if (event.key === "Enter" && target.matches("[data-keys]")) panel().focus({ preventScroll: true });
+      if (event.key === "Escape" && !target.matches("input, textarea, select") && !document.querySelector("dialog[open]")) go(back);
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [id]);
+  return html`<div class=${id ? "beside open" : "beside"} ref=${root}>${list}${id ? html`<div class="over" key=${id} tabindex="-1">${children}</div>` : null}</div>`;
+}
 
 /** The lower-cased text of each entry, by list. */
 const texts = /** @type {WeakMap<any[], string[]>} */ (new WeakMap());

@@ -9,7 +9,7 @@ const ROWS = 200;
 /** A path with the parameters that have a value. */
 export const at = (/** @type {string} */ path, /** @type {any} */ values) => `${path}?${new URLSearchParams(Object.entries(values).filter(([, value]) => value))}`;
 export const Bad = (/** @type {any} */ { text }) => text && html`<p class="note bad" role="alert">${text}</p>`;
-export const Filter = (/** @type {any} */ { label, value, set }) => html`<input class="grow" type="search" placeholder=${label} aria-label=${label} value=${value} onInput=${(/** @type {any} */ e) => set(e.target.value.trim())} />`;
+export const Filter = (/** @type {any} */ { label, value, set, list = undefined }) => html`<input class="grow" type="search" placeholder=${label} aria-label=${label} value=${value} list=${list} onInput=${(/** @type {any} */ e) => set(e.target.value.trim())} />`;
 
 /** The hub's answer at a path, and why there is none. It is read again when the path or the mark changes. */
 export function useAnswer(/** @type {string} */ path, mark = "") {

@@ -2,9 +2,9 @@
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
 import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, tools, useTool } from "../api.js";
-import { clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
+import { Beside, clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 
-const WORDS = ["ok", "tool error", "server error", "not sent", "cancelled", "unknown"];
+const WORDS = ["ok", "tool error", "server error", "denied", "not sent", "cancelled", "unknown"];
 
 /** How a call ended; a caller that cancels is no problem of the server. */
 const endOf = (/** @type {any} */ call) => (call.outcome === "cancelled" ? { word: "cancelled", look: "idle" } : outcomeOf(call));
@@ -67,16 +67,17 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
   const number = Number(rest[0] ?? 0);
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : live.value || "connecting …"}</span>${search}</div>
     <${CaptureNote} />
-    ${number ? html`<${OneCall} key=${number} number=${number} known=${all.find((call) => call.number === number)} />` : null}
-    <section class="panel">
+    <section class="panel call">
       <div class="bar filters"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
         ${choices}
         <button type="button" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></div>
       <${CaptureForm} wanted=${wanted} />
+    </section>
+    <${Beside} id=${number ? String(number) : ""} back=${link("activity")} list=${html`<section class="panel">
       ${found.length ? html`<${CallTable} calls=${found} selected=${number} />`
         : html`<div class="empty"><p>${all.length ? "No call matches these filters." : "No calls yet. This one makes the first:"}</p>${all.length ? null : html`<${Command} text="isthmus call builtin.echo text=hello" />`}</div>`}
       ${all.length >= CALLS_KEPT ? html`<p class="empty">The newest ${CALLS_KEPT.toLocaleString("en")} calls${found.length < all.length ? `, of which ${found.length.toLocaleString("en")} match` : ""}. The audit log has all of them.</p>` : null}
-    </section>`;
+    </section>`}><${OneCall} key=${number} number=${number} known=${all.find((call) => call.number === number)} /></${Beside}>`;
 }
 
 // -- capture of arguments and results ----------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ function OneCall(/** @type {any} */ { number, known }) {
   const call = details?.call ?? known;
   if (!call) return problem ? html`<p class="note">${problem}: <code>isthmus audit tail</code>.</p>` : null;
   const { word, look } = endOf(call);
-  return html`<section class="panel pad stack call" aria-label=${`Call ${call.number}`}>
+  return html`<section class="panel pad stack" aria-label=${`Call ${call.number}`}>
     <div class="bar"><h2><code>${call.name}</code></h2><${State} look=${look}>${word}</${State}><span class="dim">${took(call.seconds)}</span><span class="grow"></span><a href=${link("activity")}>Close</a></div>
     ${details ? html`<${Waterfall} details=${details} />` : null}
     <dl class="facts"><dt>Ended</dt><dd>${clock(call.at)}</dd><dt>Caller</dt><dd>${call.caller}${call.tenant === "local" || call.tenant === "default" ? "" : ` of ${call.tenant}`}, ${frontendOf(call.frontend)}</dd>
@@ -170,9 +171,10 @@ function OneCall(/** @type {any} */ { number, known }) {
 export function spansOf(details) {
   const { call, steps } = details;
   const at = (/** @type {string} */ step) => steps.find((/** @type {any} */ each) => each.step === step)?.seconds;
-  const [checked, queued, assigned, sent, first, done] = ["checked", "queued", "assigned", "sent", "first_byte", "done"].map(at);
+  const [held, decided, checked, queued, assigned, sent, first, done] = ["held", "decided", "checked", "queued", "assigned", "sent", "first_byte", "done"].map(at);
   const spans = [];
-  if (checked !== undefined) spans.push({ name: "Checks and audit log", from: 0, to: checked });
+  if (held !== undefined) spans.push({ name: "Waits for approval", from: held, to: decided ?? done, look: "wait" });
+  if (checked !== undefined) spans.push({ name: "Checks and audit log", from: decided ?? 0, to: checked });
   if (queued !== undefined) spans.push({ name: "Queue", from: queued, to: assigned ?? sent ?? done, look: "wait" });
   if (assigned !== undefined) spans.push({ name: "Own connection", from: assigned, to: sent, look: "wait" });
   if (sent !== undefined) {

@@ -1,8 +1,8 @@
 // @ts-check
 // Audit: records with filters, one in full, verification and export.
-import { html, useState } from "../vendor/ui.js";
-import { ORIGIN, stream } from "../api.js";
-import { Command, link, outcomeOf, State, took, Tree } from "../parts.js";
+import { html, useRef, useState } from "../vendor/ui.js";
+import { ORIGIN, servers, stream } from "../api.js";
+import { Beside, Command, link, outcomeOf, State, took, Tree } from "../parts.js";
 import { at, Bad, Filter, useAnswer } from "./access.js";
 
 const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
@@ -20,6 +20,21 @@ function What(/** @type {any} */ { record }) {
 }
 const isOfKey = (/** @type {any} */ record) => record.event?.startsWith("key.") && Boolean(record.caller);
 
+/** What can have happened, in words, and the parameter of `GET /v1/audit` that finds it. */
+const HAPPENED = /** @type {[string, [string, string][]][]} */ ([
+  ["Calls", [
+    ["ok", "outcome=result"], ["tool error", "outcome=tool_error"], ["server error", "outcome=server_error"], ["denied", "outcome=denied"], ["unknown or denied name", "outcome=unknown_tool"],
+    ["arguments not valid", "outcome=bad_arguments"], ["server not connected", "outcome=not_connected"], ["server busy", "outcome=overloaded"], ["timed out", "outcome=timed_out"],
+    ["connection lost", "outcome=lost"], ["cancelled", "outcome=cancelled"], ["begun, before it was sent", "event=call.begun"], ["running when the hub crashed", "event=call.lost"],
+  ]],
+  ["Events", [
+    ["hub started or stopped", "event=hub.*"], ["configuration reloaded", "event=configuration.*"], ["keys created, changed or revoked", "event=key.*"], ["requests without a valid key", "event=caller.refused"],
+    ["keys guessed", "event=keys.guessed"], ["definitions of tools", "event=definition.*"], ["servers enabled or disabled", "event=server.*"], ["logins at servers", "event=login.*"],
+    ["captures of arguments", "event=capture.*"], ["tasks read or cancelled", "event=task.*"], ["problems of the log itself", "event=audit.*"],
+  ]],
+]);
+const TIMES = [["", "Any time"], ["1h", "Last hour"], ["24h", "Last 24 hours"], ["1w", "Last week"]];
+
 /** A record by the day on which it was written, and its cells. */
 function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
   let day = "";
@@ -35,27 +50,36 @@ function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
 
 export function Audit(/** @type {any} */ { title, rest, search }) {
   const [wanted, setWanted] = useState(/** @type {any} */ ({}));
-  const { cursor, tool, ...others } = wanted;
-  const filters = { ...others, tool: tool && `*${tool}*` };
+  const { cursor, tool, happened = "", ...others } = wanted;
+  const filters = { ...others, ...Object.fromEntries(new URLSearchParams(happened)), tool: tool && `*${tool}*` };
   const [page, problem] = useAnswer(at("v1/audit", { ...filters, cursor }));
   const isFiltered = Object.values(filters).some(Boolean);
+  // The log may name callers and servers that are gone.
+  const seen = useRef({ caller: new Set(), server: new Set() }).current;
+  for (const { record } of page?.records ?? []) for (const each of /** @type {const} */ (["caller", "server"])) if (record[each]) seen[each].add(record[each]);
+  for (const server of servers.value) seen.server.add(server.name);
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setWanted({ ...wanted, cursor: "", [name]: value });
   return html`<div class="top"><h1>${title}</h1>${search}</div>
-    ${rest[0] && html`<${OneRecord} key=${rest[0]} id=${rest[0]} />`}
     <${Verify} />
-    <section class="panel">
-      <div class="bar">${["Caller", "Server", "Tool", "Outcome"].map((each) => html`<${Filter} label=${each} value=${wanted[each.toLowerCase()] ?? ""} set=${set(each.toLowerCase())} />`)}
-        <select aria-label="Time" onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}><option value="">Any time</option>${["1h", "24h", "1w"].map((each) => html`<option value=${each}>Last ${each}</option>`)}</select>
+    <section class="panel call">
+      <div class="bar filters"><${Filter} label="Tool" value=${tool ?? ""} set=${set("tool")} /><${Filter} label="Caller" value=${wanted.caller ?? ""} set=${set("caller")} list="audit-callers" />
+        <datalist id="audit-callers">${[...seen.caller].sort().map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+        <select aria-label="Server" value=${wanted.server ?? ""} onChange=${(/** @type {any} */ e) => set("server")(e.target.value)}><option value="">Any server</option>${[...seen.server].sort().map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>
+        <select aria-label="What happened" value=${happened} onChange=${(/** @type {any} */ e) => set("happened")(e.target.value)}><option value="">Anything</option>${HAPPENED.map(([group, choices]) => html`<optgroup label=${group}>${choices.map(([word, value]) => html`<option value=${value}>${word}</option>`)}</optgroup>`)}</select>
+        <select aria-label="Time" value=${wanted.since ?? ""} onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}>${TIMES.map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select>
         <a href=${at(`${ORIGIN}/v1/audit`, { ...filters, format: "jsonl" })} download="audit.jsonl">Export as JSON Lines</a></div>
       <${Bad} text=${problem} />
+    </section>
+    <${Beside} id=${rest[0] ?? ""} back=${link("audit")} list=${html`<section class="panel">
       ${!page ? null : page.records.length ? html`<div class="scroll records" tabindex="0" role="region" aria-label="Records"><table>
         <thead><tr><th>Time (UTC)</th><th>Outcome</th><th>Caller</th><th>What</th><th class="r hide">Took</th><th class="r hide">Record</th></tr></thead>
         <tbody>${rowsOf(page.records, rest[0])}</tbody></table></div>`
         : html`<div class="empty"><p>${page.next ? `None among ${page.scanned.toLocaleString("en")} records; older ones were not searched yet.` : isFiltered ? "No record matches these filters." : page.mode === "off" ? "This hub keeps no audit log. This setting turns it on, after a restart:" : "The log has no records yet."}</p>
           ${page.mode === "off" && !isFiltered ? html`<${Command} text=${'[hub]\naudit = "batched"'} />` : null}</div>`}
       <div class="bar">${cursor ? html`<button type="button" onClick=${() => set("cursor")("")}>Newest records</button>` : null}${page?.next ? html`<button type="button" onClick=${() => set("cursor")(page.next)}>Older records</button>` : null}</div>
-    </section>`;
+    </section>`}><${OneRecord} key=${rest[0]} id=${rest[0]} /></${Beside}>`;
 }
+
 
 /** A record with a name for the digest of the arguments, which are not in the log. */
 const labelled = (/** @type {any} */ record) => Object.fromEntries(Object.entries(record).map(([name, value]) => [name === "arguments" ? "arguments (keyed digest)" : name, value]));
@@ -64,7 +88,7 @@ function OneRecord(/** @type {any} */ { id }) {
   const [seat, number] = id.split(":");
   const [page, problem] = useAnswer(at("v1/audit", { limit: 1, cursor: `${seat}:${Number(number) + 1}` }));
   const found = page?.records.find((/** @type {any} */ each) => idOf(each) === id);
-  return html`<section class="panel pad stack call" aria-label=${`Record ${number}`}>
+  return html`<section class="panel pad stack" aria-label=${`Record ${number}`}>
     <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} /><span class="dim">${time(found.record.at ?? 0)} UTC</span>`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>
     <${Bad} text=${problem ?? (page && !found ? "There is no such record; it may be older than the log keeps." : "")} />
     ${found && html`<${Tree} value=${{ ...found, record: labelled(found.record) }} />`}

@@ -1,7 +1,7 @@
 // @ts-check
 // Overview: callers on one shore, servers on the other, calls crossing; figures, and what needs attention.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
-import { calls, findings, ORIGIN, pending, servers, session, stats } from "../api.js";
+import { calls, findings, held, ORIGIN, pending, servers, session, stats } from "../api.js";
 import { ago, Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
 import { CallTable } from "./activity.js";
 
@@ -114,7 +114,7 @@ function Figures(/** @type {any} */ { now }) {
     <div class="panel kpi"><${Sparkline} values=${bins} /><small>Calls, last ${seconds} s</small><strong>${rate >= 10 ? Math.round(rate) : rate.toFixed(1)}<em> /s</em></strong><em>${count(total, "call")} in ${windowOf(now)}</em></div>
     <div class="panel kpi"><small>Latency p50 · p99</small><strong>${total ? html`${took(percentile(0.5))} · ${took(percentile(0.99))}` : "–"}</strong><em>${lag === undefined ? "" : `the hub itself at most ${took(lag)} late`}</em></div>
     <div class="panel kpi"><small>Faults</small><strong>${total ? ((failed / total) * 100).toFixed(1) : "0"}<em> %</em></strong><em>${named || "none"}</em></div>
-    <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}</em></div>
+    <div class="panel kpi"><small>Running</small><strong>${running}<em> ${running === 1 ? "call" : "calls"}</em></strong><em>${queued ? `${queued} queued` : "none queued"}${held.value ? ` · ${held.value} held for approval` : ""}</em></div>
   </div>`;
 }
 
@@ -122,23 +122,31 @@ const NoCalls = () => html`<div class="empty"><p>No calls yet. Call a tool from 
 
 // -- the two shores ------------------------------------------------------------------------------------------------------
 
+/** Where the calls of servers end that are not drawn. */
+const MORE = " more";
 const LEFT = { x: 16, width: 212 }, RIGHT = { x: 672, width: 212 }, ROW = 64, TOP = 30, CARD = 54;
 
 /** Positions and flows of the picture. */
 function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
   const busy = /** @type {Record<string, number>} */ ({});
   for (const call of recent) busy[call.server] = (busy[call.server] ?? 0) + 1;
-  const ranked = servers.value.map((server) => ({ server, rank: (troubleOf(server) ? 1e9 : 0) + (busy[server.name] ?? 0) }));
-  const shown = ranked.sort((a, b) => b.rank - a.rank || (a.server.name < b.server.name ? -1 : 1)).slice(0, SERVERS_SHOWN).map((each) => each.server).sort((a, b) => (a.name < b.name ? -1 : 1));
+  const byName = (/** @type {any} */ a, /** @type {any} */ b) => (a.name < b.name ? -1 : 1);
+  const ranked = [...servers.value].sort((a, b) => (busy[b.name] ?? 0) - (busy[a.name] ?? 0) || byName(a, b));
+  // Half of the places are for the busiest servers: those in trouble are listed beside the picture too.
+  const busiest = ranked.filter((server) => busy[server.name]).slice(0, SERVERS_SHOWN / 2);
+  const others = ranked.filter((server) => !busiest.includes(server)).sort((a, b) => Number(Boolean(troubleOf(b))) - Number(Boolean(troubleOf(a))));
+  const shown = [...busiest, ...others].slice(0, SERVERS_SHOWN).sort(byName);
   const rightY = new window.Map(shown.map((server, i) => [server.name, TOP + i * ROW]));
+  const hidden = new Set(servers.value.filter((server) => !rightY.has(server.name)).map((server) => server.name));
+  if (hidden.size) rightY.set(MORE, TOP + shown.length * ROW - CARD / 2 + 6);
+  const keyOf = (/** @type {string} */ shore, /** @type {string} */ server) => `${shore} ${hidden.has(server) ? MORE : server}`;
   const gap = SHORES.length < shown.length ? (ROW * shown.length) / SHORES.length : ROW + 12;
   const leftY = new window.Map(SHORES.map((shore, i) => [shore.id, TOP + i * Math.max(gap, ROW + 4)]));
   const flows = new window.Map();
   for (const call of recent.slice(0, 500)) {
-    const shore = shoreOf(call).id;
-    if (!rightY.has(call.server)) continue;
-    const key = `${shore} ${call.server}`;
-    const flow = flows.get(key) ?? { key, shore, server: call.server, calls: 0, refused: 0, rate: 0 };
+    const shore = shoreOf(call).id, key = keyOf(shore, call.server), server = key.slice(shore.length + 1);
+    if (!rightY.has(server)) continue;
+    const flow = flows.get(key) ?? { key, shore, server, calls: 0, refused: 0, rate: 0 };
     flow.calls += 1;
     flow.refused += outcomeOf(call).word === "not sent" ? 1 : 0;
     flows.set(key, flow);
@@ -152,7 +160,7 @@ function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
       const server = key.slice(shore.length + 1);
       rates.set(shore, (rates.get(shore) ?? 0) + n / seconds);
       serverRates.set(server, (serverRates.get(server) ?? 0) + n / seconds);
-      const flow = flows.get(key);
+      const flow = flows.get(keyOf(shore, server));
       if (flow) flow.rate += n / seconds;
     }
   }
@@ -162,7 +170,7 @@ function layout(/** @type {any[]} */ recent, /** @type {number} */ now) {
     flow.isBad = flow.refused * 2 > flow.calls;
     flow.width = Math.min(11, 1.5 + Math.log2(1 + flow.rate * 4));
   }
-  const height = TOP + 8 + Math.max(...[...leftY.values(), ...rightY.values(), 0]) + CARD;
+  const height = TOP + 8 + Math.max(...[...leftY.values(), ...shown.map((_, i) => TOP + i * ROW), 0]) + CARD;
   return { shown, leftY, rightY, rates, serverRates, flows: [...flows.values()], height };
 }
 
@@ -186,11 +194,11 @@ function Map(/** @type {any} */ { recent, now }) {
     })}
     ${shown.map((server) => {
       const y = rightY.get(server.name) ?? 0, { word, look } = stateOf(server), p50 = latency.get(server.name);
-      const about = server.state === "ready" ? [server.transport, count(server.tools, session.value.needsKey ? "tool for you" : "tool", session.value.needsKey ? "tools for you" : "tools"), p50 ? took(p50) : ""].filter(Boolean).join(" · ") : word;
+      const about = server.state === "ready" ? [server.transport, p50 ? took(p50) : "", count(server.tools, session.value.needsKey ? "tool for you" : "tool", session.value.needsKey ? "tools for you" : "tools")].filter(Boolean).join(" · ") : word;
       return html`<a key=${server.name} href=${link("servers", server.name)}><rect class="card" x=${RIGHT.x} y=${y} width=${RIGHT.width} height=${CARD} rx="9" />
         <${Shape} look=${look} x=${690} y=${y + 19} /><text x="704" y=${y + 23}>${cut(server.name, 24)}</text><text class="sub" x="704" y=${y + 41}>${cut(about, 32)}</text></a>`;
     })}
-    ${more > 0 ? html`<a href=${link("servers")}><text class="sub" x="778" y=${height + 12} text-anchor="middle">and ${more.toLocaleString("en")} more</text></a>` : null}
+    ${more > 0 ? html`<a href=${link("servers")}><text class="sub" x="688" y=${TOP + shown.length * ROW + 10}>and ${more.toLocaleString("en")} more</text></a>` : null}
   </svg>
   <div class="shores"><h2 id="shore-callers">Callers</h2><ul aria-labelledby="shore-callers">${SHORES.map((shore) => {
       const names = callersOf(shore);
@@ -241,7 +249,8 @@ function useDots(/** @type {any} */ svg) {
       seen = all[0]?.number ?? 0;
       for (const call of fresh) {
         if (started.length >= DOTS_PER_SECOND) break;
-        const path = svg.current.querySelector(`[data-flow="${CSS.escape(`${shoreOf(call).id} ${call.server}`)}"]`);
+        const pathTo = (/** @type {string} */ server) => svg.current.querySelector(`[data-flow="${CSS.escape(`${shoreOf(call).id} ${server}`)}"]`);
+        const path = pathTo(call.server) ?? (call.server ? pathTo(MORE) : null);
         if (!path) continue;
         const circle = document.createElementNS("http://www.w3.org/2000/svg", "circle");
         circle.setAttribute("class", outcomeOf(call).word === "ok" ? "dot" : "dot bad");
@@ -262,8 +271,9 @@ function useDots(/** @type {any} */ svg) {
 function Attention(/** @type {any} */ { recent }) {
   const items = servers.value.map((server) => ({ server, trouble: troubleOf(server) })).filter((each) => each.trouble);
   items.sort((a, b) => Number(b.trouble?.look === "bad") - Number(a.trouble?.look === "bad"));
-  const held = stats.value?.event_loop?.held ?? 0;
+  const blocked = stats.value?.event_loop?.held ?? 0;
   return html`<aside class="panel" aria-labelledby="attention"><h2 id="attention">Needs attention</h2>
+    ${held.value ? html`<div class="todo"><${State} look="warn">${count(held.value, "call waits", "calls wait")} for approval</${State}><p>A rule holds ${held.value === 1 ? "it" : "them"} until you decide. <a href=${link("approvals")}>Review</a></p></div>` : null}
     ${items.slice(0, 4).map(({ server, trouble }) => {
       const refused = recent.filter((/** @type {any} */ call) => call.server === server.name && call.executed === "no" && call.outcome !== "result").length;
       return html`<div class="todo" key=${server.name}><${State} look=${trouble?.look}>${trouble?.title}</${State}>
@@ -271,10 +281,10 @@ function Attention(/** @type {any} */ { recent }) {
         ${trouble?.command ? html`<${Command} text=${trouble.command} />` : null}</div>`;
     })}
     ${items.length > 4 ? html`<div class="todo"><a href=${link("servers")}>${items.length - 4} more</a></div>` : null}
-    ${held ? html`<div class="todo"><${State} look="warn">The event loop was blocked</${State}><p>${count(held, "time")} for over 50 ms since the start. The log names the code.</p></div>` : null}
+    ${blocked ? html`<div class="todo"><${State} look="warn">The event loop was blocked</${State}><p>${count(blocked, "time")} for over 50 ms since the start. The log names the code.</p></div>` : null}
     ${pending.value.length ? html`<div class="todo"><${State} look="warn">${count(pending.value.length, "definition")} changed</${State}><p>${pending.value.slice(0, 3).map((each) => `${each.server}.${each.tool}`).join(", ")}${pending.value.length > 3 ? " …" : ""}: withheld until you approve. <a href=${link("definitions")}>Review</a></p></div>` : null}
     ${findings.value.length ? html`<div class="todo"><${State} look="warn">${count(findings.value.length, "problem")} in the configuration</${State}><p>${findings.value[0].problem}. <a href=${link("doctor")}>All</a></p></div>` : null}
-    ${!items.length && !held && !pending.value.length && !findings.value.length ? html`<div class="todo"><${State} look="">Nothing</${State}><p>All servers are connected.</p></div>` : null}
+    ${!items.length && !held.value && !blocked && !pending.value.length && !findings.value.length ? html`<div class="todo"><${State} look="">Nothing</${State}><p>All servers are connected.</p></div>` : null}
   </aside>`;
 }
 

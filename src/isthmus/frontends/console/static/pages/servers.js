@@ -2,7 +2,7 @@
 // Servers: their state with its reason and what helps, latency, tools, log; restart, enable, disable, log in, add by pasting.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { get, refresh, send, servers, session, stats, tools } from "../api.js";
-import { clock, Command, copyText, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
+import { Beside, clock, Command, copyText, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
 import { NoServers } from "./overview.js";
 
 /** The view that adds a server: no server can have this name. */
@@ -23,14 +23,11 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
   const server = servers.value.find((each) => each.name === name);
   const figures = new Map((stats.value?.servers ?? []).map((/** @type {any} */ each) => [each.name, each]));
   const sorted = useMemo(() => sortedServers(servers.value), [servers.value]);
-  const down = sorted.filter(troubleOf).length;
+  const down = sorted.filter(troubleOf).length, isAdding = name === ADD && session.value.operator;
   return html`<div class="top"><h1>${title}</h1><span>${count(servers.value.length, "server")}${down ? `, ${down} not working` : ""}</span>${search}</div>
-    ${session.value.operator && name !== ADD ? html`<p><a class="button" href=${link("servers", ADD)}>Add a server</a></p>` : null}
+    ${session.value.operator ? html`<p><a class="button" href=${link("servers", ADD)}>Add a server</a></p>` : null}
     ${name && name !== ADD && !server && servers.value.length ? html`<p class="note">There is no server ${name}.</p>` : null}
-    <div class="stack">
-      ${name === ADD && session.value.operator ? html`<${AddServer} />` : null}
-      ${server ? html`<${OneServer} key=${server.name} server=${server} figures=${figures.get(server.name)} />` : null}
-      <section class="panel">${sorted.length ? html`<${VirtualRows} className="columns" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
+    <${Beside} id=${server?.name ?? (isAdding ? ADD : "")} back=${link("servers")} list=${html`<section class="panel">${sorted.length ? html`<${VirtualRows} className="columns" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
         onPick=${(/** @type {any} */ each) => go(link("servers", each.name))}
         head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">${session.value.needsKey ? "Your tools" : "Tools"}</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
         row=${(/** @type {any} */ each) => {
@@ -38,8 +35,8 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
           return html`<td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
             <td class="r">${each.tools}</td><td class="r hide">${counted?.calls ?? ""}</td><td class="r">${counted?.latency ? took(counted.latency.p50) : ""}</td>
             <td class="hide"><${Sparkline} values=${history[each.name] ?? []} height=${20} /></td>`;
-        }} />` : html`<${NoServers} />`}</section>
-    </div>`;
+        }} />` : html`<${NoServers} />`}</section>`}>
+      ${isAdding ? html`<${AddServer} />` : server ? html`<${OneServer} key=${server.name} server=${server} figures=${figures.get(server.name)} />` : null}</${Beside}>`;
 }
 
 /** Those that need attention first, then by name. */

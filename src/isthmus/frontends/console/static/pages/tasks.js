@@ -5,7 +5,7 @@ import { get, ORIGIN, send, servers, session, stream, toJson } from "../api.js";
 import { clock, Command, count, frontendOf, go, link, State, Tree, VirtualRows } from "../parts.js";
 
 const STATES = /** @type {any} */ ({
-  submitted: ["queued", "idle"], working: ["running", "idle"], input_required: ["waits for an answer", "warn"], auth_required: ["waits for a login", "warn"],
+  submitted: ["queued", "idle"], working: ["running", "idle"], input_required: ["waits for an answer", "warn"], auth_required: ["waits for a login or an approval", "warn"],
   completed: ["completed", ""], failed: ["failed", "bad"], canceled: ["cancelled", "idle"], rejected: ["rejected", "bad"],
 });
 const isOver = (/** @type {any} */ task) => task.executed !== null;
