@@ -32,7 +32,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -109,8 +109,17 @@ library: $(VENV)/.test ## measure calls by the library beside those by the offic
 trust: $(VENV)/.test ## measure what identity, permission and audit cost a call; fail above 25 µs
 	$(VENV)/bin/python -m bench.trust $(ARGS)
 
+code: $(VENV)/.test ## measure what a call costs inside a script, and the start of a script; fail above 300 µs and 25 ms
+	$(VENV)/bin/python -m bench.code $(ARGS)
+
+scripts: $(VENV)/.test ## kill the hub 200 times in the middle of scripts: no call may be repeated (about ten minutes); ISTHMUS_SCRIPT_KILLS=20 for fewer
+	ISTHMUS_SCRIPT_KILLS=$${ISTHMUS_SCRIPT_KILLS:-200} $(VENV)/bin/python -m pytest tests/faults/test_scripts_crash.py -s --timeout 3600 $(ARGS)
+
 telemetry: $(VENV)/.test ## measure what counting and tracing cost a call; fail above 5 µs and 15 µs
 	$(VENV)/bin/python -m bench.telemetry $(ARGS)
+
+search: $(VENV)/.test ## measure tool search: how often the right tool is found beside plain rankings, and what a search costs with 10,000 tools
+	$(VENV)/bin/python -m bench.search $(ARGS)
 
 console: $(VENV)/.test $(VENV)/.chromium ## measure the console at 1,000 servers, 10,000 tools and 500 calls a second, in a real browser; ARGS="--seconds 600" for long
 	$(VENV)/bin/python -m bench.console $(ARGS)

@@ -21,7 +21,6 @@ from bench.steps import steps_of
 from isthmus.core.ports import Recorder
 from isthmus.model.calls import EVERYTHING, Call
 from isthmus.telemetry.activity import RecentCalls
-from isthmus.telemetry.counters import Counters
 from isthmus.telemetry.metrics import CallMetrics, Exposition, write_calls
 from isthmus.telemetry.protobuf import envelope, scope
 from isthmus.telemetry.tracing import Sampler, SpanEncoder, TracedCall, TracingRecorder
@@ -44,21 +43,20 @@ def _remembered(recorder: Recorder) -> Recorder:
 
 KINDS: dict[str, tuple[Make, dict[str, msgspec.Raw], float | None]] = {
     "nothing": (lambda _: Silent(), {}, None),
-    "telemetry off": (lambda _: Counters(), {}, 1.0),
-    "telemetry off, the last calls": (lambda _: _remembered(Counters()), {}, 2.0),
-    "/metrics": (lambda _: Counters(CallMetrics()), {}, 5.0),
+    "counts, which /metrics reads": (lambda _: CallMetrics(), {}, 1.0),
+    "the same and the last calls": (lambda _: _remembered(CallMetrics()), {}, 2.0),
     "/metrics, traces, caller does not sample": (
-        lambda ended: _traced(Counters(CallMetrics()), Sampler(), ended),
+        lambda ended: _traced(CallMetrics(), Sampler(), ended),
         {"traceparent": msgspec.Raw(bytes(PARENT).replace(b"-01", b"-00"))},
         None,
     ),
     "/metrics, traces, 10 % sampled": (
-        lambda ended: _traced(Counters(CallMetrics()), Sampler("traceidratio", 0.1), ended),
+        lambda ended: _traced(CallMetrics(), Sampler("traceidratio", 0.1), ended),
         {},
         15.0,
     ),
     "/metrics, traces, all sampled": (
-        lambda ended: _traced(Counters(CallMetrics(measures_servers=True)), Sampler(), ended),
+        lambda ended: _traced(CallMetrics(measures_servers=True), Sampler(), ended),
         META,
         15.0,
     ),

@@ -44,7 +44,7 @@ from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.calls import EVERYTHING, Call, Result
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 
 PROMISED_MICROSECONDS = 25.0
 """At most this much CPU for identity, permission and audit of a call, together."""
@@ -213,7 +213,7 @@ def audit() -> dict[str, Work]:
     async def made() -> Audit:
         return Audit(Instant(), scribe, "batched")  # type: ignore[arg-type]  # all that it needs here
 
-    recorder = loop.run_until_complete(made()).over(Counters())
+    recorder = loop.run_until_complete(made()).over(CallMetrics())
     call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'))
     result = Result(RESULT)
     fact: Fact = (time.time(), call, SERVER, result, 0.001, True, "")

@@ -117,14 +117,19 @@ async def serving(
 
 @asynccontextmanager
 async def started(
-    folder: Path, *options: str, env: Mapping[str, str] | None = None, module: str = "isthmus"
+    folder: Path,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    module: str = "isthmus",
+    command: str = "serve",
 ) -> AsyncIterator[HubProcess]:
     """Run a hub in a folder; without further options it looks for its file in the usual places.
 
-    One with an environment of its own is started as users start it; others are forked, which is quicker.
+    `command` is another one that serves: `record` or `replay`. A hub with an environment of its own is started as users
+    start it; others are forked, which is quicker.
     """
     process: Process
-    words = ("serve", *options, "--port", "0")
+    words = (command, *options, "--port", "0")
     if env is None and module == "isthmus":
         process = await forked(words, environment(), folder)
     else:

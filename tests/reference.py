@@ -24,6 +24,7 @@ import msgspec
 import isthmus
 from isthmus import library
 from isthmus.cli.main import SECTIONS, cli
+from isthmus.config.approvals import APPROVAL_KEYS
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
 from isthmus.config.sets import SET_KEYS, SET_TOOL_KEYS
@@ -69,6 +70,8 @@ def _table(name: str) -> str:
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in CALLER_KEYS.items()))
     if name == "sets":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_KEYS.items()))
+    if name == "approvals":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in APPROVAL_KEYS.items()))
     if name == "set-tools":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_TOOL_KEYS.items()))
     if name == "findings":

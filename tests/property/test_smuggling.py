@@ -30,7 +30,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
@@ -130,7 +130,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.link = Recording()
-        self.hub = Hub(Limits(), Counters())
+        self.hub = Hub(Limits(), CallMetrics())
         self.mcp_methods = McpMethods(self.hub, ME)
         for server in ("files", "web"):
             server_queue = ServerQueue(ServerName(server), self.hub.limits)

@@ -36,7 +36,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry import logs
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 
 SERVER = ServerName("bank")
 CALLER = Caller("payer", "acme", Grants(("*",)))
@@ -119,7 +119,7 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     journal: ClosableJournal = MemoryJournal() if beside else await open_journal(configuration)
     opened = await open_audit(configuration, journal)
     assert opened is not None
-    hub = Hub(Limits(), opened.audit.over(Counters()))
+    hub = Hub(Limits(), opened.audit.over(CallMetrics()))
     server_queue = ServerQueue(SERVER, hub.limits)
     server_queue.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)

@@ -37,9 +37,13 @@ class Authority:
         """What the page to log in at was asked for."""
         self.paths: list[str] = []
         self.expires_in: float | None = 3600
+        self.first_expires_in: list[float] = []
+        """How long the first tokens are good; those after them, `expires_in`."""
         self.gives_refresh = True
         self.refusals: list[tuple[int, dict[str, str]]] = []
         """What the token endpoint answers next, instead of with a token."""
+        self.refused_grants: dict[str, tuple[int, dict[str, str]]] = {}
+        """What it answers whenever a token is asked for in this way."""
         self.callback: dict[str, str] = {}
         """What a browser is sent back with otherwise than usual; an empty text leaves something out."""
         self.good: set[str] = set()
@@ -130,14 +134,18 @@ class Authority:
         if self.refusals:
             status, told = self.refusals.pop(0)
             return reply(told, status=status)
+        if form["grant_type"] in self.refused_grants:
+            status, told = self.refused_grants[form["grant_type"]]
+            return reply(told, status=status)
         if form["grant_type"] == "authorization_code" and not self._is_bound(form):
             return reply({"error": "invalid_grant"}, status=400)
         number = next(self._numbers)
         token = f"{self.prefix}token-{number}"
         self.good.add(token)
         told_: dict[str, Any] = {"access_token": token, "token_type": "Bearer"}
-        if self.expires_in is not None:
-            told_["expires_in"] = self.expires_in
+        expires_in = self.first_expires_in.pop(0) if self.first_expires_in else self.expires_in
+        if expires_in is not None:
+            told_["expires_in"] = expires_in
         if self.gives_refresh and form["grant_type"] not in ("client_credentials", "urn:x"):
             told_["refresh_token"] = f"{self.prefix}refresh-{number}"
         return reply(told_)

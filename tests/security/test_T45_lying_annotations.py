@@ -29,6 +29,9 @@ READER = "isthmus/core/catalog/rules.py"
 
 OWN_SAY = {
     "isthmus/upstream/python/builtin.py",  # what the hub says of its own tools
+    "isthmus/code/virtual_tools.py",  # the same
+    "isthmus/core/calls/tool_search.py",  # the same
+    "isthmus/config/approvals.py",  # documentation of a rule, which believes a hint only where it holds a call
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
     "isthmus/library/tools.py",  # the same
     "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)

@@ -24,7 +24,7 @@ from tests.console.pages import chromium, console
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console_scripts")]
 
 RUN = "document.documentElement.dataset.owned=1"
 TAGS = (
@@ -43,6 +43,11 @@ WRAPPERS = (
 )  # fmt: skip
 PAYLOADS = [wrapper.format(tag.format(run=RUN)) for tag in TAGS for wrapper in WRAPPERS]
 assert len(set(PAYLOADS)) >= 300
+HELD: list[tuple[str, dict[str, Any]]] = [
+    (f"evil.{PAYLOADS[15]}", {PAYLOADS[0]: PAYLOADS[0]}),
+    *(("evil.t2", {"more": PAYLOADS[at : at + 60]}) for at in range(0, len(PAYLOADS), 60)),
+]
+"""Calls that wait for approval: the names of their tools, and their arguments."""
 SERVER = Path(__file__).parents[1] / "console" / "evil_server.py"
 APP = Path(isthmus.__file__).parent / "frontends" / "console" / "static" / "app.js"
 PAGES = re.findall(r"\{ id: \"(\w+)\", title:", APP.read_text())
@@ -69,7 +74,11 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
         "dead": {"command": "/no/such/<img src=x onerror=" + RUN + ">"},
         TAGS[1].format(run=RUN): {"command": 7},
     }
-    async with serving(folder, servers, hub={"pin": "strict"}, limits=PATIENT) as running, Raw(running.url) as caller:
+    rules = {"held": {"tools": ["evil.*"], "arguments": {"held": {"equals": True}}}}
+    async with (
+        serving(folder, servers, hub={"pin": "strict"}, approvals=rules, limits=PATIENT) as running,
+        Raw(running.url) as caller,
+    ):
         names = await caller.names()
         title.write_text("second")
         origin = running.url.removesuffix("/mcp")
@@ -84,6 +93,10 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
         for name in named:
             answer = await caller.http.post(f"{origin}/v1/tools/{quote(name, safe='')}", json={})
             assert RUN in answer.json()["detail"], answer.text
+        for tool, arguments in HELD:
+            url = f"{origin}/v1/tools/{quote(tool, safe='')}?timeout=0.01"
+            answer = await caller.http.post(url, json={"held": True, **arguments})
+            assert answer.json()["type"].endswith("approval_pending"), answer.text
         yield running
 
 
@@ -112,20 +125,26 @@ async def read_through(page: Page) -> None:
         assert len(seen) >= total
 
 
-@pytest.mark.parametrize("view", VIEWS)
-async def test_no_page_runs_what_others_wrote(browser: Browser, hub: HubProcess, view: str) -> None:
-    async with console(browser, hub.port, view, may_fail=True) as page:
-        await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+async def go(page: Page, view: str) -> None:
+    """Go to another view of the open page. A script that ran in one of them is seen in all that follow."""
+    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+    await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+    await expect(page.get_by_text("Loading")).to_have_count(0)
+
+
+async def test_no_page_runs_what_others_wrote(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, may_fail=True) as page:
         await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
-        await expect(page.get_by_text("Loading")).to_have_count(0)
-        if view.startswith("access"):
-            await page.get_by_label("Filter tools").fill("owned")
-            await expect(page.locator("th.leaf").first).to_contain_text(RUN)
-        if view in PAGES:
-            await read_through(page)
-        if view in ("overview", "activity", "definitions", "doctor", "servers/dead", "tools/evil.t0"):
-            await expect(page.get_by_role("main")).to_contain_text(RUN)
-        assert not await is_owned(page)
+        for view in VIEWS:
+            await go(page, view)
+            if view.startswith("access"):
+                await page.get_by_label("Filter tools").fill("owned")
+                await expect(page.locator("th.leaf").first).to_contain_text(RUN)
+            if view in PAGES:
+                await read_through(page)
+            if view in ("overview", "activity", "approvals", "definitions", "doctor", "servers/dead", "tools/evil.t0"):
+                await expect(page.get_by_role("main")).to_contain_text(RUN)
+            assert not await is_owned(page), view
 
 
 async def test_a_tool_with_a_script_as_its_name_is_opened_and_called(browser: Browser, hub: HubProcess) -> None:
@@ -136,6 +155,25 @@ async def test_a_tool_with_a_script_as_its_name_is_opened_and_called(browser: Br
         await expect(form.get_by_role("alert")).to_contain_text(PAYLOADS[15])
         for each in ("curl", "Python", "A2A"):
             await form.get_by_role("button", name=each, exact=True).click()
+        assert not await is_owned(page)
+
+
+async def test_held_calls_and_the_reasons_of_decisions_are_text(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "approvals", may_fail=True) as page, Raw(hub.url) as caller:
+        cards = page.get_by_role("main").locator("section.panel")
+        await expect(cards).to_have_count(len(HELD))
+        await expect(cards.first.get_by_role("heading")).to_contain_text([RUN, "Arguments"])
+        shown = [json.loads(each) for each in await page.get_by_role("region", name="Arguments").all_inner_texts()]
+        # Characters that a reader would not see are written out, so these are the very arguments.
+        assert shown == [{"held": True, **arguments} for _, arguments in HELD]
+        await cards.first.get_by_label("Reason for denying").fill(PAYLOADS[1])
+        await cards.first.get_by_role("button", name="Deny").click()
+        await expect(cards.first).to_contain_text(f"It was denied by local: {PAYLOADS[1]}")
+        origin = hub.url.removesuffix("/mcp")
+        waiting = (await caller.http.get(f"{origin}/v1/approvals?state=pending")).json()["approvals"]
+        await caller.http.post(f"{origin}/v1/approvals/deny/{waiting[0]['id']}", json={"reason": PAYLOADS[2]})
+        await expect(cards.nth(1)).to_contain_text(f"It was denied by local: {PAYLOADS[2]}")
+        await expect(page.get_by_role("status")).to_contain_text(RUN)
         assert not await is_owned(page)
 
 
@@ -167,14 +205,15 @@ async def test_tasks_and_sessions_are_text(browser: Browser, hub: HubProcess) ->
             "clientInfo": {"name": PAYLOADS[0], "version": RUN},
         }
         await caller.post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about})
-        for tool in ("evil.t0", "evil.t1", TAGS[0]):
-            id = await start(http, tool, text=PAYLOADS[1])
-            async with console(browser, hub.port, f"tasks/{id}", may_fail=True) as page:
-                task = page.get_by_role("region", name=f"Task {id}")
-                await expect(task.get_by_role("list", name="Timeline")).to_contain_text(RUN)
-                await expect(task).to_contain_text("Tool ran")
-                assert not await is_owned(page)
-    async with console(browser, hub.port, "devices", may_fail=True) as page:
+        ids = [await start(http, tool, text=PAYLOADS[1]) for tool in ("evil.t0", "evil.t1", TAGS[0])]
+    async with console(browser, hub.port, may_fail=True) as page:
+        for id in ids:
+            await go(page, f"tasks/{id}")
+            task = page.get_by_role("region", name=f"Task {id}")
+            await expect(task.get_by_role("list", name="Timeline")).to_contain_text(RUN)
+            await expect(task).to_contain_text("Tool ran")
+            assert not await is_owned(page)
+        await go(page, "devices")
         await expect(page.get_by_role("row").filter(has_text=RUN)).to_be_visible()
         assert not await is_owned(page)
 

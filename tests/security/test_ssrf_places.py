@@ -30,10 +30,11 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 """The rooms that read what others write."""
 
 OPERATORS = listed("""
-    app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
+    app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
     app.state_folder.RunningHubInfo.origin cli.connect.Http.url cli.connect.Plan.url cli.rest_client.RemoteSource.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
-    config.settings.HubSettings.host
+    config.settings.HubSettings.host core.access.approval_rules.ApprovalRule.webhook
+    core.access.approval_rules.ApprovalRule.webhook_arguments
     config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url
     frontends.a2a.grpc.GrpcSettings.host frontends.a2a.settings.A2aSettings.grpc_url
     frontends.http.settings.HttpListenerSettings.host

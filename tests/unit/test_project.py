@@ -197,6 +197,15 @@ def _headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
+def test_every_page_of_the_console_has_its_pictures() -> None:
+    app = (PACKAGE / "frontends/console/static/app.js").read_text()
+    pages = re.findall(r"^  \{ id: \"(\w+)\", title:", app, re.MULTILINE)
+    assert len(pages) >= 10
+    there = {path.name for path in (ROOT / "docs/images/console").glob("*.png")}
+    missing = {f"{page}-{theme}.png" for page in pages for theme in ("light", "dark")} - there
+    assert missing == set(), "take them with `make screenshots`"
+
+
 def test_every_threat_has_its_tests() -> None:
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| T\d", line)]

@@ -46,6 +46,7 @@ def open_a2a(
     """The A2A frontend over HTTP; `address` returns the hub's address."""
     settings = running.configuration.a2a
     service = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
+    service.script_task = running.scripts.task
     needs_key = lambda: identities.wants_proof  # noqa: E731
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731

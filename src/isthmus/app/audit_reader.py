@@ -333,6 +333,9 @@ SLACK_SECONDS = 3600.0
 PIECE_BYTES = 32 * 1024
 """A piece of an export."""
 
+DENIED = "denied"
+"""As an outcome, it finds the calls of what exists and the caller may not use."""
+
 _CURSOR = re.compile(r"[0-9]{1,4}:[0-9]{1,18}(-[0-9]{1,4}:[0-9]{1,18})*")
 
 
@@ -343,7 +346,10 @@ def audit_line(slot: int, row: AuditRow) -> AuditLine:
 
 def record_filter(wanted: AuditFilter) -> Callable[[AuditRow], bool]:
     """Whether a record is wanted, apart from its time."""
-    equal = {name: value for name in ("caller", "server", "outcome") if (value := getattr(wanted, name)) is not None}
+    members: dict[str, object] = {"caller": wanted.caller, "server": wanted.server, "outcome": wanted.outcome}
+    if wanted.outcome == DENIED:  # the caller got the reason of a missing name
+        members |= {"outcome": None, "denied": True}
+    equal = {name: value for name, value in members.items() if value is not None}
     fits_tool = None if wanted.tool is None else name_filter(wanted.tool)
     fits_event = None if wanted.event is None else name_filter(wanted.event)
     if not equal and fits_tool is None and fits_event is None:

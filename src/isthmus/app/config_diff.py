@@ -96,6 +96,8 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("relay", relay.tokens),
     )
     found |= {Place(None, "sets").at(name).path: settings for name, settings in configuration.sets.items()}
+    found["approvals"] = tuple(rule.name for rule in configuration.approvals)  # their order counts
+    found |= {Place(None, "approvals").at(rule.name).path: rule for rule in configuration.approvals}
     for table, settings in tables:
         found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
     for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):

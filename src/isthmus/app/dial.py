@@ -506,7 +506,8 @@ class Dialler:
             replace(server, timeout=TIMEOUT_SECONDS_MAX) if server.timeout == usual else server
             for server in plan.configuration.servers
         )
-        configuration = Configuration(None, plan.configuration.hub, servers, audit=plan.configuration.audit)
+        hub = replace(plan.configuration.hub, cassette=None)  # the remote hub records
+        configuration = Configuration(None, hub, servers, audit=plan.configuration.audit)
         audit = None if audit_log is None else audit_log.audit
         self.running = RunningHub(configuration, environment, self._journal, client_caps=PROFILE, audit=audit)
         if audit_log is not None:

@@ -13,6 +13,8 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from isthmus.app.cassette import open_recorder
+from isthmus.app.code import open_scripts
 from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
@@ -25,8 +27,10 @@ from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.tool_search import SearchTools, ToolSearch
 from isthmus.core.pauses import use_reader
 from isthmus.core.ports import (
     ConfigurationFinding,
@@ -48,9 +52,9 @@ from isthmus.model.calls import ClientCapabilities, Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
-from isthmus.telemetry.activity import RecentCalls
+from isthmus.telemetry.activity import LoggedCalls, RecentCalls
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.counters import Counters, GroupedCounters, LoggedCalls
+from isthmus.telemetry.metrics import CallMetrics, GroupedCounters
 from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.registry import DialInRegistry
@@ -142,14 +146,17 @@ class RunningHub:
 
         Without a `journal` nothing outlasts the process. `client_caps` are declared to every server for all callers.
         Without `pins` changed definitions go unnoticed. Without `lists` nothing is listed before a server answers.
-        Without `telemetry` calls are counted by server only.
+
+        Raises:
+            ConfigError: the cassette of the configuration cannot be written.
         """
+        self.cassette = open_recorder(configuration, self._redact_for)
         self.configuration = configuration
         self.server_edits = ServerEdits(environment)
         self.callers: Container[Caller] = ()
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
-        self.counters = Counters(None if telemetry is None else telemetry.calls)
+        self.counters = CallMetrics() if telemetry is None else telemetry.calls
         self._traced = self.counters if telemetry is None else telemetry.over(self.counters, self._carrier_of)
         self.recent_calls = RecentCalls(self._traced, self.note, self._beginning_of)
         self.latest_calls = self.recent_calls.latest
@@ -159,10 +166,9 @@ class RunningHub:
         self.start_capture = self.recent_calls.start_capture
         self.end_capture = self.recent_calls.end_capture
         self.audit = audit
-        self.hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
-        self.hub.custom_policy = narrowing_of(configuration)
-        self.hub.change_sets(configuration.sets)
-        self.hub.validation = ValidationWorker(self.background, environment)
+        self.hub = self._make_hub(environment)
+        self.tool_search = ToolSearch(self.hub)
+        self.hub.add_virtual_tools("search", *self.tool_search.tools())
         self.reader = LongReader(self.background, environment)
         use_reader(self.reader)
         self.know_tenants()
@@ -185,6 +191,9 @@ class RunningHub:
         self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
         if isinstance(self.journal, MemoryJournal):
             self.tasks.storage_quota.share_of = self.journal.share_of
+        state = Path(configuration.hub.state)
+        self.hub.add_virtual_tools("code", SearchTools(self.tool_search))
+        self.scripts = open_scripts(self.hub, self.tasks, self.background, configuration.code, self.journal, state)
         self._hub_tasks = HubTasks(
             self.hub,
             self.tasks,
@@ -200,9 +209,22 @@ class RunningHub:
         if modules:
             self.background.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
+        self.approvals = CallApprovals(self.journal, time.time, self.note)
+        self._change_approvals()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
+
+    def _make_hub(self, environment: Mapping[str, str]) -> Hub:
+        configuration = self.configuration
+        hub = Hub(configuration.hub.limits, self._recorder(self.recent_calls))
+        if self.cassette is not None:
+            hub.new_inflight = self.cassette.new_inflight
+        hub.custom_policy = narrowing_of(configuration)
+        hub.change_sets(configuration.sets)
+        hub.change_exposure(configuration.hub.expose)
+        hub.validation = ValidationWorker(self.background, environment)
+        return hub
 
     def _carrier_of(self, server: ServerName) -> str | None:
         server_status = self.hub.snapshot.server_statuses.get(server)
@@ -280,6 +302,12 @@ class RunningHub:
                 if place.path not in known:
                     yield place.finding(note.text, code=code)
 
+    def _change_approvals(self) -> None:
+        """Hold calls as the rules say. Without rules, calls do not pass the approvals at all."""
+        rules = self.configuration.approvals
+        self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
+        self.approvals.change(rules)
+
     def required_servers(self) -> frozenset[ServerName]:
         """The servers without which the hub is not ready."""
         servers = self.configuration.servers
@@ -292,9 +320,12 @@ class RunningHub:
 
     def _beginning_of(self, inflight: InFlight, payload: msgspec.Raw, length: int) -> str:
         """The beginning of a call's arguments or result, without what the hub sends to its server as a secret."""
+        return redact_beginning(payload, self._redact_for(inflight), length)
+
+    def _redact_for(self, inflight: InFlight) -> Callable[[str], str]:
+        """Removes what the hub sends to the server of a call as a secret; `str` if there is nothing to remove."""
         call, server = inflight.call, None if inflight.route is None else inflight.route.feature.server
-        reconnector = None if server is None else self.supervisor.reconnectors.get(server)
-        secrets = {*call.headers.values(), *(() if reconnector is None else reconnector.settings.secrets)}
+        secrets = {*call.headers.values(), *self._secrets_of(server)}
         secrets |= {json.dumps(secret)[1:-1] for secret in secrets}  # a text in a result is often JSON itself
         hidden = sorted((secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN), key=len, reverse=True)
         logins = () if server is None else self.logins.known(server, call.caller)
@@ -306,7 +337,12 @@ class RunningHub:
                 text = login.hide(text)
             return text
 
-        return redact_beginning(payload, redact if hidden or logins else str, length)
+        return redact if hidden or logins else str
+
+    def _secrets_of(self, server: ServerName | None) -> frozenset[str]:
+        """The secrets of a server's entry."""
+        reconnector = None if server is None else self.supervisor.reconnectors.get(server)
+        return frozenset() if reconnector is None else reconnector.settings.secrets
 
     def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
         """A login at a server was made, changed or deleted."""
@@ -370,9 +406,12 @@ class RunningHub:
         for server in difference.changed:
             self.supervisor.change(server)
         self.hub.change_sets(configuration.sets)
+        self.hub.change_exposure(configuration.hub.expose)
+        self.scripts.change(configuration.code)
         if self.pins is not None:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)
+        self._change_approvals()
         return difference
 
     def calls(self) -> int:
@@ -380,7 +419,8 @@ class RunningHub:
         return self.hub.running() + self.targets.running()
 
     def refuse_new_calls(self) -> None:
-        """Refuse every new call because the hub is shutting down."""
+        """Refuse every new call because the hub is shutting down. Durable scripts are left to the next hub."""
+        self.scripts.leave_durable()
         self.hub.refuse_new_calls()
         self.targets.annex.refuse_new_calls()
 
@@ -392,6 +432,9 @@ class RunningHub:
     async def aclose(self) -> None:
         """Close every link in good order, then stop what still runs; if cancelled, at once."""
         self.tasks.release_unsent()
+        statuses = self.hub.snapshot.server_statuses
+        redactions = {each.name: each.redact for each in self.configuration.servers if each.secrets}
+        self.scripts.close()
         try:
             await self.targets.aclose()
             await self.dialins.aclose()
@@ -399,5 +442,8 @@ class RunningHub:
         finally:
             self.functions.close()
             self.recent_calls.close()
+            self.tool_search.close()
             use_reader(None, instead_of=self.reader)
             await self.background.aclose()
+            if self.cassette is not None:
+                await self.cassette.aclose(statuses, lambda server: redactions.get(server, str))

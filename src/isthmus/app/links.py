@@ -18,6 +18,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.a2a.link import AgentLink
 from isthmus.upstream.a2a.remote_task import TaskOwners
+from isthmus.upstream.cassette import ReplayLink
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.loop_detection import HOPS_MAX
@@ -29,6 +30,7 @@ from isthmus.upstream.server_settings import (
     HttpSettings,
     JsonRpcSettings,
     PythonSettings,
+    ReplaySettings,
     ServerSettings,
     StdioSettings,
     TargetHttpSettings,
@@ -175,6 +177,8 @@ class Links:
                 )
                 agent.task_owners = self._given
                 return agent
+            case ReplaySettings():
+                return ReplayLink(settings.name, ME, self.limits, reach.player)
             case PythonSettings():
                 background, most = self._background, settings.max_calls
                 return PythonLink(settings.name, ME, self.limits, reach=reach, background=background, max_calls=most)

@@ -206,6 +206,9 @@ class HubMetrics:
                 for (frontend, status), count in self._rejected.items()
             ],
         )
+        out.gauge(
+            "isthmus_approvals_waiting", "Calls that wait for a person's decision.", [("", running.approvals.waiting)]
+        )
         out.gauge("isthmus_tasks", "Unfinished tasks in memory, by state.", by_label("state", running.tasks.counts()))
 
     def _storage(self, out: Exposition) -> None:

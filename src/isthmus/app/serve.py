@@ -21,8 +21,10 @@ import structlog
 
 from isthmus.app.a2a import GrpcService, Pushes, check_grpc, open_a2a, open_grpc
 from isthmus.app.access import LiveAccess
+from isthmus.app.approvals import ApprovalWebhooks
 from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.audit_reader import LiveAudit
+from isthmus.app.code import check_code
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
@@ -259,11 +261,12 @@ async def serve(
     be open to a network.
 
     Raises:
-        ConfigError: the hub would be open to a network unasked, its keys cannot be read, or it is to speak gRPC and
-            cannot.
+        ConfigError: the hub would be open to a network unasked, its keys cannot be read, or a library that
+            it needs for gRPC or for code mode is not installed.
         ListenError: the address cannot be listened on.
     """
     check_grpc(configuration)
+    check_code(configuration)
     sockets = await bind_addresses(configuration)
     try:
         on_bound()
@@ -314,7 +317,7 @@ async def _serve(
     audit = None if audit_log is None else audit_log.audit
     telemetry = open_telemetry(configuration, environment)
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit, telemetry=telemetry)
-    pushes = Pushes(running, access.identities)
+    pushes, webhooks = Pushes(running, access.identities), ApprovalWebhooks(running)
     monitor = LoopMonitor()
     grpc: GrpcService | None = None
     announcement = ExitStack()
@@ -347,7 +350,7 @@ async def _serve(
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
-        access.follow(running, (mcp, sse, agent, rest))
+        access.follow(running, (mcp, sse, agent, rest, running.approvals))
         spare_the_collector()
         monitor.start()
         on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))
@@ -358,7 +361,7 @@ async def _serve(
     finally:
         announcement.close()
         monitor.close()
-        await _close(running, signals, pushes, grpc)
+        await _close(running, signals, pushes, grpc, webhooks)
         await pins.aclose()
         await lists.aclose()
         await close_audit(audit_log, journal)
@@ -391,6 +394,8 @@ async def _recover(running: RunningHub, identities: Identities, audit_log: Audit
         return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
     running.tasks.offline_queue.find_caller = find_caller
+    running.approvals.has_operator = True
+    await running.approvals.load()
     lost = await running.tasks.recover()
     if audit_log is not None:
         audit_log.tasks_lost(lost)
@@ -420,7 +425,9 @@ def _rest(
     sessions: OpenSessions,
 ) -> RestHttp:
     """The REST frontend, with everything that operators may see and do."""
-    parts = RestParts(TaskBrowser(running), sessions, LiveAccess(running, identities), LiveAudit(running))
+    parts = RestParts(
+        TaskBrowser(running), sessions, LiveAccess(running, identities), LiveAudit(running), running.approvals
+    )
     return RestHttp(running.hub, auth, relay, monitor.figures, admin=running, parts=parts)
 
 
@@ -433,6 +440,7 @@ def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
     """Deletes old tasks from now on."""
     retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
     running.background.spawn("retention", retention.run())
+    running.background.spawn("retention of scripts", running.scripts.prune())
     return retention
 
 
@@ -561,6 +569,7 @@ async def _drain(
             running.tasks.cancel_unanswered("the hub is shutting down")
             running.tasks.release_offline()
             running.hub.stop_waiting("the hub is shutting down")
+            running.approvals.stop_waiting()
             await http_listener.drain(seconds)
             running.tasks.cancel_unanswered("the hub is shutting down")
             await running.tasks.wait_idle()
@@ -570,7 +579,9 @@ async def _drain(
                 await beside
 
 
-async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: GrpcService | None) -> None:
+async def _close(
+    running: RunningHub, signals: Signals, pushes: Pushes, grpc: GrpcService | None, webhooks: ApprovalWebhooks
+) -> None:
     """Stop everything that works on tasks."""
     if grpc is not None:
         await grpc.close()
@@ -582,6 +593,7 @@ async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Gr
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
     await background.aclose()
     await pushes.aclose()
+    await webhooks.aclose()
 
 
 class Signals:

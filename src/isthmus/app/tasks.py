@@ -33,7 +33,7 @@ from isthmus.core.ports import (
     place_of,
 )
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskKey, decode_or_log
-from isthmus.core.tasks.record import TASK, TaskOwner, TaskRecord
+from isthmus.core.tasks.record import TASK, TaskOwner, TaskRecord, is_approval
 from isthmus.frontends.a2a.caller_messages import message_bytes
 from isthmus.frontends.a2a.task_view import brief_of
 from isthmus.frontends.mcp.hub_tasks import QUEUED, REALM, expiry_of, info_of
@@ -406,7 +406,7 @@ def _message_of(record: TaskRecord, *, with_content: bool) -> str | None:
     """A sentence about the present state. What a server asks is content."""
     if record.ending is not None:
         return record.ending.message[:TEXT_LENGTH_MAX] or None
-    if record.phase == "waiting":
+    if record.phase == "waiting" and (record.asked is None or not is_approval(record.asked)):
         return QUEUED
     if record.asked is not None:
         is_read = with_content and len(memoryview(record.asked.params)) <= LONG_BYTES

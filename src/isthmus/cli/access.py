@@ -50,8 +50,16 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.snapshot import AccessReason, ServerState, ServerStatus, Snapshot, explain_access
-from isthmus.model.callers import FRONTENDS, Caller, FrontendName
+from isthmus.core.catalog.snapshot import (
+    AccessReason,
+    ExposedTools,
+    ServerState,
+    ServerStatus,
+    Snapshot,
+    explain_access,
+)
+from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName
+from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
@@ -140,11 +148,14 @@ async def show_access(
     snapshot = await snapshot_of(source, configuration, wait=wait)
     if query.frontend is not None:
         callers = [caller.on(query.frontend) for caller in callers]
-    explained = [(caller, explain_access(snapshot, caller.grants)) for caller in callers]
+    explained = [
+        (caller, snapshot.exposure(caller.grants, EVERYTHING), explain_access(snapshot, caller.grants))
+        for caller in callers
+    ]
     if query.is_json:
-        print_json(msgspec.json.encode([_document(caller, found) for caller, found in explained]))
+        print_json(msgspec.json.encode([_document(*each) for each in explained]))
     else:
-        print_output("\n\n".join("\n".join(_lines(caller, found)) for caller, found in explained))
+        print_output("\n\n".join("\n".join(_lines(*each)) for each in explained))
     print_missing(snapshot)
     for name in sorted({caller.grants.set for caller in callers if caller.grants.set is not None}):
         if name not in configuration.sets:
@@ -329,16 +340,19 @@ def _listed(
 
 
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration), configuration.sets)
+    exposed, policy = ExposedTools(configuration.hub.expose), narrowing_of(configuration)
+    return Snapshot(0, statuses, CheckCache(limit_bytes=0), policy, configuration.sets, exposed)
 
 
 # -- printing one caller ---------------------------------------------------------------------------------------------
 
 
-def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
+def _lines(caller: Caller, expose: Exposure, found: Sequence[AccessReason]) -> Iterable[str]:
     yield _heading(caller.name, caller.tenant, caller.key, caller.frontend)
     if caller.grants.set is not None:
         yield f"bound to the set {caller.grants.set}"
+    if expose != "all":
+        yield f'its lists have tools of the hub that find and call those below (expose = "{expose}")'
     reached = [reason for reason in found if reason.is_reached]
     for listed, group in groupby(reached, key=lambda reason: reason.listed):
         yield from ("", f"{listed} that it can reach:", *_explained(list(group), caller))
@@ -420,13 +434,14 @@ def print_missing(snapshot: Snapshot, of: str = "") -> None:
         print_error(f"So are {len(left_out) - NAMES_MAX} more: isthmus doctor lists them.")
 
 
-def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, object]:
+def _document(caller: Caller, expose: Exposure, found: Sequence[AccessReason]) -> Mapping[str, object]:
     places = places_of(caller)
     return {
         "caller": caller.name,
         "tenant": caller.tenant,
         "key": caller.key or None,
         "set": caller.grants.set,
+        "expose": expose,
         "frontend": caller.frontend,
         "frontends": [frontend for frontend, _ in caller.frontends],
         "features": [

@@ -190,6 +190,8 @@ def _line(slot: int, row: AuditRow) -> str:
         about = " ".join(f"{key}={value}" for key, value in record.items() if key not in ("at", "event"))
         return head + harmless(f"{record.get('event')}  {about}", keep="")
     named = f"{record['tenant']}/{record['caller']} by {record['frontend'] or 'the hub'}  {record['name']}"
+    if "script" in record:
+        named += f" (script {record['script']})"
     if "set" in record:
         named += f" (set {record['set']}{', ' + str(record['tool']) if 'tool' in record else ''})"
     outcome = f"{record.get('outcome', 'begins')}"

@@ -23,6 +23,7 @@ from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
 from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
+from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.core.catalog.sets import SetTool
 from isthmus.model.callers import Caller
@@ -274,6 +275,8 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key not in ("tool", "variants")]
         changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
         yield from _below("sets", name, [*picked, ("tool", changed)])
+    for rule in configuration.approvals:
+        yield from _below("approvals", rule.name, _approval_values(rule))
     for name, tenant in configuration.tenants.known.items():
         bounds = tenant.bounds
         limits: list[Pair] = [] if bounds is None else [("allow", bounds.allow), ("deny", bounds.deny)]
@@ -324,6 +327,17 @@ def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Itera
         "frontends",
         {frontend: {"allow": list(held.allow), "deny": list(held.deny)} for frontend, held in caller.frontends},
     )
+
+
+def _approval_values(rule: ApprovalRule) -> Iterator[Pair]:
+    """The keys of a rule; the address of a webhook may contain a secret."""
+    for name in _names(rule):
+        if name == "webhook":
+            yield name, None if rule.webhook is None else HIDDEN
+        elif name == "arguments":
+            yield name, {Place(None).at(*each.path).path: {each.test: each.value} for each in rule.arguments}
+        elif name != "name":
+            yield name, getattr(rule, name)
 
 
 def _set_tool(change: SetTool) -> dict[str, object]:

@@ -283,7 +283,10 @@ async def start_local_hub(
     needed = None if only is None else set(only)
     servers = tuple(server for server in configuration.servers if needed is None or server.name in needed)
     limits = replace(configuration.hub.limits, listing_seconds=max(within, NO_WAIT_SECONDS))
-    configuration = replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
+    # A cassette belongs to hubs that serve: a command would replace it by one call.
+    configuration = replace(
+        configuration, servers=servers, hub=replace(configuration.hub, limits=limits, cassette=None)
+    )
     audit = None if audit_log is None else audit_log.audit
     lists = None
     if keeps_lists:

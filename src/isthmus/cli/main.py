@@ -28,6 +28,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "serve": ("serve.serve_command", "Run the hub: MCP at /mcp, REST at /v1."),
         "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
         "connect": ("connect.connect", "Write the hub into Claude Code, Cursor, VS Code and others."),
+        "record": ("cassette.record", "Record calls into a cassette."),
+        "replay": ("cassette.replay", "Serve a cassette, without its servers."),
         "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
         "completion": ("completion.completion", "Print or install the completion of a shell."),
         "version": ("main.version", "Print the version."),
@@ -61,6 +63,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),
+        "approvals": ("approvals.approvals", "Decide about calls that wait for a person."),
         "audit": ("audit.audit", "Verify, tail or export the audit log."),
         "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
     },

@@ -52,8 +52,14 @@ EVENT_STREAM = "text/event-stream"
 
 OPERATOR_ADVICE = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
 
+_ADVICE = {
+    "unknown_server": "`isthmus servers` lists the servers.",
+    "unknown_approval": "`isthmus approvals list` lists the calls that wait.",
+}
+"""What to do, by the reason of a refusal."""
+
 LISTS = {
-    TOOLS.method: "/v1/tools",
+    TOOLS.method: "/v1/tools?expose=all",
     PROMPTS.method: "/v1/prompts",
     RESOURCES.method: "/v1/resources",
     TEMPLATES.method: "/v1/resources/templates",
@@ -260,19 +266,33 @@ class HubClient:
         """How often each server was called, how long that took and how it ended; for operators."""
         return await self._operate("GET", "/v1/stats")
 
+    async def approvals(self, state: str, cursor: str) -> bytes:
+        """A page of calls that wait for a person; of all callers for operators."""
+        given = {"state": state, "cursor": cursor, "limit": "100"}
+        query = urlencode({name: value for name, value in given.items() if value})
+        return await self._operate("GET", f"/v1/approvals?{query}")
+
+    async def approval(self, id: str) -> bytes:
+        """One of them."""
+        return await self._operate("GET", f"/v1/approvals/{_path_part(id)}")
+
+    async def decide(self, id: str, what: str, body: bytes) -> bytes:
+        """Allow or deny a call that waits; for operators."""
+        return await self._operate("POST", f"/v1/approvals/{what}/{_path_part(id)}", body)
+
     async def findings(self) -> Sequence[FindingInfo]:
         """The problems of the hub's configuration; none if this caller is no operator."""
         response = await self._request("GET", "/v1/configuration")
         return read_findings(response.body) if response.status == OK else []
 
-    async def _operate(self, method: str, path: str) -> bytes:
+    async def _operate(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Raises `CommandFailed` with the hub's own words if it refuses."""
-        response = await self._request(method, path)
+        response = await self._request(method, path, body)
         if response.status == OK:
             return response.body
         failure = self._refusal(response)
-        advice = ["`isthmus servers` lists the servers."] if failure.reason == "unknown_server" else []
-        raise CommandFailed(Exit.CALL_FAILED, failure.message, *advice)
+        advice = _ADVICE.get(failure.reason)
+        raise CommandFailed(Exit.CALL_FAILED, failure.message, *([] if advice is None else [advice]))
 
     def _refusal(self, response: HubResponse) -> CallFailure:
         """Why the hub did not do it. Raises `CommandFailed` if the caller is no operator."""
@@ -324,8 +344,9 @@ class HubClient:
             raise self._unreachable(response.reason, EXECUTED["no"])
         if response.status == OK and response.event != "error":
             return _read_result(response.body, call.kind)
-        failure = None if response.status in REFUSED else read_failure(response.body)
-        if failure is None:
+        failure = read_failure(response.body)
+        # A call may end in a fault with the status of a rejected key, such as one that an operator denied.
+        if failure is None or (response.status in REFUSED and failure.reason not in FAULTS):
             raise self._rejected(response)
         if failure.reason == "not_connected" and failure.server is not None:
             server = next((each for each in read_servers(await self.servers()) if each.name == failure.server), None)
@@ -348,9 +369,9 @@ class HubClient:
             return response.body
         raise self._rejected(response)
 
-    async def _request(self, method: str, path: str) -> HubResponse:
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> HubResponse:
         """Send a request. Raises `CommandFailed` if the hub cannot be reached."""
-        response = await self._send(method, path)
+        response = await self._send(method, path, body)
         if isinstance(response, ConnectionLost):
             raise self._unreachable(response.reason)
         return response

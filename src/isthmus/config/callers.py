@@ -21,12 +21,13 @@ from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import KeyTooShort, parse_key
 from isthmus.identity.settings import IssuerSettings
-from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants
+from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName, Grants
 
 CALLERS = "callers"
 TENANTS = "tenants"
 ISSUERS = "issuers"
 SETS = "sets"
+APPROVALS = "approvals"
 DEFAULT_TENANT = "default"
 
 CALLER_KEYS: Mapping[str, str] = {
@@ -41,6 +42,7 @@ CALLER_KEYS: Mapping[str, str] = {
     "targets": "Whether it may name servers that are not configured, at addresses that `[targets]` allows. Of such a"
     " server it may call everything.",
     "set": "The only [set](sets.md) that it sees, on every frontend; `allow` and `deny` still apply.",
+    "expose": "Which tools it lists, as in `[hub]`; what its set or the hub says if not set.",
     "operator": "Whether it sees the state, the logs and the figures of every server, what every caller can reach, and"
     " the audit log over REST, and may restart, enable and disable servers, and forget those of the relay.",
     "frontends": "Restrictions on single frontends. See [Permissions](permissions.md).",
@@ -93,6 +95,18 @@ def _set_name(fields: Mapping[str, object]) -> str | None:
     if not (name := values.text("set", fields["set"])):
         raise ValueError("set must be the name of a set, not empty")
     return name
+
+
+def exposure(fields: Mapping[str, object]) -> Exposure | None:
+    """Return which tools a caller or a set lists; None if the entry does not say.
+
+    Raises:
+        ValueError: there is no such exposure.
+    """
+    if (given := fields.get("expose")) is None:
+        return None
+    read: Exposure = values.typed("expose", Exposure, given)
+    return read
 
 
 # -- [callers] -----------------------------------------------------------------------------------------------
@@ -157,7 +171,7 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
     may_name = values.flag("targets", fields.get("targets", False))
     tenant = _tenant(fields, tenants)
     is_operator = values.flag("operator", fields.get("operator", False))
-    grants = Grants(patterns("allow", fields), patterns("deny", fields), set=_set_name(fields))
+    grants = Grants(patterns("allow", fields), patterns("deny", fields), set=_set_name(fields), expose=exposure(fields))
     if may_name and grants.set is not None:
         raise ValueError("targets must be false for a caller of a set, not true")
     frontends = tuple(
@@ -364,6 +378,8 @@ def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
             frontends = fields.get("frontends")
             for frontend, narrowed in frontends.items() if isinstance(frontends, dict) else ():
                 yield from _patterns_in(place.at("frontends", frontend), narrowed, _FRONTEND_KEYS)
+    for name, entry in document.section(APPROVALS).items():
+        yield from _patterns_in(Place(document.file, APPROVALS).at(name), entry, ("tools",))
     for name, entry in document.section(SETS).items():
         place = Place(document.file, SETS).at(name)
         yield from _patterns_in(place, entry, ("tools", "prompts", "resources", "exclude"))

@@ -150,8 +150,8 @@ UNKNOWN_TABLE = FindingCode(
     "ISC-305",
     "unknown-table",
     "correct its spelling or remove it",
-    "A table of our own file is unknown. If it looks like `callers`, `tenants`, `issuers` or `extensions`, the file is"
-    " refused.",
+    "A table of our own file is unknown. If it looks like `callers`, `tenants`, `issuers`, `approvals` or `extensions`,"
+    " the file is refused.",
 )
 UNKNOWN_CLIENT = FindingCode(
     "ISC-306",
@@ -284,6 +284,22 @@ LEFT_OUT_OF_SET = FindingCode(
     "correct fixed and hide as the finding says, or exclude the tool",
     "A set fixes or hides an argument that its tool does not have, cannot do without, or whose schema cannot be changed"
     " safely. The tool is left out of the set.",
+)
+
+# -- approvals -----------------------------------------------------------------------------------------------
+
+BAD_APPROVAL_RULE = FindingCode(
+    "ISC-431",
+    "bad-approval-rule",
+    "fix the rule, then: isthmus config check",
+    "A rule under `[approvals]` has a mistake. The file is refused: without the rule, calls that it should hold would"
+    " run.",
+)
+IDLE_APPROVAL_RULE = FindingCode(
+    "ISC-432",
+    "idle-approval-rule",
+    "move it before the rule that comes first, or remove it",
+    "A rule under `[approvals]` decides about no call, because an earlier rule matches all calls that it matches.",
 )
 
 # -- extensions ----------------------------------------------------------------------------------------------

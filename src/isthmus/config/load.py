@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from isthmus.config import codes
+from isthmus.config.approvals import idle_rules, read_approvals
 from isthmus.config.callers import (
+    APPROVALS,
     CALLERS,
     ISSUERS,
     SETS,
@@ -40,7 +42,7 @@ from isthmus.upstream.targets.settings import TargetSettings
 AccessMode = Literal["open", "keys"]
 
 _TABLES = dict.fromkeys(
-    (*HUB_TABLES, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS, EXTENSIONS, SETS, "mcpServers", "servers")
+    (*HUB_TABLES, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS, EXTENSIONS, SETS, APPROVALS, "mcpServers", "servers")
 )
 
 
@@ -141,6 +143,8 @@ class _Loading:
         servers = {*self._loaded.entries, *RESERVED}
         sets, set_findings = read_sets(document, variables, servers)
         self._findings += [*misspelt_grants(document, servers), *set_findings]
+        approvals = read_approvals(document, variables)
+        self._findings += idle_rules(approvals, document)
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,
@@ -149,6 +153,7 @@ class _Loading:
             extensions=self._extensions,
             servers=tuple(self._loaded.servers.values()),
             sets=sets,
+            approvals=approvals,
             callers=callers,
             named=_caller_names(document),
             tenants=tenants,
@@ -201,13 +206,13 @@ def _check_tables(document: Document) -> list[Finding]:
     """Return findings about the outermost keys of a file.
 
     Raises:
-        ConfigError: a key is probably a mistyped `callers`, `issuers`, `tenants` or `extensions`. Ignoring it would
-            leave the hub open, or lift restrictions.
+        ConfigError: a key is probably a mistyped `callers`, `issuers`, `tenants`, `approvals` or `extensions`.
+            Ignoring it would leave the hub open, or lift restrictions.
     """
     place, dialect = Place(document.file), document.dialect
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
-        if dialect.has_hub and closest_match(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS):
+        if dialect.has_hub and closest_match(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS, APPROVALS):
             raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
     if dialect.is_own:
         return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from isthmus.code.settings import CodeSettings
 from isthmus.config.extensions import Extensions
 from isthmus.config.files import home_folder, usual_state
 from isthmus.config.findings import Finding
+from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.catalog.sets import SetSettings
@@ -27,7 +29,7 @@ from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.relay_tokens import TokenSettings
 from isthmus.identity.settings import IssuerSettings
-from isthmus.model.callers import Caller
+from isthmus.model.callers import EXPOSURES, Caller, Exposure
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditMode, AuditSettings
@@ -58,6 +60,8 @@ class HubSettings:
     public_url: str | None = None
     """The hub's public address; never taken from a request's Host header."""
     names: NameStyle = "canonical"
+    expose: Exposure = "all"
+    """Which tools lists have: those of servers, or tools of the hub that find and call them."""
     pin: Pinning = "warn"
     """What happens to a tool whose definition changes."""
     open_programs: OpenPrograms = "warn"
@@ -78,6 +82,10 @@ class HubSettings:
     """Python modules whose `@tool` functions become built-in tools."""
     console: bool = True
     """Whether the hub serves its console at `/console/`."""
+    cassette: str | None = None
+    """The file that calls are recorded into; None records none. `load` makes it absolute."""
+    cassette_timing: bool = True
+    """Whether a cassette has the times of events."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -89,6 +97,7 @@ class HubSettings:
             raise ValueError(f"public_url must be an http or https address without a query, not {self.public_url!r}")
         for key, known in (
             ("names", get_args(NameStyle)),
+            ("expose", EXPOSURES),
             ("pin", PINNINGS),
             ("open_programs", get_args(OpenPrograms)),
             ("audit", get_args(AuditMode)),
@@ -99,6 +108,8 @@ class HubSettings:
                 raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")
         if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
             raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
+        if self.cassette is not None and (not self.cassette.strip() or "\0" in self.cassette):
+            raise ValueError(f"cassette must be the path of a file, not {self.cassette!r}")
         _check_each("tools", self.tools, _MODULE, "package.module")
         _check_each("hosts", self.hosts, _HOST, "a host name, with its port if it has one")
         _check_each("origins", self.origins, _ORIGIN, "an origin like https://app.example")
@@ -144,6 +155,8 @@ class Configuration:
     servers: tuple[ServerSettings, ...] = ()
     sets: Mapping[str, SetSettings] = field(default_factory=dict)
     """Sets of tools, prompts and resources, by name."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """Which calls a person must allow first; the first rule that matches decides."""
     callers: tuple[tuple[bytes, Caller], ...] = ()
     """The digest of each key and its caller, ready for `identity.keys.KeyRing`; a caller may have several."""
     named: frozenset[str] = frozenset()
@@ -167,6 +180,7 @@ class Configuration:
     """By path, such as `servers.files.command`: where each value that is not a default was written."""
     a2a: A2aSettings = field(default_factory=A2aSettings)
     tasks: TaskSettings = field(default_factory=TaskSettings)
+    code: CodeSettings = field(default_factory=CodeSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     credentials: VaultSettings = field(default_factory=VaultSettings)

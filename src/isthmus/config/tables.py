@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from isthmus.code.settings import CodeSettings
 from isthmus.config import codes, values
 from isthmus.config.callers import patterns
 from isthmus.config.files import STATE, Document, resolve_path, state_folder
@@ -47,6 +48,7 @@ RELAY = "relay"
 STORAGE = "storage"
 TARGETS = "targets"
 TASKS = "tasks"
+CODE = "code"
 TELEMETRY = "telemetry"
 AGENTS = "agents"
 
@@ -99,6 +101,9 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " server cards.",
             "names": "Names of tools at `/mcp`: `canonical` is `server.tool`, `llm` is `mcp_server_tool` for models"
             " that refuse dots.",
+            "expose": "Which tools callers list: `all`, or with `search` only two that find and call the others, see"
+            " [Tool search](search.md); or with `code` those that find them and run scripts, see"
+            " [Code mode](code-mode.md).",
             "hosts": "`Host` headers to accept beside the hub's own. On loopback only its own are accepted; elsewhere"
             " all are, unless this key is set.",
             "origins": "Origins of web pages that may call. See [Web pages](concepts.md#web-pages).",
@@ -111,6 +116,9 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "audit": "When a call is written to the [audit log](audit.md): `batched` within 100 ms of its end, `strict`"
             " before it is sent and before its end is reported, `off` never.",
             "console": "Whether the hub serves its [console](console.md) at `/console/`.",
+            "cassette": "File to record calls into, for [replaying them offline](cassettes.md). It is written when the"
+            " hub ends. Changes apply at the next start.",
+            "cassette_timing": "Whether the cassette has the times of events, in milliseconds since their call began.",
             "state": "Folder for data that survives a restart: keys, logins, the audit log, tasks (unless `[storage]`"
             " names a database), the relay's key, revoked tokens, tool definitions and the last list of each server."
             " Each configuration file has [its own](operating.md#the-state-folder).",
@@ -192,6 +200,24 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "provide": "Whether the hub runs tools as tasks for servers that have no tasks of their own.",
             "after": "Seconds after which a call becomes a task, for callers of MCP 2026-07-28 that support tasks."
             " Earlier callers request a task themselves.",
+        },
+    ),
+    CODE: HubTable(
+        (CodeSettings,),
+        {
+            "workers": "Scripts that run at once, each in a process of its own. One caller has at most half of them."
+            " See [Code mode](code-mode.md).",
+            "queued": "Scripts that wait for a worker; more are refused.",
+            "seconds": "Seconds that a script may take, with its calls.",
+            "cpu_seconds": "Seconds that a script may compute, without the time of its calls.",
+            "memory_bytes": "Memory that a script may use.",
+            "recursion": "How deep the functions of a script may call each other.",
+            "calls": "Calls that a script may make.",
+            "calls_at_once": "Calls of a script that run at once; more wait.",
+            "script_bytes": "Length of a script.",
+            "output_bytes": "What a script may print, and the length of its result.",
+            "result_bytes": "Length of the result of one call; a longer one raises an exception in the script.",
+            "snapshot_bytes": "Stored state of a script that runs as a task.",
         },
     ),
     TARGETS: HubTable(
@@ -334,6 +360,7 @@ def read_tables(
     read: dict[str, tuple[Any, tuple[Finding, ...]]] = {
         A2A: read_settings(document, A2A, A2aSettings),
         TASKS: read_settings(document, TASKS, TaskSettings),
+        CODE: read_settings(document, CODE, CodeSettings),
         TARGETS: read_settings(document, TARGETS, TargetSettings),
         STORAGE: read_storage(document, variables, schemes),
         AUDIT: read_settings(document, AUDIT, AuditSettings),
@@ -403,6 +430,8 @@ def read_hub(
     paths = {STATE: str(state_folder(document, environment, home))}
     if hub.get("log_file"):
         paths["log_file"] = str(resolve_path(hub["log_file"], folder, home))
+    if hub.get("cassette"):
+        paths["cassette"] = str(resolve_path(hub["cassette"], folder, home))
     try:
         return HubSettings(**{**hub, "limits": limits, **paths, **given}), findings
     except ValueError as error:

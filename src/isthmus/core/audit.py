@@ -99,6 +99,10 @@ class CallRecord(msgspec.Struct, omit_defaults=True):
     """The set in which the name was called."""
     tool: str = ""
     """The server's own name of the tool, where the set has another."""
+    script: str = ""
+    """The id of the script that made the call."""
+    denied: bool = False
+    """What was called exists, and the caller may not use it."""
 
 
 class RecordEncoder:
@@ -147,11 +151,12 @@ class RecordEncoder:
         )
         session = self.digest(call.session.encode(errors="replace"))[:16] if call.session else ""
         id = id[:TEXT_LENGTH_MAX]
-        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX])
+        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX], call.script)
         if outcome is None:
             return CallRecord(*common, "", "", -1.0, session, id, *names)
         word, executed = outcome_word(outcome, was_sent=was_sent)
-        return CallRecord(*common, word, executed, round(seconds, 6), session, id, *names)
+        denied = isinstance(outcome, Fault) and outcome.is_denied
+        return CallRecord(*common, word, executed, round(seconds, 6), session, id, *names, denied)
 
     def digest(self, data: Any) -> str:
         """A keyed digest: equal data can be compared, and without the key it says nothing."""

@@ -28,6 +28,7 @@ from isthmus.model.calls import (
     Question,
 )
 from isthmus.model.faults import Executed, Fault
+from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
 from isthmus.model.tasks import Message, TaskState
@@ -36,6 +37,35 @@ if TYPE_CHECKING:  # these classes use the protocols below
     from isthmus.core.calls.hub import Hub
     from isthmus.core.calls.inflight import InFlight
     from isthmus.core.watch.server_tasks import LinkSession
+
+# -- tools of the hub itself -------------------------------------------------------------------------------------------
+
+
+class VirtualTool(Protocol):
+    """A tool of the hub itself. Views with an exposure other than `all` list such tools instead of servers' tools.
+
+    `Hub.add_virtual_tools` adds it to an exposure. Calls of it pass `core.calls.hub.find`, as all calls do.
+    """
+
+    tool: Tool
+    """Its definition; the server is `names.BUILTIN`."""
+
+    def redirect(self, call: Call) -> Call | Fault | None:
+        """The call to make in its place, with the name of another tool; None if it answers itself.
+
+        The hub looks the other name up in the same view, and checks and sends that call like any other. The arguments
+        are not checked yet: those of a call that is not redirected are checked by the schema afterwards.
+        """
+
+    def start(self, inflight: InFlight) -> None:
+        """Answer a call that is not redirected, by `InFlight.finish`, now or later. Its deadline is set.
+
+        To learn that it is cancelled or expired, set `inflight.link`.
+        """
+
+    def unknown(self, inflight: InFlight, name: str) -> None:
+        """End a redirected call, because its caller's view has no tool of that name."""
+
 
 # -- links to servers --------------------------------------------------------------------------------------------------
 
@@ -142,6 +172,14 @@ class HubExchange:
 
 
 @runtime_checkable
+class FindingExchange(Protocol):
+    """An exchange whose caller has a session, whose list of tools can grow."""
+
+    def found(self, names: Sequence[str]) -> None:
+        """The caller searched for tools and found these: its list has them from now on."""
+
+
+@runtime_checkable
 class PausableExchange(Protocol):
     """An exchange whose caller can disconnect while the call runs and resume later."""
 
@@ -194,6 +232,17 @@ class DurableExchange(Protocol):
 
         A call that was taken back reports nothing more, not even an end.
         """
+
+
+@runtime_checkable
+class HoldableExchange(Protocol):
+    """An exchange that can show that its call waits for a person's approval."""
+
+    def held(self, notice: Question) -> None:
+        """The call waits; nobody answers the notice, it only says for what."""
+
+    def released(self) -> None:
+        """The call was allowed and continues."""
 
 
 # -- subscriptions to resources ----------------------------------------------------------------------------------------
@@ -683,14 +732,16 @@ class EndedCall(msgspec.Struct, frozen=True):
     executed: Executed
     message: str | None
     """What a fault says."""
+    denied: bool = False
+    """Whether what was called exists, and the caller may not use it."""
 
 
 class CallStep(msgspec.Struct, frozen=True):
     """A point on the way of a call."""
 
     step: str
-    """`received`, `checked`, `queued`, `assigned`, `sent`, `first_byte`, `progress`, `log`, `question`, `answer` or
-    `done`; `docs/rest.md` explains them."""
+    """`received`, `held`, `decided`, `checked`, `queued`, `assigned`, `sent`, `first_byte`, `progress`, `log`,
+    `question`, `answer` or `done`; `docs/rest.md` explains them."""
     seconds: float
     """Since the call was received."""
 
@@ -757,6 +808,70 @@ class DefinitionReview(msgspec.Struct, frozen=True, rename="camel"):
     before: str | None
     """The last accepted definition as JSON; None if the tool is new."""
     now: str
+
+
+ApprovalVerdict: TypeAlias = Literal["allow", "allow_hour", "deny"]
+"""Allow this call once, or the same call for an hour, or deny it."""
+
+
+class ApprovalEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """A call that waits for a person, or about which a person has decided."""
+
+    id: str
+    state: Literal["pending", "allowed", "denied"]
+    tool: str
+    """`server.tool`."""
+    name: str
+    """The name by which the caller called it."""
+    arguments: msgspec.Raw
+    """As the caller sent them, whole."""
+    added: tuple[str, ...]
+    """Names of further arguments, which the hub adds."""
+    digest: str
+    """Of caller, set, tool, definition and arguments: a decision serves only calls with this digest."""
+    caller: str
+    tenant: str
+    set: str | None
+    frontend: str
+    rule: str
+    by: str
+    """Who decides: `operator`, or `caller` where the caller's user is asked."""
+    requested: float
+    expires: float
+    """When the request, or the decision, is no longer valid; both in seconds since the epoch."""
+    decided: float | None
+    decided_by: str | None
+    """None for callers that are no operators."""
+    reason: str | None
+    scope: Literal["once", "hour"] | None
+    """For what it was allowed."""
+
+
+class ApprovalList(msgspec.Struct, frozen=True):
+    """Some approvals, the oldest first."""
+
+    approvals: tuple[ApprovalEntry, ...]
+    total: int
+    """How many there are in that state."""
+    next: str | None
+    """The cursor of the next page."""
+
+
+class ApprovalAlreadyDecided(Exception):
+    """Somebody has decided about a request, or its time is over; the message says so."""
+
+
+class ApprovalAdmin(Protocol):
+    """Calls that wait for a person. Each caller sees its own, an operator those of all; only operators decide."""
+
+    def list(self, viewer: Caller, *, state: str, limit: int, after: str) -> ApprovalList:
+        """One page. Raises `ValueError` for a bad state or cursor."""
+
+    def get(self, viewer: Caller, id: str) -> ApprovalEntry | None:
+        """One of them; None if it does not exist for this viewer."""
+
+    async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
+        """Decide about a request; None if it does not exist. Raises `ApprovalAlreadyDecided` and `OSError`."""
 
 
 class ConfigurationFinding(msgspec.Struct, frozen=True):

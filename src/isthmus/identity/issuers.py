@@ -205,7 +205,8 @@ class Issuer:
         grants = self.settings.grants
         added = [each for scope in _scopes_of(claims) for each in self.settings.scopes.get(scope, ())]
         if added:
-            grants = Grants(tuple(dict.fromkeys((*grants.allow, *added))), grants.deny, set=grants.set)
+            allow = tuple(dict.fromkeys((*grants.allow, *added)))
+            grants = Grants(allow, grants.deny, set=grants.set, expose=grants.expose)
         if not grants.allow:
             names = tuple(self.settings.scopes)
             return Unproven("none of its scopes allows anything here", is_scope_missing=True, scopes=names)

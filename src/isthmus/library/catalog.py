@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from isthmus.core.access.policy import Policy
+from isthmus.core.calls.tool_search import CALL_TOOL, SEARCH_TOOLS
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
@@ -28,7 +29,7 @@ from isthmus.core.catalog.names import (
     resolve,
     suggestions,
 )
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.snapshot import Route, VirtualRoute
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import (
     AmbiguousToolError,
@@ -38,6 +39,7 @@ from isthmus.library.errors import (
     ToolUnreachableError,
 )
 from isthmus.library.permissions import check_user, grants_of, has_permissions, policy_of, restricted_names
+from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Feature
 from isthmus.model.names import FeatureName, ServerName, without_accents
@@ -65,6 +67,7 @@ class ToolEntry:
         "exposed",
         "full_name",
         "is_unlisted",
+        "is_virtual",
         "name",
         "server",
         "surface",
@@ -75,6 +78,8 @@ class ToolEntry:
     ) -> None:
         self.is_unlisted = is_unlisted
         """A method of a server that lists none; for users who may use all of that server."""
+        self.is_virtual = isinstance(route, VirtualRoute)
+        """A tool of the hub itself, which everybody may use who may use anything."""
         self._feature: Feature = route.feature
         self._is_trusted = route.is_trusted
         self._llm_name_of = llm_name_of
@@ -85,6 +90,8 @@ class ToolEntry:
             server, dot, name = self.exposed.partition(".")
             self.server = ServerName(server) if dot else NO_SERVER
             self.name = FeatureName(name if dot else self.exposed)
+        elif self.is_virtual:
+            self.server = NO_SERVER
         self.full_name = canonical((self.server, self.name)) if self.server else self.exposed
 
     @property
@@ -177,6 +184,8 @@ class Catalog:
                 entry = ToolEntry(route, surface, self._llm_name_of)
                 entries.setdefault(entry.full_name, entry)
         self.entries: Mapping[str, ToolEntry] = MappingProxyType(entries)
+        self.virtual = [entry for entry in entries.values() if entry.is_virtual]
+        """Tools of the hub itself, which are listed instead of all others."""
         self.missing: Mapping[str, str] = MappingProxyType(dict(missing or {}))
         self._resolved: dict[str, ToolEntry] = {}
 
@@ -276,7 +285,7 @@ class Catalog:
         policy = policy_of(grants_of(user))
         silent = sorted(server for server in self.silent if policy.may_see_server(ServerName(server)))
         hint = f"These servers are not connected, so their tools are unknown: {', '.join(silent)}." if silent else ""
-        known = self.entries if user is None else [entry.full_name for entry in self.reachable(user)]
+        known = self.entries if user is None else [entry.full_name for entry in self.usable(user)]
         return ToolNotFoundError(name, suggestions(name, known), hint)
 
     def unreachable(self, name: str, user: UserContext | None = None) -> ToolUnreachableError | ToolDeniedError | None:
@@ -333,21 +342,49 @@ class Catalog:
     def may_use(self, user: UserContext | None, entry: ToolEntry) -> bool:
         """Whether this user's permissions cover a tool."""
         check_user(user)
+        if entry.is_virtual:
+            return True
+        if _calls_others(entry) and not _is_unlimited(user):
+            return False
         is_covered = _covers(policy_of(grants_of(user)), entry) and has_permissions(user, entry.required_permissions)
         return is_covered and not _is_restricted(entry, restricted_names(user))
 
     def reachable(self, user: UserContext | None) -> list[ToolEntry]:
+        """The tools to list for this user: those that it may use, or tools of the hub that find and call these."""
+        check_user(user)
+        return list(self.virtual) if self.virtual else self.usable(user)
+
+    def grants_for(self, user: UserContext, grants: Grants) -> Grants:
+        """Grants of a user that cover exactly what the user may use: for calls of tools that name other tools."""
+        usable = {entry.full_name for entry in self.usable(user)}
+        denied = (name for name, entry in self.entries.items() if name not in usable and not entry.is_virtual)
+        return msgspec.structs.replace(grants, deny=tuple(dict.fromkeys((*grants.deny, *denied))))
+
+    def usable(self, user: UserContext | None) -> list[ToolEntry]:
         """The tools that this user may use, in list order."""
         check_user(user)
         policy = policy_of(grants_of(user))
         restricted = restricted_names(user)
+        is_unlimited = _is_unlimited(user)
         return [
             entry
             for entry in self.entries.values()
-            if _covers(policy, entry)
+            if not entry.is_virtual
+            and _covers(policy, entry)
+            and (is_unlimited or not _calls_others(entry))
             and has_permissions(user, entry.required_permissions)
             and not _is_restricted(entry, restricted)
         ]
+
+
+def _calls_others(entry: ToolEntry) -> bool:
+    """Whether it is a tool of a remote hub that finds or calls any tool there: that hub does not know our users."""
+    return not entry.server and not entry.is_virtual and entry.name in (SEARCH_TOOLS, CALL_TOOL)
+
+
+def _is_unlimited(user: UserContext | None) -> bool:
+    grants = grants_of(user)
+    return "*" in grants.allow and not grants.deny and not restricted_names(user)
 
 
 def resolve_prompt(name: str, exposed: Iterable[str]) -> str:

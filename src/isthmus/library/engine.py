@@ -94,9 +94,12 @@ class HubEngine:
                 raise invalid_config(error, "the configuration") from None
         self._audit_log = audit_log
         audit = None if audit_log is None else audit_log.audit
-        self.running = RunningHub(
-            plan.configuration, os.environ, journal, client_caps=client_caps, pins=self._pins, audit=audit
-        )
+        try:
+            self.running = RunningHub(
+                plan.configuration, os.environ, journal, client_caps=client_caps, pins=self._pins, audit=audit
+            )
+        except ConfigError as error:
+            raise invalid_config(error, "the configuration") from None
         if audit_log is not None:
             audit_log.follow(self.running, self._pins)
         self.running.hub.watch(self._changed)
@@ -191,7 +194,7 @@ class HubEngine:
             self._registered = self.running.functions.version
             tables: dict[Surface, Mapping[str, Route]] = {}
             view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)
-            tables[self._plan.surface] = view.routes
+            tables[self._plan.surface] = {**view.routes, **view.virtual}
             if self.is_attached:
                 # The program's own functions; where both have a name, the remote hub's tool wins.
                 routes = self.running.hub.snapshot.view(UNRESTRICTED, EVERYTHING).routes

@@ -195,7 +195,9 @@ def payload_of(fault: Fault, *, is_of_hub: bool = False) -> ErrorPayload:
     reason = remote.reason or fault.reason
     if isinstance(fault, ServerError) and remote.reason is None and fault.code == INVALID_PARAMS:
         reason = "bad_arguments"
-    details = {"code": fault.code} if isinstance(fault, ServerError) else {}
+    details: dict[str, Any] = {"code": fault.code} if isinstance(fault, ServerError) else {}
+    if fault.approval is not None:
+        details["approval"] = fault.approval
     return ErrorPayload(
         CODES[STATUSES[reason]],
         str(fault),

@@ -419,6 +419,8 @@ def read_plan(given: object, hub: str | None, key: str | None) -> EnginePlan:
     failures: dict[str, str] = {}
     if given is None:
         configuration = Configuration(None, _without_audit(unfiled_settings(os.environ)))
+    elif isinstance(given, Configuration):  # of `isthmus.testing`
+        configuration = given
     elif isinstance(given, Mapping):
         table = given.get("tool_service", given)
         if not isinstance(table, Mapping):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,9 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from isthmus.code.sandbox import EXTRA, is_installed
+from isthmus.code.virtual_tools import RUN_CODE, TOOL_SIGNATURES
+from isthmus.core.calls.tool_search import CALL_TOOL
 from isthmus.library.catalog import Catalog, ToolEntry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.engine import FRONTEND, HubEngine, open_engine, use_standard_logging
@@ -347,6 +351,76 @@ class ToolService:
             raise
         return outcome
 
+    async def run_code(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        user_context: UserContext | None = None,
+        session_id: str | None = None,
+    ) -> ToolResult:
+        """Run a Python script that calls tools, in a sandbox; see "Code mode" in the documentation.
+
+        Its result is `result_data["result"]`: the value of the last expression. `result_data["printed"]` has what it
+        printed. A script that fails has the status `error`, and `error_message` says why. Cancelling the caller ends
+        the script and its calls.
+
+        Args:
+            code: The script. Every tool is an async function with keyword arguments, as `tool_signatures` shows.
+            timeout: Seconds for the whole script.
+            user_context: The user whose permissions its calls have.
+            session_id: The conversation that its calls belong to.
+
+        Raises:
+            ConfigurationError: the library of the sandbox is not installed, or a user is named at a remote hub.
+        """
+        if not is_installed():
+            raise ConfigurationError(EXTRA)
+        code = textwrap.dedent(code)
+        given = {"code": code} if timeout is None else {"code": code, "timeout": timeout}
+        return await self._call_virtual(RUN_CODE, given, user_context, session_id)
+
+    async def tool_signatures(self, *names: str, user_context: UserContext | None = None) -> str:
+        """The Python signatures of all tools, or of those that are named, for scripts of `run_code`.
+
+        Raises:
+            ToolExecutionError: there are too many names.
+        """
+        result = await self._call_virtual(TOOL_SIGNATURES, {"names": list(names)}, user_context, None)
+        if result.error is not None:
+            raise ToolExecutionError(TOOL_SIGNATURES, result.error.message, result)
+        return str(result.result_data)
+
+    async def _call_virtual(
+        self, name: str, parameters: dict[str, Any], user: UserContext | None, session: str | None
+    ) -> ToolResult:
+        """Call a tool of code mode, whatever the configuration exposes."""
+        loop_thread, engine = self._open_engine()
+        began = time.perf_counter()
+        request = ToolRequest(name, parameters=parameters, user_context=user, session_id=session)
+        caller = PROGRAM
+        if user is not None:
+            if engine.is_attached:
+                raise ConfigurationError(
+                    "Scripts for a user need a local hub, because a remote one does not know users: "
+                    "leave user_context out, or call the remote hub's own run_code."
+                )
+            caller = caller_for(user, session, is_attached=False)
+            # A script may name every tool that its caller may use: exactly those of the user.
+            grants = (await self.catalog()).grants_for(user, caller.grants)
+            caller = msgspec.structs.replace(caller, grants=grants)
+        call = Call(
+            caller,
+            msgspec.structs.replace(engine.surface, expose="code"),
+            name,
+            msgspec.Raw(_encode(parameters)),
+            client_caps=self._client_caps,
+            session=session or "",
+            frontend=FRONTEND,
+        )
+        outcome = await self._execute(loop_thread, engine, call)
+        return result_from(request, outcome, name, None, time.perf_counter() - began)
+
     def execute_tool_stream(self, request: ToolRequest) -> ChunkStream:
         """Execute a tool and yield its progress, logs and result; closing the stream cancels the call at its server."""
         loop_thread, _ = self._open_engine()
@@ -390,19 +464,25 @@ class ToolService:
             return self._record_refusal(request, invalid_request(request, problem))
         user = request.user_context
         try:
-            entry = catalog.resolve_for(user, request.tool_name, request.tool_namespace)
+            entry, parameters = catalog.resolve_for(user, request.tool_name, request.tool_namespace), request.parameters
+            if entry.is_virtual and entry.exposed == CALL_TOOL and isinstance(name := parameters.get("name"), str):
+                # The permissions of users are known here, and not to the hub.
+                entry, parameters = catalog.resolve_for(user, name), parameters.get("arguments") or {}
         except ToolError as error:
             return self._record_refusal(request, refused_result(request, error))
         try:
-            arguments = _encode(request.parameters)
-            check_numbers(arguments, request.parameters)
+            arguments = _encode(parameters)
+            check_numbers(arguments, parameters)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             return self._record_refusal(
                 request, invalid_request(request, BadArguments(entry.full_name, str(error)).message)
             )
         session = session_of(request)
+        caller = PROGRAM if user is None else caller_for(user, session, is_attached=engine.is_attached)
+        if entry.is_virtual and user is not None:
+            caller = msgspec.structs.replace(caller, grants=catalog.grants_for(user, caller.grants))
         return entry, Call(
-            PROGRAM if user is None else caller_for(user, session, is_attached=engine.is_attached),
+            caller,
             entry.surface,
             entry.exposed,
             msgspec.Raw(arguments),
@@ -600,6 +680,22 @@ class BlockingToolService:
             _cancel(loop_thread, execution)
             raise
         return _make_result(request, entry, began, outcome)
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        user_context: UserContext | None = None,
+        session_id: str | None = None,
+    ) -> ToolResult:
+        """See `ToolService`."""
+        running = self.service.run_code(code, timeout=timeout, user_context=user_context, session_id=session_id)
+        return LoopThread.shared().run_blocking(running)
+
+    def tool_signatures(self, *names: str, user_context: UserContext | None = None) -> str:
+        """See `ToolService`."""
+        return LoopThread.shared().run_blocking(self.service.tool_signatures(*names, user_context=user_context))
 
     def execute_tool_stream(self, request: ToolRequest) -> BlockingChunks:
         """See `ToolService`."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import replace
+
+Exposure: TypeAlias = Literal["all", "search", "code"]
+"""Which tools a caller's lists have: its own ones, or tools of the hub that find and call them."""
+
+EXPOSURES: tuple[Exposure, ...] = get_args(Exposure)
 
 FrontendName: TypeAlias = Literal["mcp", "sse", "a2a", "rest"]
 """A frontend that may have narrower grants; gRPC is `a2a`, and the published hub is `mcp`."""
@@ -51,14 +56,21 @@ class Grants(msgspec.Struct, frozen=True, cache_hash=True):
     """The caller that custom policies are asked about, if there are any."""
     set: str | None = None
     """The set that the caller is bound to: on every surface it sees that set, and nothing else."""
+    expose: Exposure | None = None
+    """Which tools its lists have; None for what its set or the hub says. It changes no permission."""
 
     def bounded_by(self, bounds: Grants | None) -> Grants:
         """These grants, limited to what the bounds allow."""
         if bounds is None:
             return self
         within = bounds if self.within is None else self.within.bounded_by(bounds)
-        # The outermost grants name the set, wherever in the chain it was configured.
-        return replace(self, within=within, set=bounds.set if self.set is None else self.set)
+        # The outermost grants name the set and the exposure, wherever in the chain they were configured.
+        return replace(
+            self,
+            within=within,
+            set=bounds.set if self.set is None else self.set,
+            expose=bounds.expose if self.expose is None else self.expose,
+        )
 
 
 class Caller(msgspec.Struct, frozen=True, cache_hash=True):

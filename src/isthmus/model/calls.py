@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.model.callers import Caller
+from isthmus.model.callers import Caller, Exposure
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 
@@ -106,6 +106,8 @@ class Surface(msgspec.Struct, frozen=True):
     style: Style = "canonical"
     server: ServerName | None = None
     set: str | None = None
+    expose: Exposure | None = None
+    """Which tools its lists have, whatever the hub, the set and the caller say; None for what these say."""
 
 
 EVERYTHING = Surface()
@@ -181,6 +183,9 @@ class Call(msgspec.Struct, frozen=True):
 
     tool: str = ""
     """The server's own name of the tool, where a set has another; for the audit log."""
+
+    script: str = ""
+    """The id of the script that makes it, if one does; for the audit log."""
 
     @property
     def set(self) -> str | None:

@@ -101,6 +101,26 @@ FAULTS: Mapping[str, FaultRow] = {
         "no", INVALID_PARAMS, 403, INVALID_PARAMS, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "Address not allowed",
         "Configure the server, or list its address under [targets]."),
+    "not_recorded": FaultRow(
+        "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "error",
+        "Not in the cassette",
+        "Record the cassette again, or replay it with `--match lenient`."),
+    "approval_pending": FaultRow(
+        "no", REFUSED, 409, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
+        "The call waits for approval",
+        "An operator decides with `isthmus approvals`; then call again with the same arguments."),
+    "approval_denied": FaultRow(
+        "no", REFUSED, 403, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
+        "The call was not approved",
+        "Ask the operator of the hub, or make another call."),
+    "approval_expired": FaultRow(
+        "no", REFUSED, 403, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
+        "Nobody approved the call in time",
+        "Call again to ask again; an operator decides with `isthmus approvals`."),
+    "too_many_approvals": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unavailable",
+        "Too many calls wait for approval",
+        "Decide about some of them with `isthmus approvals` first."),
     "cancelled": FaultRow(
         None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "canceled", "request", "CANCELED", "cancelled",
         "The call was cancelled",
@@ -174,6 +194,10 @@ class Fault(Exception):
     executed: Executed = "no"
     server: ServerName | None = None
     retry_after: float | None = None
+    is_denied = False
+    """What was called exists, and the caller may not use it. Only operators learn this."""
+    approval: str | None = None
+    """The id of the approval that the call waits for, or was denied."""
 
     def __init_subclass__(cls) -> None:
         row = FAULTS.get(cls.reason)
@@ -203,12 +227,15 @@ class BadArguments(CallerFault):
 
 
 class UnknownTool(CallerFault):
-    """No such tool, or not visible to this caller: the two are never distinguished."""
+    """No such tool, or not visible to this caller, who never learns which."""
 
     reason = "unknown_tool"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"Unknown tool: {name}")
+    def __init__(self, name: str, similar: tuple[str, ...] = (), *, is_denied: bool = False) -> None:
+        """`similar` are tools that this caller may mean, of those that it sees."""
+        meant = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        super().__init__(f"Unknown tool: {name}{meant}")
+        self.is_denied = is_denied
 
 
 class UnknownPrompt(CallerFault):
@@ -216,8 +243,9 @@ class UnknownPrompt(CallerFault):
 
     reason = "unknown_prompt"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_denied: bool = False) -> None:
         super().__init__(f"Unknown prompt: {name}")
+        self.is_denied = is_denied
 
 
 class UnknownResource(CallerFault):
@@ -284,6 +312,63 @@ class TargetRefused(CallerFault):
     """The caller may not name this address; the message says what would allow it."""
 
     reason = "target_refused"
+
+
+class NotRecorded(CallerFault):
+    """A cassette is replayed that has no such call; the message names the nearest one and what differs."""
+
+    reason = "not_recorded"
+
+    def __init__(self, server: ServerName, problem: str) -> None:
+        super().__init__(f"Not in the cassette: {problem}", server=server)
+
+
+class ApprovalPending(CallerFault):
+    """A rule of the operator holds the call, and nobody has decided about it yet."""
+
+    reason = "approval_pending"
+
+    def __init__(self, tool: str, approval: str) -> None:
+        super().__init__(
+            f"{tool} needs a person's approval, which is pending as {approval}; the tool did not run. "
+            "Call it again with the same arguments once it is approved"
+        )
+        self.approval = approval
+
+
+class ApprovalDenied(CallerFault):
+    """A person decided that this call must not be made, or nobody can decide about it here."""
+
+    reason = "approval_denied"
+
+    def __init__(self, tool: str, approval: str, why: str) -> None:
+        super().__init__(f"The call of {tool} was not approved, and the tool did not run: {why}")
+        self.approval = approval or None
+
+
+class ApprovalExpired(CallerFault):
+    """Nobody decided about the call in time."""
+
+    reason = "approval_expired"
+
+    def __init__(self, tool: str, approval: str, seconds: float) -> None:
+        super().__init__(
+            f"Nobody decided about {tool} (approval {approval}) within {seconds:g} s; the tool did not run. "
+            "Call it again to ask again"
+        )
+        self.approval = approval
+
+
+class TooManyApprovals(CallerFault):
+    """As many calls wait for approval as allowed, of this caller or in all."""
+
+    reason = "too_many_approvals"
+
+    def __init__(self, who: str, held: str, most: str) -> None:
+        super().__init__(
+            f"Too many calls wait for approval: {who} {held}, and the limit is {most}. "
+            "The tool did not run; call it again when an operator has decided about some of them"
+        )
 
 
 class Cancelled(CallerFault):

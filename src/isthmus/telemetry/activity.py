@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
+import structlog
 
 from isthmus.core.audit import Value
 from isthmus.core.calls.inflight import STEPS_MAX, InFlight
@@ -28,9 +29,11 @@ from isthmus.core.ports import (
     Recorder,
 )
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Outcome
-from isthmus.model.faults import Fault
+from isthmus.model.calls import Kind, Outcome, Surface
+from isthmus.model.faults import Executed, Fault
 from isthmus.model.names import ServerName
+
+log = structlog.get_logger(__name__)
 
 KEPT_CALLS = 500
 """How many calls are remembered: names, times and a sentence each; about 300 KB."""
@@ -73,9 +76,7 @@ class RecentCalls:
         self._note = note
         self._shorten = shorten
         self._count = 0
-        self._calls: deque[EndedCall] = deque(maxlen=KEPT_CALLS)
-        self._ways: deque[_Way] = deque(maxlen=KEPT_CALLS)
-        """The ways of the same calls."""
+        self._calls: deque[_Kept] = deque(maxlen=KEPT_CALLS)
         self._feeds: list[Feed] = []
         self._fed = 0
         """The number of the last call that the feeds have."""
@@ -90,24 +91,32 @@ class RecentCalls:
         self._recorder.ended(inflight, server, outcome, seconds)
         self._count += 1
         call = inflight.call
-        # At `/mcp/{server}` a name has no server in front.
-        name = f"{call.surface.server}.{call.name}" if call.surface.style == "own" else call.name
-        caller = call.caller
-        about = (self._count, time.time(), seconds, caller.name, caller.tenant, call.frontend, call.kind, name)
-        if isinstance(outcome, Fault):
-            ended = EndedCall(*about, server or outcome.server, outcome.reason, outcome.executed, outcome.message)
-        else:
-            ended = EndedCall(*about, server, "tool_error" if outcome.is_error else "result", "yes", None)
-        self._calls.append(ended)
-        self._ways.append((inflight.link is not None, inflight.wait_seconds, inflight.steps, inflight.name))
+        self._calls.append(
+            (
+                time.time(),
+                seconds,
+                call.caller,
+                call.frontend,
+                call.kind,
+                call.name,
+                call.surface,
+                server,
+                (outcome.server, outcome.reason, outcome.executed, outcome.message, outcome.is_denied)
+                if isinstance(outcome, Fault)
+                else outcome.is_error,
+                (inflight.link is not None, inflight.wait_seconds, inflight.steps, inflight.name),
+            )
+        )
         if self._is_capturing:
-            self._capture_call(ended, inflight, outcome)
+            self._capture_call(ended_call(self._count, self._calls[-1]), inflight, outcome)
         if self._feeds and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FEED_SECONDS, self._feed)
 
     def latest(self, count: int) -> list[EndedCall]:
         """At most so many of the last calls, the oldest first."""
-        return list(islice(self._calls, max(0, len(self._calls) - count), None))
+        skipped = max(0, len(self._calls) - count)
+        first = self._count - len(self._calls) + skipped + 1
+        return [ended_call(number, kept) for number, kept in enumerate(islice(self._calls, skipped, None), first)]
 
     def follow(self, feed: Feed) -> Callable[[], None]:
         """See `core.ports.HubAdmin.follow_calls`."""
@@ -128,7 +137,7 @@ class RecentCalls:
         at = number - self._count - 1
         if number < 1 or not -len(self._calls) <= at < 0:
             return None
-        call, way = self._calls[at], self._ways[at]
+        call, way = ended_call(number, self._calls[at]), self._calls[at][-1]
         arguments, result = (None, None) if self._capture is None else self._capture.texts.get(number, (None, None))
         if arguments is not None:
             self._note("capture.read", caller=reader.name, tenant=reader.tenant, call=number, name=call.name)
@@ -237,7 +246,26 @@ class RecentCalls:
 
 _Way: TypeAlias = tuple[bool, float, Sequence[tuple[str, float]] | None, str]
 """Whether a call was sent, how long it waited in the queue, the steps that it noted, and the server's own name of the
-tool. A bare tuple, because every call creates one."""
+tool."""
+
+_Ending: TypeAlias = bool | tuple[ServerName | None, str, Executed, str, bool]
+"""Whether a result is an error. Of a fault: server, reason, whether the tool ran, message, whether it was denied."""
+
+_Kept: TypeAlias = tuple[float, float, Caller, str, Kind, str, Surface, ServerName | None, _Ending, _Way]
+"""When a call ended, how long it took, its caller, frontend, kind, name and surface, the server, its end and its way. A
+bare tuple, because every call creates one; few of them are ever looked at."""
+
+
+def ended_call(number: int, kept: _Kept) -> EndedCall:
+    """A call as a reader sees it."""
+    at, seconds, caller, frontend, kind, name, surface, server, ending, _ = kept
+    # At `/mcp/{server}` a name has no server in front.
+    name = f"{surface.server}.{name}" if surface.style == "own" else name
+    about = (number, at, seconds, caller.name, caller.tenant, frontend, kind, name)
+    if isinstance(ending, bool):
+        return EndedCall(*about, server, "tool_error" if ending else "result", "yes", None)
+    at_server, reason, executed, message, is_denied = ending
+    return EndedCall(*about, server or at_server, reason, executed, message, is_denied)
 
 
 class _Capture:
@@ -264,16 +292,16 @@ def steps_of(call: EndedCall, way: _Way) -> list[CallStep]:
     """When the call came as far as this last; the hub may send it a second time."""
     events: list[CallStep] = []
     for step, at in noted or ():
-        if step in ("checked", "queued", "sent"):
+        if step in ("checked", "held", "decided", "queued", "sent"):
             times[step] = at
         elif at <= call.seconds:
             events.append(CallStep(step, at))
     steps = [
         CallStep("received", 0.0),
-        *(CallStep(step, times[step]) for step in ("checked", "queued") if step in times),
+        *(CallStep(step, times[step]) for step in ("held", "decided", "checked", "queued") if step in times),
     ]
     if was_sent:
-        left_at = max(wait_seconds, times.get("checked", 0.0))
+        left_at = max(wait_seconds, times.get("decided", 0.0), times.get("checked", 0.0))
         sent_at = max(times.get("sent", 0.0), left_at)
         if sent_at > left_at:  # it had a slot, and waited for a link of its own or for the journal
             steps.append(CallStep("assigned", left_at))
@@ -281,3 +309,34 @@ def steps_of(call: EndedCall, way: _Way) -> list[CallStep]:
     if events or (was_sent and call.executed == "yes"):
         steps.append(CallStep("first_byte", events[0].seconds if events else call.seconds))
     return [*steps, *events, CallStep("done", call.seconds)]
+
+
+class LoggedCalls:
+    """A recorder that logs each call, for `isthmus serve --verbose`, and forwards it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.started = recorder.started
+        self.waited = recorder.waited
+        self.late = recorder.late
+        self.audit_gate = recorder.audit_gate
+
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """Log and forward the end of a call."""
+        self._recorder.ended(inflight, server, outcome, seconds)
+        call = inflight.call
+        ending: tuple[str, str | None, str | None] = ("tool_error", None, None)
+        if isinstance(outcome, Fault):
+            ending = (outcome.reason, outcome.executed, outcome.message)
+        elif not outcome.is_error:
+            ending = ("result", None, None)
+        log.debug(
+            "call",
+            tool=call.name,
+            caller=call.caller.name,
+            ms=round(seconds * 1000, 1),
+            outcome=ending[0],
+            executed=ending[1],
+            reason=ending[2],
+            **inflight.ids(),
+        )

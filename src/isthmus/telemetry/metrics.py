@@ -1,7 +1,8 @@
 """Metrics: calls by server, tool, frontend and outcome, and the text that Prometheus reads.
 
-`CallMetrics` counts on the path of every call, so it only adds to integers; label texts are made once per series.
-Labels are bounded: callers and sessions are never labels, and tools and servers beyond a limit count as `other`.
+`CallMetrics` is a recorder. It counts on the path of every call, so it only adds to numbers that one look finds; label
+texts are made once per series. Labels are bounded: callers and sessions are never labels, and tools and servers beyond
+a limit count as `other`.
 `Exposition` writes text format 0.0.4, or OpenMetrics if the scraper asks for it. `app.metrics` collects everything else
 and serves it. Why there is no library for this: docs/decisions/telemetry.md.
 """
@@ -9,14 +10,17 @@ and serves it. Why there is no library for this: docs/decisions/telemetry.md.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypeAlias
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.figures import Histogram
+from isthmus.core.figures import CALL_BOUNDS, Histogram
+from isthmus.core.ports import AuditGate, Recorder
 from isthmus.model.calls import Kind, Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
@@ -28,11 +32,24 @@ OTHER = "other"
 SERVERS_MAX = 1_000
 """Servers with labels of their own: dial-in servers may use ever new names."""
 
+COUNTED_SERVERS_MAX = 20_000
+"""Servers with counts of their own, for status and console."""
+
+OTHERS = ServerName("#others")
+"""Counts all further servers; no server can have this name."""
+
+SAMPLES_MAX = 500
+WATCH_SECONDS = 15.0
+"""How long durations are kept after the figures were read; otherwise a call only updates counts."""
+
 SHARE_OF_TOOLS = 4
 """One server may have this part of all labelled tools: callers of an unlisted server make names up."""
 
 SERIES_MAX = 5_000
 """Combinations of labels; later ones count as tool and server `other`. A scrape of so many has 16 MB."""
+
+KNOWN_KEYS_MAX = 20_000
+"""Combinations that are found at once; later ones take a longer way."""
 
 LABEL_LENGTH_MAX = 128
 
@@ -97,49 +114,139 @@ class CallSeries:
         """Bytes of its results."""
 
 
+@dataclass(slots=True)
+class ServerCounts:
+    """The calls of one server."""
+
+    seconds: float = 0.0
+    late: int = 0
+    """Replies that came after the end of their call."""
+    outcomes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Calls by outcome: `result`, `tool_error`, or the reason of a fault."""
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """How long the last calls took, while the figures are being read."""
+
+    @property
+    def calls(self) -> int:
+        """All calls."""
+        return sum(self.outcomes.values())
+
+    def figures(self) -> dict[str, object]:
+        """The counts as JSON has them, with percentiles of the last calls."""
+        took = sorted(self.recent)
+        latency = (
+            {
+                "calls": len(took),
+                "p50": round(took[len(took) // 2], 6),
+                "p99": round(took[len(took) * 99 // 100], 6),
+            }
+            if took
+            else None
+        )
+        return {
+            "calls": self.calls,
+            "seconds": round(self.seconds, 6),
+            "late": self.late,
+            "outcomes": dict(self.outcomes),
+            "latency": latency,
+        }
+
+
 class CallMetrics:
-    """Counts calls in a bounded number of series."""
+    """A recorder that counts calls: by server, and in a bounded number of series."""
+
+    audit_gate: AuditGate | None = None
+    started: Callable[[InFlight], None] | None = None
 
     def __init__(self, tools_max: int = 1_000, *, measures_servers: bool = False) -> None:
         self._tools_max = tools_max
         self._measures_servers = measures_servers
+        self._known: dict[CallKey, tuple[CallSeries, ServerCounts, str]] = {}
+        """What a call with this key is counted in, and its outcome there."""
         self.series: dict[CallKey, CallSeries] = {}
+        self.servers: dict[ServerName | None, ServerCounts] = {}
         self.waits: dict[ServerName, Histogram] = {}
         """How long calls waited that could not be sent at once, by server."""
         self._tools: set[tuple[ServerName, str]] = set()
         self._tools_of: Counter[ServerName] = Counter()
         self._servers: set[ServerName] = set()
+        self._watched_until = 0.0
+        """While the figures are being read, each duration is kept as well."""
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
-        """Count a call."""
+        """Count a call. The time for which a person held it is not the server's."""
         call, was_sent = inflight.call, inflight.link is not None
+        waited = inflight.wait_seconds
+        if inflight.steps is not None and (held := inflight.held_seconds(seconds)):
+            seconds, waited = seconds - held, max(0.0, waited - held)
         if isinstance(outcome, Fault):
             word: str = outcome.reason
             executed: str = outcome.executed
-        elif outcome.asked_by is not None:
-            word, executed = "asked", "unknown"
+            payload = None
         else:
-            word, executed = "tool_error" if outcome.is_error else "ok", "yes" if was_sent else "no"
-        tool = inflight.name if call.kind == "tool" and server is not None else ""
-        key = (server, tool, call.kind, call.frontend, word, executed)
-        series = self.series.get(key)
-        if series is None:
-            series = self._series_of(key)
-        series.durations.observe(seconds)
+            payload = outcome.payload
+            if outcome.asked_by is not None:
+                word, executed = "asked", "unknown"
+            else:
+                word, executed = "tool_error" if outcome.is_error else "ok", "yes" if was_sent else "no"
+        kind = call.kind
+        tool = inflight.name if kind == "tool" and server is not None else ""
+        key = (server, tool, kind, call.frontend, word, executed)
+        series, counts, name = self._known.get(key) or self._find(key)
+        durations = series.durations
+        durations.buckets[bisect_left(CALL_BOUNDS, seconds)] += 1
+        durations.sum += seconds
+        counts.outcomes[name] += 1
+        counts.seconds += seconds
         if was_sent:
             if series.at_server is not None:
-                series.at_server.observe(seconds - inflight.wait_seconds)
+                series.at_server.observe(seconds - waited)
             series.sent_bytes += len(memoryview(call.arguments))
-            if not isinstance(outcome, Fault):
-                series.received_bytes += len(memoryview(outcome.payload))
+            if payload is not None:
+                series.received_bytes += len(memoryview(payload))
+        if self._watched_until:
+            self._sample(counts, seconds)
 
-    def waited(self, server: ServerName, seconds: float) -> None:
+    def waited(self, inflight: InFlight, seconds: float) -> None:
         """Count a wait in a server's queue."""
-        server = self.server_label(server)
+        if inflight.route is None:
+            return
+        server = self.server_label(inflight.route.feature.server)
         waits = self.waits.get(server)
         if waits is None:
             waits = self.waits[server] = Histogram()
-        waits.observe(seconds)
+        waits.observe(seconds - inflight.held_seconds(seconds))
+
+    def late(self, server: ServerName) -> None:
+        """Count a late reply."""
+        self._counts_of(server).late += 1
+
+    def figures(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
+        """What reads the figures of each server; for a moment, durations are kept for the next look."""
+        self._watched_until = time.monotonic() + WATCH_SECONDS
+        return {server: counts.figures for server, counts in self.servers.items()}
+
+    def _sample(self, counts: ServerCounts, seconds: float) -> None:
+        if time.monotonic() > self._watched_until:
+            self._watched_until = 0.0
+            for each in self.servers.values():
+                each.recent.clear()
+        else:
+            counts.recent.append(seconds)
+
+    def _find(self, key: CallKey) -> tuple[CallSeries, ServerCounts, str]:
+        word = key[4]
+        found = (self._series_of(key), self._counts_of(key[0]), "result" if word in ("ok", "asked") else word)
+        if len(self._known) < KNOWN_KEYS_MAX:
+            self._known[key] = found
+        return found
+
+    def _counts_of(self, server: ServerName | None) -> ServerCounts:
+        counts = self.servers.get(server)
+        if counts is None:
+            known = server if len(self.servers) < COUNTED_SERVERS_MAX else OTHERS
+            counts = self.servers.setdefault(known, ServerCounts())
+        return counts
 
     def server_label(self, server: ServerName) -> ServerName:
         """The server's own name, or `other` if there are too many."""
@@ -169,6 +276,28 @@ class CallMetrics:
         if series is None:
             series = self.series[bounded] = CallSeries(bounded, measures_servers=self._measures_servers)
         return series
+
+
+class GroupedCounters:
+    """Counts servers that come and go under one name."""
+
+    audit_gate: AuditGate | None = None
+
+    def __init__(self, counters: Recorder, name: ServerName) -> None:
+        self._counters = counters
+        self._name = name
+        self.started = counters.started
+
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """Count a call."""
+        self._counters.ended(inflight, None if server is None else self._name, outcome, seconds)
+
+    def waited(self, inflight: InFlight, seconds: float) -> None:
+        """Nothing to count: queues of these servers have no name that lasts."""
+
+    def late(self, server: ServerName) -> None:
+        """Count a late reply."""
+        self._counters.late(self._name)
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------

@@ -397,9 +397,9 @@ class ClientConnection(asyncio.Protocol):
         headers = self._headers
         if self._header_bytes > HEAD_LIMIT_BYTES:
             return f"the reply has more than {HEAD_LIMIT_BYTES} bytes of headers"
-        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+        if "content-encoding" in headers and (encoding := headers["content-encoding"].lower()) != "identity":
             return f"the reply is encoded as {encoding[:40]}, which was not asked for"
-        if (encoding := headers.get("transfer-encoding", "chunked").lower()) != "chunked":
+        if "transfer-encoding" in headers and (encoding := headers["transfer-encoding"].lower()) != "chunked":
             return f"the reply is transferred as {encoding[:40]}, which was not asked for"
         if status < 400 and self._transport.get_write_buffer_size() > 0:
             # An early refusal (413, 401) is a server's right; an early success answers something else.

@@ -427,6 +427,43 @@ class ProcessChannel:
             self._over.set_result(None)
 
 
+async def run_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a program on this process's own standard streams; return its exit code. If cancelled, end it.
+
+    Raises:
+        SpawnFailed: it cannot be started.
+    """
+    child = _start_here(command, env)
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        code = child.wait()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(code))
+
+    threading.Thread(target=wait, name=f"end of {command[0]}", daemon=True).start()
+    try:
+        return await ended
+    finally:
+        if child.returncode is None:
+            child.terminate()
+
+
+def start_reporting(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program in this process's folder and environment; its starter reads its standard error."""
+    none, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen(command, stdin=none, stdout=none, stderr=pipe)  # noqa: S603 - no shell, and our own program
+
+
+def _start_here(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    _check_startable(command, env, None)
+    try:
+        return subprocess.Popen(command, env=env)  # noqa: S603 - the user's own command, and no shell
+    except (OSError, ValueError) as error:
+        raise SpawnFailed(command[0], str(error)) from error
+
+
 def _start(
     command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None, *, over_sockets: bool = False
 ) -> subprocess.Popen[bytes]:

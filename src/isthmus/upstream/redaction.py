@@ -86,6 +86,12 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
     return redact(_TEXT.sub(without, text))[:length]
 
 
+def redact_whole(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
+    """A whole JSON text without the credentials, wherever they are; for a thread, it may have megabytes."""
+    text = redact_beginning(payload, redact, len(memoryview(payload)))
+    return msgspec.Raw(text.encode("utf-8", "surrogatepass"))
+
+
 def redact_json(
     payload: msgspec.Raw, redact: Redact, shortest: int = 0, instead: msgspec.Raw = REDACTED
 ) -> msgspec.Raw:

@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import urlsplit
 
+from isthmus.core.cassette import Player
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX
@@ -370,6 +371,13 @@ class PythonSettings:
     def __post_init__(self) -> None:
         if _TARGET.fullmatch(self.target) is None:
             raise ValueError(f"python must be package.module or package.module:function, not {self.target!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings(PythonSettings):
+    """A server of a cassette, which is replayed in the hub's own process. No file configures it."""
+
+    player: Player = field(kw_only=True, compare=False)
 
 
 Reach = StdioSettings | HttpSettings | WebSocketSettings | JsonRpcSettings | AgentSettings | PythonSettings

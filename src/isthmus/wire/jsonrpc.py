@@ -527,19 +527,14 @@ _BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 def _holds_more(envelope: _Envelope, body: bytes) -> bool:
     """Whether the body may hold a member twice, or one that the envelope does not have."""
-    # Keys and values of "jsonrpc" and "method"; any other spelling of theirs only has more marks.
-    marks = 4 if envelope.method is UNSET else 8
-    kept: list[Raw] = []
-    if envelope.id is not _ABSENT:
-        kept.append(envelope.id)
-    if envelope.params is not UNSET:
-        marks += 2
-        kept += envelope.params.values()
-    if envelope.result is not _ABSENT:
-        kept.append(envelope.result)
-    if envelope.error is not _ABSENT:
-        kept.append(envelope.error)
-    return body.count(b'"') != marks + 2 * len(kept) + b"".join(kept).count(b'"')
+    # Keys and values of "jsonrpc" and "method", and three keys; any other spelling of theirs only has more marks.
+    marks = 10 if envelope.method is UNSET else 14
+    kept: tuple[Raw, ...] = (envelope.id, envelope.result, envelope.error)
+    marks -= 2 * kept.count(_ABSENT)
+    if (params := envelope.params) is not UNSET:
+        marks += 2 + 2 * len(params)
+        kept += (*params.values(),)
+    return body.count(b'"') != marks + b"".join(kept).count(b'"')
 
 
 def _fills(envelope: _Envelope, body: bytes) -> bool:

@@ -29,7 +29,7 @@ from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE, SqliteJournal
 from isthmus.telemetry.audit import AuditMode
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from tests.unit.app.test_audit import configured, events, opened, told
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
 from tests.unit.core.tasks.doubles import draft
@@ -84,7 +84,7 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
 
 async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
-        hub = Hub(Limits(), log.audit.over(Counters()))
+        hub = Hub(Limits(), log.audit.over(CallMetrics()))
         server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()
         server_queue.attach(link)
         hub.open_server_queue(server_queue, ready(tool()))

@@ -20,7 +20,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import DefinitionStore, SeenDefinition
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 
 pytestmark = pytest.mark.asyncio
 
@@ -43,7 +43,7 @@ class Kept:
     def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
         self.told: list[tuple[str, Mapping[str, object]]] = []
         self.background = BackgroundTasks()
-        self.hub = Hub(Limits(), Counters())
+        self.hub = Hub(Limits(), CallMetrics())
         self.pins = DefinitionPins(configuration(folder, pin))
         self.pins.record = lambda kind, facts: self.told.append((kind, facts))
         self.pins.attach(self.hub, self.background)

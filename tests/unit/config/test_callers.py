@@ -112,7 +112,7 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ),
         (
             {**GOOD, "denny": ["*"]},
-            " must have only key, expires, allow, deny, tenant, targets, set, operator, frontends, not 'denny'",
+            " must have only key, expires, allow, deny, tenant, targets, set, expose, operator, frontends, not 'denny'",
         ),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
@@ -121,6 +121,7 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
             ".deny.1 must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME, not 'f*': "
             "* cannot be part of a name",
         ),
+        ({**GOOD, "expose": "some"}, ".expose must be one of all, search, code, not 'some'"),
         ({**GOOD, "tenant": ""}, ".tenant must be a printable text, not ''"),
         ({**GOOD, "tenant": 5}, ".tenant must be a text, not 5"),
     ],

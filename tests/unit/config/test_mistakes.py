@@ -246,6 +246,16 @@ MISTAKES = [
     ),
     Mistake(codes.IDLE_SET_ENTRY, "[sets.dev]", "isthmus.toml: sets.dev picks nothing"),
     Mistake(
+        codes.BAD_APPROVAL_RULE,
+        '[approvals.a]\ntools = ["*"]\nby = "nobody"\n',
+        "isthmus.toml: approvals.a.by must be operator or caller, not 'nobody' (write by = \"operator\", or remove it)",
+    ),
+    Mistake(
+        codes.IDLE_APPROVAL_RULE,
+        '[approvals.a]\ntools = ["*"]\n[approvals.b]\ntools = ["x.y"]\napprove = false\n',
+        "isthmus.toml: approvals.b decides about no call: a comes first and matches the same calls (move it before a)",
+    ),
+    Mistake(
         codes.BAD_EXTENSION,
         '[extensions]\nidentity = ["nobody-has-this"]',
         "isthmus.toml: extensions.identity.nobody-has-this must be an entry point of isthmus.identity "

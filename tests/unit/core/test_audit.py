@@ -104,6 +104,11 @@ def test_how_it_ended_is_a_word_and_whether_it_ran(outcome: Outcome, was_sent: b
     assert (record["outcome"], record["executed"]) == said
 
 
+def test_a_denied_call_is_marked_and_a_missing_name_is_not() -> None:
+    assert ended(call(), UnknownTool("files.x", is_denied=True), was_sent=False)["denied"] is True
+    assert "denied" not in ended(call(), UnknownTool("files.x"), was_sent=False)
+
+
 def test_long_names_and_odd_texts_cost_only_themselves() -> None:
     asked = msgspec.structs.replace(call(), name="\n" + "x" * 1_000_000)
     _, content = RecordEncoder(KEY).record((1.0, asked, None, DONE, 0.0, False, ""))

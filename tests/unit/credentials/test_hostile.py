@@ -94,11 +94,10 @@ async def renewing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """A hub whose login is being renewed: the authorization server was asked, and has not answered."""
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Slow() as authority, Protected(authority) as server:
-        authority.expires_in = 0.5
+        authority.first_expires_in = [0.5]
         async with hub_of(folder, {"s": entry_of(server)}) as hub:
             await logged_in(hub, folder / "state")
             await asyncio.wait_for(authority.asked_at.wait(), 5.0)
-            authority.expires_in = 3600
             yield authority, server, hub
 
 

@@ -49,12 +49,11 @@ async def test_a_workload_presents_the_token_that_its_file_holds_at_the_time(
     file = tmp_path / "token"
     file.write_text("workload-1\n")
     async with Authority() as authority, Protected(authority) as server:
-        authority.expires_in = 0.5
+        authority.first_expires_in = [0.5]
         oauth = {"grant": "jwt_bearer", "client_id": "pod", "identity_token_file": str(file), "scope": "read"}
         async with hub_of(tmp_path, {"s": entry_of(server, **oauth)}) as hub:
             await hub.ready("s")
             file.write_text("workload-2\n")
-            authority.expires_in = 3600
             await eventually(lambda: len(authority.forms) == 2, "the token is renewed")
             assert isinstance(await hub.call("s.t"), Result)
     usual = {"grant_type": JWT_BEARER, "client_id": "pod", "scope": "read", "resource": server.url}

@@ -23,7 +23,7 @@ from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.upstream import reconnector
 from tests.faults.scripted import Ending, Heard, InProcess, Scripted, hub_of, reply
-from tests.faults.watching import eventually
+from tests.faults.watching import Metronome, eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
 
 S = ServerName("s")
@@ -98,10 +98,9 @@ async def test_a_token_is_renewed_ahead_of_its_end_and_no_link_is_made_anew(
 ) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
-        authority.expires_in = 0.5
+        authority.first_expires_in = [0.5]
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
             await hub.ready("s")
-            authority.expires_in = 3600
 
             async def is_renewed() -> bool:
                 assert isinstance(await hub.call("s.t"), Result)
@@ -234,11 +233,15 @@ async def test_a_running_hub_takes_a_login_up_within_a_second_and_gives_it_up_to
         assert reason_of(hub) == "it requires a login (nobody has logged in): run isthmus login s"
         assert server.shown == [], "nobody is asked what cannot help"
         await logged_in(hub, tmp_path / "state")
-        assert await eventually(lambda: hub.state("s") == "ready", "the hub takes it up") < 1.5
+        async with Metronome() as metronome:  # what a busy machine takes is not the hub's
+            took = await eventually(lambda: hub.state("s") == "ready", "the hub takes it up")
+            assert took - metronome.late_seconds < 1.5
         assert isinstance(await hub.call("s.t"), Result)
         assert shown_last(server) == "Bearer token-1"
         Vault(tmp_path / "state").remove(Slot("s"))
-        assert await eventually(lambda: hub.state("s") == "login", "the hub gives it up") < 1.5
+        async with Metronome() as metronome:
+            took = await eventually(lambda: hub.state("s") == "login", "the hub gives it up")
+            assert took - metronome.late_seconds < 1.5
 
 
 async def test_a_server_of_which_nothing_is_configured_is_told_how_to_log_in_at_and_left_alone(tmp_path: Path) -> None:
@@ -258,10 +261,9 @@ async def test_a_server_of_which_nothing_is_configured_is_told_how_to_log_in_at_
 async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
-        authority.expires_in = 1.0
+        authority.first_expires_in = [1.0]
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
-            authority.expires_in = 3600
             await hub.ready("s")
             await eventually(lambda: authority.count("refresh_token") == 1, "it is renewed")
             await eventually(lambda: b"refresh-2" in (Vault(tmp_path / "state").get(Slot("s")) or b""), "it is kept")
@@ -279,14 +281,13 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     monkeypatch.setattr(logins, "SOONEST_SECONDS", 0.05)
     async with Authority() as authority, Protected(authority) as server:
-        authority.expires_in = 0.2
+        authority.first_expires_in = [0.2]
         before, now = ({"client_id": "hub", "client_secret": f"the {word} secret"} for word in ("old", "new"))
         async with hub_of(tmp_path, {"s": entry_of(server, issuer=authority.url, **before)}) as hub:
             settings = hub.running.configuration.servers[0]
         people: list[asyncio.Task[int]] = []
         show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
         await log_in(LoginOptions(settings, within=10.0), Vault(tmp_path / "state"), show)
-        authority.expires_in = 3600
         async with hub_of(tmp_path, {"s": entry_of(server, issuer=authority.url, **now)}) as hub:
             await eventually(lambda: authority.count("refresh_token") == 1, "it is renewed")
             await hub.ready("s")
@@ -300,21 +301,21 @@ async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
 ) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
-        authority.expires_in = 1.0
+        authority.first_expires_in = [1.0]
+        # From the start: on a busy machine the login is renewed before the server is ready.
+        refused = {"error": "invalid_grant", "error_description": "refresh-1 is unknown"}
+        authority.refused_grants["refresh_token"] = (400, refused)
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
-            await hub.ready("s")
-            authority.refusals = [(400, {"error": "invalid_grant", "error_description": "refresh-1 is unknown"})]
             await eventually(lambda: authority.count("refresh_token") == 1, "it is tried")
             authority.good.clear()
-            await eventually(lambda: hub.state("s") == "login", "the hub says so", within=5.0)
             told = "it requires a login (its authorization server says invalid_grant): run isthmus login s"
-            assert reason_of(hub).startswith(told), "and does not repeat what was sent"
+            await eventually(lambda: reason_of(hub).startswith(told), "the hub says so")
+            assert hub.state("s") == "login"
             assert "refresh-1" not in reason_of(hub)
             knocks = server.turned_away
             assert isinstance(await hub.call("s.t"), NotConnected)
             assert authority.count("refresh_token") == 1
-            authority.expires_in = 3600.0
             await logged_in(hub, tmp_path / "state")
             await hub.ready("s")
             assert server.turned_away <= knocks + 1, "but for the one that asked where to log in"

@@ -37,10 +37,9 @@ async def test_a_login_has_a_key_which_is_kept_sealed_and_used_for_all_it_does(
 ) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with BindingAuthority() as authority, BoundServer(authority) as server:
-        authority.expires_in = 1.0
+        authority.first_expires_in = [1.0]
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
-            authority.expires_in = 3600
             await hub.ready("s")
             await eventually(lambda: authority.count("refresh_token") == 1, "it is renewed")
             await eventually(lambda: b"refresh-2" in (Vault(tmp_path / "state").get(Slot("s")) or b""), "it is kept")

@@ -16,7 +16,7 @@ from isthmus.model.faults import Executed
 from isthmus.model.names import ServerName
 from isthmus.telemetry import activity as module
 from isthmus.telemetry.activity import RecentCalls, steps_of
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import DONE, SERVER, Listener, call
 
@@ -28,7 +28,7 @@ def remembered(notes: list[tuple[str, dict[str, Value]]] | None = None) -> Recen
         if notes is not None:
             notes.append((event, about))
 
-    return RecentCalls(Counters(), note, lambda _, payload, length: bytes(payload).decode()[:length])
+    return RecentCalls(CallMetrics(), note, lambda _, payload, length: bytes(payload).decode()[:length])
 
 
 def begun(recorder: RecentCalls) -> InFlight:
@@ -59,6 +59,12 @@ def ended(seconds: float = 9.0, outcome: str = "result", executed: Executed = "y
             0.0,
             [("question", 1.0), ("answer", 2.0), ("progress", 9.5)],
             "received 0, sent 0, first_byte 1, question 1, answer 2, done 9",
+        ),
+        (
+            True,
+            0.0,
+            [("held", 1.0), ("decided", 7.0), ("checked", 7.5)],
+            "received 0, held 1, decided 7, checked 7.5, sent 7.5, first_byte 9, done 9",
         ),
     ],
 )

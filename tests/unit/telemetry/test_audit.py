@@ -22,7 +22,7 @@ from isthmus.model.calls import Outcome
 from isthmus.model.faults import Cancelled, NotWritten, UnknownTool
 from isthmus.telemetry import audit as module
 from isthmus.telemetry.audit import RECORD_BATCH, Audit
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, call, ready, tool
 
 SCRIBE = RecordEncoder(b"key")
@@ -83,7 +83,7 @@ class Bench:
     def __init__(self, mode: module.Mode) -> None:
         self.journal = Held()
         self.audit = Audit(self.journal, SCRIBE, mode, lambda: 5.0)
-        self.counters = Counters()
+        self.counters = CallMetrics()
         self.hub = Hub(Limits(), self.audit.over(self.counters))
         self.server_queue = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 
@@ -10,18 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.snapshot import Route
 from isthmus.core.figures import Histogram
 from isthmus.model.calls import Call, Result
 from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.telemetry import metrics as module
-from isthmus.telemetry.counters import Counters
-from isthmus.telemetry.metrics import CallMetrics, Exposition, TelemetrySettings, labels, write_calls
-from tests.unit.core.doubles import DONE, SERVER, HeldLink, Stage, call, tool
-from tests.unit.telemetry.test_counters import begun
+from isthmus.telemetry.metrics import CallMetrics, Exposition, GroupedCounters, TelemetrySettings, labels, write_calls
+from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, Stage, call, tool
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\[\\"n])*)"')
+
+
+def begun(asked: Call | None = None) -> InFlight:
+    """A call in flight, of which only the data matters."""
+    return InFlight(asked or call(), Listener(), CallMetrics(), asyncio.get_running_loop())
 
 
 def read(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -121,7 +127,9 @@ async def test_servers_beyond_the_limit_are_other(monkeypatch: pytest.MonkeyPatc
     metrics = CallMetrics()
     for name in ("a", "b", "c", "d"):
         await ended(metrics, call(f"{name}.read"), ServerName(name))
-        metrics.waited(ServerName(name), 0.1)
+        waiting = begun(call(f"{name}.read"))
+        waiting.route = Route(tool("read", name), f"{name}.read")
+        metrics.waited(waiting, 0.1)
     assert {key[0] for key in calls_in(metrics)} == {"a", "b", "other"} == {*metrics.waits}
 
 
@@ -150,7 +158,7 @@ async def test_uris_of_resources_and_invented_names_are_no_labels() -> None:
 
 async def test_calls_that_wait_in_a_queue_are_timed() -> None:
     metrics = CallMetrics(measures_servers=True)
-    counters = Counters(metrics)
+    counters = metrics
     inflight = Stage(tool("read")).hub.start(call(), begun().exchange)
     inflight.wait_seconds = 3.0
     counters.waited(inflight, 3.0)
@@ -226,3 +234,48 @@ def test_empty_histograms_and_odd_numbers_are_written() -> None:
 def test_settings_out_of_range_are_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         TelemetrySettings(**values)  # type: ignore[arg-type]
+
+
+async def test_calls_are_counted_by_server_and_by_how_they_ended() -> None:
+    counters = CallMetrics()
+    said_no = Result(msgspec.Raw(b"{}"), is_error=True)
+    for outcome in (DONE, DONE, said_no, TimedOut(SERVER, 1.0, executed="unknown")):
+        counters.ended(begun(), SERVER, outcome, 0.5)
+    counters.ended(begun(call("nobody.knows")), None, UnknownTool("nobody.knows"), 0.0)
+    counters.late(SERVER)
+    counts = counters.servers[SERVER]
+    assert (counts.calls, counts.seconds, counts.late) == (4, 2.0, 1)
+    assert counts.outcomes == {"result": 2, "tool_error": 1, "timed_out": 1}
+    assert counters.servers[None].outcomes == {"unknown_tool": 1}
+
+
+async def test_servers_that_come_and_go_can_be_counted_as_one() -> None:
+    counters = CallMetrics()
+    grouped = GroupedCounters(counters, ServerName("#"))
+    for name in ("a#1", "b#2"):
+        grouped.ended(begun(), ServerName(name), DONE, 0.5)
+        grouped.waited(begun(), 0.5)
+        grouped.late(ServerName(name))
+    grouped.ended(begun(), None, UnknownTool("x"), 0.0)
+    assert {*counters.servers} == {"#", None}
+    counts = counters.servers[ServerName("#")]
+    assert (counts.seconds, counts.late, counts.outcomes) == (1.0, 2, {"result": 2})
+
+
+async def test_ever_new_names_are_counted_as_others_from_some_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNTED_SERVERS_MAX", 2)
+    counters = CallMetrics()
+    for name in ("a", "b", "c", "d", "a"):
+        counters.ended(begun(), ServerName(name), DONE, 0.5)
+    assert {name: counts.calls for name, counts in counters.servers.items()} == {"a": 2, "b": 1, module.OTHERS: 2}
+
+
+async def test_the_time_that_a_person_takes_is_not_the_servers() -> None:
+    metrics = CallMetrics()
+    inflight = begun()
+    inflight.steps = [("held", 1.0), ("decided", 7.0)]
+    metrics.ended(inflight, SERVER, DONE, 8.0)
+    inflight.steps = [("held", 2.0)]
+    metrics.ended(inflight, SERVER, TimedOut(SERVER, 1.0, executed="no"), 9.0)
+    assert [series.durations.sum for series in metrics.series.values()] == [2.0, 2.0]
+    assert metrics.servers[SERVER].seconds == 4.0

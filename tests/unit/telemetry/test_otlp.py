@@ -12,7 +12,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from isthmus.model.names import ServerName
 from isthmus.telemetry import otlp as module
-from isthmus.telemetry.counters import Counters
 from isthmus.telemetry.metrics import CallMetrics, TelemetrySettings
 from isthmus.telemetry.otlp import OtlpExporter, OtlpSettings, OtlpUnusable, Telemetry, duration_families, read_otlp
 from isthmus.telemetry.protobuf import encode_histogram, envelope, scope
@@ -186,7 +185,7 @@ async def test_what_does_not_fit_is_dropped_and_counted() -> None:
 
 async def test_without_traces_the_recorder_stays_as_it_is() -> None:
     exporter = OtlpExporter(read({**HERE, "OTEL_TRACES_EXPORTER": "none"}), CallMetrics())
-    recorder = Counters()
+    recorder = CallMetrics()
     for telemetry in (Telemetry(CallMetrics()), Telemetry(CallMetrics(), exporter)):
         assert telemetry.over(recorder, lambda _: None) is recorder
 

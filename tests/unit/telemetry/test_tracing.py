@@ -18,7 +18,7 @@ from isthmus.model.calls import Kind, Result
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import SpanContext, parent_of
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from isthmus.telemetry.protobuf import envelope, scope
 from isthmus.telemetry.tracing import CallAbout, Sampler, SpanEncoder, Trace, TracedCall, TracingRecorder
 from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, call, raw, ready, tool
@@ -33,7 +33,7 @@ class Traced:
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.ended: list[TracedCall] = []
-        self.counters = Counters()
+        self.counters = CallMetrics()
         recorder = TracingRecorder(self.counters, sampler or Sampler(), self.ended.append, lambda _: "http")
         self.hub = Hub(Limits(), recorder)
         self.queue = ServerQueue(SERVER, self.hub.limits)

@@ -18,7 +18,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -151,7 +151,7 @@ class Kept:
     """A hub with kept servers, and the links that were made for them."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.hub = Hub(limits or Limits(), Counters())
+        self.hub = Hub(limits or Limits(), CallMetrics())
         self.background = BackgroundTasks()
         self.links: list[Scripted] = []
         self.prepare: Callable[[Scripted], None] = lambda _link: None

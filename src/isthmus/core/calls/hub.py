@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import cached_property, partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import ref
 
 import msgspec
@@ -28,13 +29,13 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
 from isthmus.core.catalog.sets import SetSettings
-from isthmus.core.catalog.snapshot import Route, ServerStatus, Snapshot, View
-from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder
+from isthmus.core.catalog.snapshot import ALL_EXPOSED, Route, ServerStatus, Snapshot, View, VirtualRoute
+from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder, VirtualTool
 from isthmus.core.settings import Limits
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.core.watch.subscriptions import Subscriptions
-from isthmus.model.callers import Caller, Grants
+from isthmus.model.callers import Caller, Exposure, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, ClientCapabilities, Outcome, Surface
 from isthmus.model.faults import (
     BadArguments,
@@ -50,7 +51,19 @@ from isthmus.model.faults import (
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 
+if TYPE_CHECKING:  # it starts calls again
+    from isthmus.core.calls.approvals import CallApprovals
+
 log = structlog.get_logger(__name__)
+
+
+class Held(Enum):
+    """What a stage returns for a call that goes on elsewhere: its holder starts it again, lets it go on, or ends it."""
+
+    HELD = "held"
+
+
+HELD: Final = Held.HELD
 
 METHOD_NOT_FOUND = -32601
 """The JSON-RPC code for an unknown method."""
@@ -65,6 +78,11 @@ PAUSE_FACTOR = 4
 PAUSE_SECONDS_MAX = 1.0
 """If the watchers took longer than that, the next notification waits so many times as long: where thousands of servers
 connect and disconnect, the loop would otherwise only notify."""
+
+
+NewInFlight: TypeAlias = Callable[
+    [Call, Exchange, Recorder, asyncio.AbstractEventLoop, "ref[InFlight] | None"], InFlight
+]
 
 
 class Hub:
@@ -85,6 +103,8 @@ class Hub:
         self._recorder = recorder
         self.audit_gate = recorder.audit_gate
         self._on_start = recorder.started
+        self.new_inflight: NewInFlight = InFlight
+        """Makes the running calls; another one where they are recorded into a cassette."""
         self.validation: ArgumentValidator | None = None
         """Checks arguments that take long to check. Without it, such calls are refused."""
         self._loop = asyncio.get_running_loop()
@@ -101,6 +121,10 @@ class Hub:
         """The operator's own policy; set before the first server."""
         self.sets: Mapping[str, SetSettings] = {}
         """The operator's sets by name; see `change_sets`."""
+        self.exposed = ALL_EXPOSED
+        """What lists have instead of servers' tools; see `change_exposure` and `add_virtual_tools`."""
+        self._stages = STAGES
+        self._approvals: CallApprovals | None = None
         self._snapshot = Snapshot(0, {}, self._checks)
         self._changed: dict[ServerName, ServerStatus | None] = {}
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
@@ -119,8 +143,9 @@ class Hub:
     @cached_property
     def snapshot(self) -> Snapshot:
         """All servers now: the same value until something changes, then created on demand."""
-        if self._changed or self._snapshot.sets is not self.sets:
-            server_statuses = {**self._snapshot.server_statuses}
+        before = self._snapshot
+        if self._changed or before.sets is not self.sets or before.exposed is not self.exposed:
+            server_statuses = {**before.server_statuses}
             for server, server_status in self._changed.items():
                 if server_status is None:
                     server_statuses.pop(server, None)
@@ -128,9 +153,19 @@ class Hub:
                     server_statuses[server] = server_status
             self._changed = {}
             self._snapshot = Snapshot(
-                self._snapshot.version + 1, server_statuses, self._checks, self.custom_policy, self.sets
+                before.version + 1, server_statuses, self._checks, self.custom_policy, self.sets, self.exposed
             )
         return self._snapshot
+
+    @property
+    def approvals(self) -> CallApprovals | None:
+        """Holds calls until a person allows them; None without rules, so that calls pay nothing for it."""
+        return self._approvals
+
+    @approvals.setter
+    def approvals(self, approvals: CallApprovals | None) -> None:
+        self._approvals = approvals
+        self._stages = STAGES if approvals is None else HOLDING_STAGES
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -139,13 +174,14 @@ class Hub:
 
         `within` is the call that makes this one, if a function of this process serves that.
         """
-        inflight = InFlight(call, exchange, self._recorder, self._loop, within)
+        inflight = self.new_inflight(call, exchange, self._recorder, self._loop, within)
         try:
             if self._on_start is not None:
                 self._on_start(inflight)
-            for stage in STAGES:
+            for stage in self._stages:
                 if (outcome := stage(self, inflight)) is not None:
-                    if not call.client_caps or not isinstance(outcome, _UNKNOWN) or not self._retry_later(inflight):
+                    is_unknown = bool(call.client_caps) and isinstance(outcome, _UNKNOWN)
+                    if outcome is not HELD and not (is_unknown and self._retry_later(inflight)):
                         inflight.finish(outcome)
                     break
         except Exception as defect:  # noqa: BLE001 - it must cost one call, not the connection that brought it
@@ -172,9 +208,17 @@ class Hub:
     def start_again(self, inflight: InFlight) -> None:
         """Run the stages of a call again; a name that is still unknown stays unknown."""
         inflight.note("checked")
+        self._run(inflight, self._stages)
+
+    def proceed(self, inflight: InFlight) -> None:
+        """Continue with a call that a person has allowed, from the stage after the one that held it."""
+        self._run(inflight, STAGES[STAGES.index(validate) + 1 :])
+        inflight.keep_timeout()
+
+    def _run(self, inflight: InFlight, stages: Iterable[Stage]) -> None:
         try:
-            outcome = next((found for stage in STAGES if (found := stage(self, inflight)) is not None), None)
-            if outcome is not None:
+            outcome = next((found for stage in stages if (found := stage(self, inflight)) is not None), None)
+            if outcome is not None and outcome is not HELD:
                 inflight.finish(outcome)
         except Exception as defect:  # noqa: BLE001 - as in `start`
             _fail_with_bug(inflight, defect)
@@ -297,6 +341,30 @@ class Hub:
         if sets != self.sets:
             self.sets = sets
             self._renew()
+
+    def change_exposure(self, expose: Exposure) -> None:
+        """Replace the hub's exposure, which holds where neither the caller nor its set has one."""
+        if expose != self.exposed.default:
+            self.exposed = msgspec.structs.replace(self.exposed, default=expose)
+            self._renew()
+
+    def add_virtual_tools(self, expose: Exposure, *tools: VirtualTool) -> None:
+        """Let lists with this exposure have these tools of the hub, in this order."""
+        virtual, names = self.exposed.virtual, self.exposed.names.union(each.tool.name for each in tools)
+        virtual = {**virtual, expose: (*virtual.get(expose, ()), *tools)}
+        self.exposed = msgspec.structs.replace(self.exposed, virtual=virtual, names=names)
+        self._renew()
+
+    def redirected(self, call: Call) -> Call:
+        """The call that a call of a virtual tool stands for; the same call if it stands for none.
+
+        `find` does this for every call. Frontends need it where they look at a call's tool before the call starts.
+        """
+        if call.name not in self.exposed.names:
+            return call
+        route = self.snapshot.find_virtual(call.caller.grants, call.surface, call.client_caps, call.name)
+        redirected = None if route is None or call.kind != "tool" else route.virtual.redirect(call)
+        return redirected if isinstance(redirected, Call) else call
 
     def _change(self, server: ServerName, server_status: ServerStatus | None) -> None:
         self._changed[server] = server_status
@@ -481,10 +549,10 @@ def _fail_with_bug(inflight: InFlight, defect: Exception) -> None:
 
 # -- the stages of a call ----------------------------------------------------------------------------------------------
 
-Stage: TypeAlias = Callable[[Hub, InFlight], Outcome | None]
+Stage: TypeAlias = Callable[[Hub, InFlight], Outcome | Held | None]
 
 
-def find(hub: Hub, inflight: InFlight) -> Fault | None:
+def find(hub: Hub, inflight: InFlight) -> Outcome | Held | None:
     """Look the name up in the caller's own view, which is also what the caller's lists show.
 
     A denied tool is not in the view: denied and unknown are one answer. If its server was never reached, a caller that
@@ -499,14 +567,17 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
             if call.surface.style == "llm":  # only these names have aliases
                 route = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).by_alias(call.name)
             if route is None:
-                return hub.unreached(call.caller.grants, call.surface, call.name) or UnknownTool(call.name)
+                virtual = hub.snapshot.find_virtual(call.caller.grants, call.surface, call.client_caps, call.name)
+                if virtual is not None:
+                    return _start_virtual(hub, inflight, virtual)
+                return hub.unreached(call.caller.grants, call.surface, call.name) or _unknown(hub, call)
         inflight.route = route
         inflight.name = route.feature.name
         return None
     view = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
     found = view.find(call.kind, call.name)
     if found is None:
-        return _unknown(call, view)
+        return _unknown(hub, call, view)
     inflight.route, inflight.name = found.route, found.name
     if call.kind == "method":
         server = found.route.feature.server
@@ -517,14 +588,44 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     return None
 
 
-def _unknown(call: Call, view: View) -> Fault:
+def _start_virtual(hub: Hub, inflight: InFlight, route: VirtualRoute) -> Outcome | Held | None:
+    """Start a call of a tool of the hub itself, or find the tool that it stands for.
+
+    Such names are in no table of routes, so that other calls pay nothing for them.
+    """
+    call, virtual = inflight.call, route.virtual
+    redirected = virtual.redirect(call)
+    if isinstance(redirected, Fault):
+        return redirected
+    if redirected is None:
+        inflight.route = route
+        if (detail := route.check(call.arguments)) is not None:
+            return BadArguments(call.name, detail)
+        longest = hub.limits.hard_seconds
+        inflight.limit(longest if call.timeout is None else min(call.timeout, longest), hub.deadlines)
+        virtual.start(inflight)
+        return HELD
+    inflight.call = redirected
+    outcome = find(hub, inflight)
+    if not isinstance(outcome, UnknownTool):
+        return outcome
+    inflight.call = call
+    if not call.client_caps or not hub._retry_later(inflight):
+        virtual.unknown(inflight, redirected.name)
+    return HELD
+
+
+def _unknown(hub: Hub, call: Call, view: View | None = None) -> Fault:
+    about = (call.caller.grants, call.surface)
     match call.kind:
-        case "tool" | "method":
+        case "tool":
+            return UnknownTool(call.name, is_denied=hub.snapshot.is_denied(*about, "tools", call.name))
+        case "method":
             return UnknownTool(call.name)
         case "prompt" | "prompt_argument":
-            return UnknownPrompt(call.name)
+            return UnknownPrompt(call.name, is_denied=hub.snapshot.is_denied(*about, "prompts", call.name))
         case "resource" | "uri_argument":
-            return UnknownResource(call.name, view.candidates(call.name))
+            return UnknownResource(call.name, () if view is None else view.candidates(call.name))
         case "task" | "task_result" | "task_cancel" | "task_update":
             server = call.surface.server
             return UnknownTool(call.name) if server is None else NotConnected(server, "it was removed")
@@ -550,6 +651,18 @@ def validate(hub: Hub, inflight: InFlight) -> Fault | None:
         inflight.carriage = EXPENSIVE
         return None
     return BadArguments(inflight.call.name, detail)
+
+
+def validate_and_hold(hub: Hub, inflight: InFlight) -> Outcome | Held | None:
+    """`validate`, and hold the call if a rule says that a person must allow it first.
+
+    After the arguments are complete, because these are approved; before the cache, because a result is a result.
+    """
+    call = inflight.call
+    if (fault := validate(hub, inflight)) is not None:
+        return fault
+    assert hub.approvals is not None
+    return hub.approvals.check(hub, inflight, call)
 
 
 def use_cache(hub: Hub, inflight: InFlight) -> Outcome | None:
@@ -597,3 +710,6 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
 
 
 STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)
+
+HOLDING_STAGES: tuple[Stage, ...] = (find, validate_and_hold, use_cache, submit)
+"""The stages of a hub with rules for approvals."""

@@ -116,6 +116,19 @@ class Deadlines:
 UNWRITTEN = object()
 """The `carriage` of a call that has a slot, and is sent once its exchange has stored that it may be sent."""
 
+
+class HeldCall:
+    """The `carriage` of a call that waits for a person's approval, or for the approval's use to be stored."""
+
+    __slots__ = ("carriage", "late")
+
+    def __init__(self, carriage: object, late: Callable[[], Fault]) -> None:
+        self.carriage = carriage
+        """What the call had before."""
+        self.late = late
+        """How the call ends if nobody decides before its deadline."""
+
+
 QUESTIONS_MAX = 100
 """Open questions of one call; further ones are declined."""
 
@@ -244,6 +257,35 @@ class InFlight:
         self._deadlines = deadlines
         self._bucket = deadlines.add(self, seconds)
 
+    def begin_hold(self, seconds: float, deadlines: Deadlines, late: Callable[[], Fault]) -> None:
+        """Let the call wait for a person, at most this long; then it ends with the fault that `late` returns."""
+        self.end_hold()
+        self.note("held")
+        self.carriage = HeldCall(self.carriage, late)
+        self.limit(seconds, deadlines)
+
+    def end_hold(self) -> None:
+        """End the wait. The call has no deadline until its next stage sets one."""
+        if isinstance(self.carriage, HeldCall):
+            self.note("decided")
+            self.carriage = self.carriage.carriage
+            if self._bucket is not None:
+                self._bucket.pop(self, None)
+                self._bucket = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for a person."""
+        return isinstance(self.carriage, HeldCall)
+
+    def keep_timeout(self) -> None:
+        """Count the time for which the call was held towards its caller's own timeout."""
+        if self.call.timeout is not None and not self.is_over:
+            left = max(TICK_SECONDS, self._started + self.call.timeout - self._loop.time())
+            if left < self.timeout:
+                self.timeout = left
+                self._expire_in(left)
+
     def prolong(self) -> None:
         """Let it take as long as any call may, because its caller does not wait on a connection."""
         if self.server_queue is not None:
@@ -272,6 +314,17 @@ class InFlight:
             self.steps = []
         if len(self.steps) < STEPS_MAX:
             self.steps.append((step, perf_counter() - self._began))
+
+    def held_seconds(self, at: float) -> float:
+        """How long it has waited for people, seen so many seconds after its start."""
+        held = -1.0
+        total = 0.0
+        for step, time in self.steps or ():
+            if step == "held":
+                held = time
+            elif step == "decided" and held >= 0:
+                total, held = total + time - held, -1.0
+        return total if held < 0 else total + at - held
 
     def emit(self, event: Event) -> None:
         """Send an event to the caller, unless the call has ended. It is a sign of life."""
@@ -497,6 +550,9 @@ class InFlight:
     def expire(self) -> None:
         """The deadline has passed: end the call and tell the server to stop, unless there was a sign of life."""
         if self.is_over:
+            return
+        if isinstance(self.carriage, HeldCall):
+            self.finish(self.carriage.late())
             return
         if self._clock is not None and not self.questions and self._left_in_all():
             left = self._due() - self._loop.time()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -239,19 +239,24 @@ class TemplateShape:
 
     def fits(self, uri: str) -> bool:
         """Whether the template may stand for this URI."""
-        first, *middle = self._parts
-        if not middle:
-            return uri == first
-        last = middle.pop()
-        if not uri.startswith(first) or not uri.endswith(last):
+        return has_parts(uri, self._parts)
+
+
+def has_parts(text: str, parts: Sequence[str]) -> bool:
+    """Whether a text begins with the first of these parts, ends with the last, and has the others between, in order."""
+    first, *middle = parts
+    if not middle:
+        return text == first
+    last = middle.pop()
+    if not text.startswith(first) or not text.endswith(last):
+        return False
+    position, end = len(first), len(text) - len(last)
+    for part in middle:
+        found = text.find(part, position, end)
+        if found < 0:
             return False
-        position, end = len(first), len(uri) - len(last)
-        for part in middle:
-            found = uri.find(part, position, end)
-            if found < 0:
-                return False
-            position = found + len(part)
-        return position <= end
+        position = found + len(part)
+    return position <= end
 
 
 PRECISE_MAX = 32

@@ -157,7 +157,7 @@ def labels_of(feature: Feature, rules: ToolRules) -> Labels:
     meta = _object(feature, "_meta")
     lists = [table.get("tags") for table in map(meta.get, _META) if isinstance(table, dict)]
     claimed = {f"{TAG}{tag}" for tags in lists if isinstance(tags, list) for tag in tags if isinstance(tag, str)}
-    hints = _hints(feature) if isinstance(feature, Tool) else {}
+    hints = hints_of(feature) if isinstance(feature, Tool) else {}
     claimed |= {f"{HINT}{hint}" for hint, is_set in hints.items() if is_set}
     if rules.is_trusted:
         return Labels(own | claimed, own | claimed)
@@ -165,7 +165,7 @@ def labels_of(feature: Feature, rules: ToolRules) -> Labels:
     return Labels(own, own | claimed | suspected)
 
 
-def _hints(tool: Tool) -> dict[Hint, bool]:
+def hints_of(tool: Tool) -> dict[Hint, bool]:
     """The hints of a tool; a value that is not a boolean counts as missing."""
     annotations = _object(tool, "annotations")
     hints: dict[Hint, bool] = {}

@@ -18,6 +18,7 @@ import msgspec
 from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, canonical, llm_form, llm_table, with_digits
 from isthmus.core.catalog.rules import Defaults, compile_defaults
+from isthmus.model.callers import Exposure
 from isthmus.model.calls import Style
 from isthmus.model.features import Tool
 
@@ -65,6 +66,8 @@ class SetSettings:
     """The longest description of a tool; longer ones are cut at the end of a sentence."""
     tool: Mapping[str, SetTool] = field(default_factory=dict)
     """Changes by tool, named `server.tool`."""
+    expose: Exposure | None = None
+    """Which tools its lists have; None for what the hub says."""
     variants: dict[tuple[str, bytes, tuple[str, ...]], SetVariant | str] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )

@@ -8,6 +8,7 @@ names and definitions of its own. `explain_access` says why a permission set rea
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from isthmus.core.catalog.names import (
     normalized_template,
     qualified,
     uri_table,
+    with_digits,
     without_query,
 )
 from isthmus.core.catalog.rules import (
@@ -45,7 +47,8 @@ from isthmus.core.catalog.rules import (
     without_required,
 )
 from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
-from isthmus.model.callers import Grants
+from isthmus.core.ports import VirtualTool
+from isthmus.model.callers import Exposure, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Style, Surface
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
@@ -100,6 +103,24 @@ def ruled_route(
     return Route(without_required(tool, defaults), exposed, check, changes, seconds, rules.is_trusted, tool)
 
 
+class VirtualRoute(Route, frozen=True, eq=False, kw_only=True):
+    """The route of a tool of the hub itself."""
+
+    virtual: VirtualTool
+
+
+class ExposedTools(msgspec.Struct, frozen=True, eq=False):
+    """The hub's exposure, and the tools of the hub that views list instead of servers' tools, by exposure."""
+
+    default: Exposure = "all"
+    virtual: Mapping[Exposure, tuple[VirtualTool, ...]] = {}
+    names: frozenset[str] = frozenset()
+    """The names of all these tools."""
+
+
+ALL_EXPOSED = ExposedTools()
+
+
 class NotReadyServer(msgspec.Struct, frozen=True):
     """A visible server that is not ready; `is_listed` says whether its cached tools are in the list."""
 
@@ -131,6 +152,7 @@ class View:
         "abilities",
         "aliases",
         "description",
+        "found",
         "hubs",
         "left_out",
         "memo",
@@ -142,12 +164,18 @@ class View:
         "set",
         "templates",
         "unlisted",
+        "virtual",
         "whole",
     )
 
     def __init__(self, policy: Policy, abilities: Mapping[ServerName, frozenset[Ability]]) -> None:
         self._policy = policy
         self.routes: dict[str, Route] = {}
+        """What can be called by name. It is also what is listed, unless there are `virtual` tools."""
+        self.virtual: dict[str, VirtualRoute] = {}
+        """Tools of the hub itself that are listed instead of `routes`. No route has a name of theirs."""
+        self.found: Mapping[str, Route] = {}
+        """Tools that are listed besides `virtual`, because the caller's session has found them."""
         self.aliases: Mapping[str, str] = {}
         """Names with underscores for hyphens, and the real names. They are not listed."""
         self.prompts: dict[str, Route] = {}
@@ -186,6 +214,18 @@ class View:
         return self.abilities | {"tools"} if is_unheard or not self.servers else self.abilities
 
     @property
+    def listed(self) -> Mapping[str, Route]:
+        """The tools to list."""
+        return {**self.virtual, **self.found} if self.virtual else self.routes
+
+    def with_found(self, names: Iterable[str]) -> View:
+        """The same view, listing these tools besides those of the hub, as far as the caller still has them."""
+        view = copy.copy(self)
+        view.found = {name: route for name in names if (route := self.routes.get(name)) is not None}
+        view.memo, view._digests = {}, {}
+        return view
+
+    @property
     def digest(self) -> bytes:
         """Changes exactly when the listed tools, their names or their definitions do."""
         return self.digest_of("tools")
@@ -193,8 +233,8 @@ class View:
     def digest_of(self, topic: Topic) -> bytes:
         """Changes exactly when that list does."""
         if topic not in self._digests:
-            tables: Mapping[Topic, tuple[dict[str, Route], ...]] = {
-                "tools": (self.routes,),
+            tables: Mapping[Topic, tuple[Mapping[str, Route], ...]] = {
+                "tools": (self.listed,),
                 "prompts": (self.prompts,),
                 "resources": (self.resources, self.templates),
             }
@@ -245,7 +285,7 @@ class View:
         """The route of a call of this kind; None if the caller sees none."""
         match kind:
             case "tool":
-                return _found(self.find_tool(name))
+                return _found(self.find_tool(name) or self.virtual.get(name))
             case "prompt" | "prompt_argument":
                 return _found(self.prompts.get(name))
             case "uri_argument":
@@ -262,6 +302,10 @@ class View:
                 if self.whole is None or METHOD.fullmatch(name) is None:
                     return None
                 return _unlisted_route(self.whole, name)
+
+    def is_known(self, kind: Kind, name: str) -> bool:
+        """Whether a call of this name need not wait for servers that start. A tool of the hub may name any other."""
+        return self.find(kind, name) is not None and not (kind == "tool" and name in self.virtual)
 
     def by_alias(self, name: str) -> Route | None:
         """The tool whose name with underscores this is."""
@@ -435,9 +479,11 @@ class Snapshot:
         checks: CheckCache,
         custom_policy: CustomPolicy | None = None,
         sets: Mapping[str, SetSettings] = {},
+        exposed: ExposedTools = ALL_EXPOSED,
     ) -> None:
         self.version = version
         self.sets = sets
+        self.exposed = exposed
         self._custom_policy = custom_policy
         self.server_statuses = server_statuses
         self._checks = checks
@@ -455,7 +501,7 @@ class Snapshot:
         """The same snapshot without the operator's own policy."""
         if self._custom_policy is None:
             return self
-        return Snapshot(self.version, self.server_statuses, self._checks, sets=self.sets)
+        return Snapshot(self.version, self.server_statuses, self._checks, sets=self.sets, exposed=self.exposed)
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The view of these permissions on this surface, compiled on first use."""
@@ -467,7 +513,34 @@ class Snapshot:
             if len(views) >= VIEWS_MAX:
                 del views[next(iter(views))]
             view = views[key] = self._compile(grants, surface, client_caps if is_varied else NO_CAPABILITIES)
+            if virtual := self.exposed.virtual.get(self.exposure(grants, surface)):
+                self._add_virtual(view, virtual)
         return view
+
+    def exposure(self, grants: Grants, surface: Surface) -> Exposure:
+        """Which tools the lists of these permissions have: the surface decides, else the caller, its set, the hub."""
+        return surface.expose or grants.expose or self._set_of(grants, surface).expose or self.exposed.default
+
+    def _add_virtual(self, view: View, tools: Iterable[VirtualTool]) -> None:
+        """Let a view list tools of the hub. A server's tool of the same name is called `server.tool` there."""
+        for virtual in tools:
+            name = virtual.tool.name
+            view.virtual[name] = VirtualRoute(virtual.tool, name, self._checks.of(virtual.tool), virtual=virtual)
+            if (taken := view.routes.pop(name, None)) is not None:
+                pair = (taken.feature.server, taken.feature.name)
+                exposed = canonical(pair)
+                if exposed in view.routes:
+                    exposed = with_digits(llm_form(pair), pair, set(view.routes))
+                view.routes[exposed] = replace(taken, exposed=exposed)
+        view.abilities |= {"tools"}
+
+    def find_virtual(
+        self, grants: Grants, surface: Surface, client_caps: ClientCapabilities, name: str
+    ) -> VirtualRoute | None:
+        """The route of a tool of the hub itself, if the caller's lists have it."""
+        if name not in self.exposed.names:  # nearly all names: no view need be compiled
+            return None
+        return self.view(grants, surface, client_caps).virtual.get(name)
 
     def find_tool(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities, name: str) -> Route | None:
         """The route of a tool's name; with many servers, only the one that it names is compiled."""
@@ -532,6 +605,40 @@ class Snapshot:
             if any(_may_have(policy, server_status, tool) for tool in own or {name, name.removeprefix(f"{server}.")}):
                 return server
         return None
+
+    def is_denied(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> bool:
+        """Whether a tool or prompt has this name, and these permissions hide it. Only operators may learn that."""
+        server, own = self._meaning(grants, surface, listed, name)
+        server_status = self.server_statuses.get(server)
+        if server_status is None or server_status.state == "disabled" or surface.server not in (None, server):
+            return False
+        # A dict of all: to look until it is found would take less time for a name that exists.
+        feature = {each.name: each for each in _all_of(server_status, listed)}.get(own)
+        rules = server_status.rules
+        if feature is None or (listed == "tools" and not rules.shows(own)):
+            return False
+        if surface.set or grants.set:
+            settings = self._set_of(grants, surface)
+            allow = settings.tools if listed == "tools" else settings.prompts
+            grants = Grants(allow, settings.exclude).bounded_by(grants)
+        return not _is_allowed(self.policy(grants), feature, rules)
+
+    def _meaning(self, grants: Grants, surface: Surface, listed: ListName, name: str) -> Pair:
+        """The server and the own name of a tool or prompt that has this name on a surface; an empty pair if none."""
+        style: Style = "llm" if surface.style == "llm" else "canonical"
+        if surface.set or grants.set:
+            settings = self._set_of(grants, surface)
+            names = self._names_in_set(grants.set or surface.set, settings, style, listed)
+            found = {exposed: pair for pair, exposed in names.items()}.get(name)
+            if found is not None or surface.set:
+                return found or (ServerName(""), FeatureName(""))
+        if surface.style == "llm":
+            names = self._names_of(surface, listed) or {}
+            return {exposed: pair for pair, exposed in names.items()}.get(name, (ServerName(""), FeatureName("")))
+        if surface.style == "own":
+            return surface.server or ServerName(""), FeatureName(name)
+        server, _, own = name.partition(".")
+        return ServerName(server), FeatureName(own)
 
     def _is_varied(self, client_caps: ClientCapabilities, server: ServerName | None) -> bool:
         if server is not None:

@@ -38,6 +38,8 @@ from isthmus.core.tasks.live_task import (
     LiveTask,
     NewTask,
     Report,
+    ResumableWork,
+    ShutdownListener,
     TaskExists,
     TaskNotStored,
     TaskStore,
@@ -55,6 +57,7 @@ from isthmus.core.tasks.record import (
     TaskOwner,
     TaskRecord,
     document_of,
+    is_approval,
     is_login,
     login_question,
     outcome_bytes,
@@ -113,7 +116,9 @@ class TaskEngine:
         self._store = TaskStore(journal)
         self.offline_queue = OfflineQueue(hub, now, self.resume_call)
         self._left: list[TaskRecord] = []
-        """Unsent tasks of the previous hub."""
+        """Tasks of the previous hub that were not sent, or whose work continues."""
+        self.work_of: Callable[[TaskRecord], TaskWork | None] = lambda _: None
+        """The work of a task that continues after a restart; None if this hub cannot do it."""
         self.on_due: OnDue = lambda _: None
         """Receives deliveries as soon as they are stored; without it they stay due."""
         self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
@@ -147,6 +152,7 @@ class TaskEngine:
             brief=draft.brief,
             metadata=draft.metadata,
             recipients=draft.recipients,
+            resumes=hasattr(draft.call, "first_documents"),
         )
         live = LiveTask(record)
         if draft.listeners:
@@ -171,6 +177,8 @@ class TaskEngine:
             due = deliveries_of(live.record)
             self.storage_quota.count_due(live.record.owner, due)
         documents = (document, *draft.besides, *due)
+        if record.resumes and isinstance(draft.call, ResumableWork):
+            documents = (*documents, *draft.call.first_documents(*live.key))
         facts, live.notes = (*live.notes, *self._start_facts(live)), []
         self._journal.write(documents, partial(self._on_begun, live, live.record, documents), facts)
         result = await begun
@@ -275,6 +283,17 @@ class TaskEngine:
             pending = self.offline_queue.pending(live, live.inflight)
             live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
 
+    def hold(self, live: LiveTask, notice: Question) -> None:
+        """Show that a task's call waits for an operator. It was not sent, so the next hub asks again."""
+        asked = StoredQuestion(notice.method, notice.params)
+        if live.record.asked != asked and not live.record.is_ended:
+            self.change(live, state="auth_required", asked=asked)
+
+    def end_hold(self, live: LiveTask) -> None:
+        """An operator has allowed the call of a task."""
+        if live.record.asked is not None and is_approval(live.record.asked):
+            self.change(live, state="submitted", asked=None)
+
     def may_send(self, live: LiveTask, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
         """Whether a call that has left its queue may be sent now; otherwise `send` is called once that is stored."""
         if live.is_starting:
@@ -339,6 +358,8 @@ class TaskEngine:
         if (pending := self.offline_queue.put_back(live, inflight)) is None:
             return False
         live.inflight = live.send = None
+        if self._hub.approvals is not None:
+            self._hub.approvals.not_sent(inflight)
         self._store_waiting(live, pending)
         return True
 
@@ -354,17 +375,43 @@ class TaskEngine:
         """Continue the unsent tasks of the previous hub. Call it once the servers of then are configured."""
         left, self._left = self._left, []
         for record in left:
-            assert record.pending is not None, "`recover` selects these"
             live = LiveTask(record, is_stored=True)
+            if record.resumes:
+                self._resume_work(live)
+                continue
+            assert record.pending is not None, "`recover` selects these"
             live.call, live.since = record.pending.call, record.pending.since
             live.waits_for_login = record.pending.waits_for_login
             live.is_left = True
             self._store.set_running(live)
             self.resume_call(live)
 
+    def _resume_work(self, live: LiveTask) -> None:
+        """Continue work whose progress is stored."""
+        work = self.work_of(live.record)
+        if work is None:
+            self.change(live, state="failed", phase="over", ending=LOST, asked=None)
+            return
+        self._store.set_running(live)
+        running = work.start(TaskExchange(self, live))
+        if running.outcome is None:
+            live.inflight = running
+
+    def leave(self, live: LiveTask) -> None:
+        """Leave a task whose work is stored to the next hub."""
+        live.inflight = None
+        self._store.set_idle(live)
+        for listener in list(live.listeners):
+            if isinstance(listener, ShutdownListener):
+                listener.left()
+
     def release_offline(self) -> None:
-        """Leave tasks that wait for a disconnected server to the next hub."""
-        self._release([live for live in self._unsent() if live.inflight is None])
+        """Leave tasks that wait for a disconnected server, or for an operator, to the next hub."""
+        unsent = [live for live in self._unsent() if live.inflight is None or _is_held(live)]
+        for live in unsent:
+            if live.inflight is not None:
+                self._drop_call(live)
+        self._release(unsent)
 
     def release_unsent(self) -> None:
         """Leave all unsent tasks to the next hub, including those in a server's queue."""
@@ -485,7 +532,9 @@ class TaskEngine:
         live.since = self.now()
         live.is_starting = True
         messages, brief = (*record.said, said), brief or record.brief
-        self.change(live, state="submitted", phase="sent", asked=None, said=messages, brief=brief, pending=None)
+        # Only the work that a task begins with is stored beside it.
+        changes = {"asked": None, "said": messages, "brief": brief, "pending": None, "resumes": False}
+        self.change(live, state="submitted", phase="sent", **changes)
         self._launch(live, call)
         self._update_phase(live)
         live.is_starting = False
@@ -745,7 +794,9 @@ class TaskEngine:
             last = found[-1]
             records = [record for document in found if (record := decode_or_log(document)) is not None]
             for record in records:
-                if record.phase == "sent":
+                if record.resumes and record.phase == "sent":
+                    self._left.append(record)
+                elif record.phase == "sent":
                     lost.append(record)
                     live = LiveTask(record, is_stored=True)
                     self.change(live, state="failed", phase="over", ending=LOST, asked=None)
@@ -780,6 +831,14 @@ class TaskExchange:
         """See `Exchange`."""
         self._engine.ask(self.live, question, reply)
 
+    def held(self, notice: Question) -> None:
+        """See `HoldableExchange`."""
+        self._engine.hold(self.live, notice)
+
+    def released(self) -> None:
+        """See `HoldableExchange`."""
+        self._engine.end_hold(self.live)
+
     def retract(self, reply: OnReply) -> None:
         """See `RetractingExchange`."""
         self._engine.retract(self.live, reply)
@@ -799,6 +858,10 @@ class TaskExchange:
         """See `DurableExchange`."""
         return self._engine.put_back(self.live, inflight)
 
+    def leave(self) -> None:
+        """Leave the task, whose work is stored, to the next hub."""
+        self._engine.leave(self.live)
+
     @property
     def audits_start(self) -> bool:
         """See `AuditedExchange`; the calls of a `TaskWork` are started elsewhere."""
@@ -812,6 +875,10 @@ class TaskExchange:
     def note(self, fact: Fact) -> None:
         """See `AuditedExchange`."""
         self.live.notes.append(fact)
+
+
+def _is_held(live: LiveTask) -> bool:
+    return isinstance(live.inflight, InFlight) and live.inflight.is_held
 
 
 def _notify_changed(live: LiveTask, record: TaskRecord) -> None:

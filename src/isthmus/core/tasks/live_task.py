@@ -171,6 +171,17 @@ class TaskWork(Protocol):
         """Start; `exchange.end` is called exactly once, perhaps before this returns."""
 
 
+@runtime_checkable
+class ResumableWork(Protocol):
+    """Work whose progress is stored: after a crash, or when the hub stops, the next hub continues it."""
+
+    def first_documents(self, owner: str, id: str) -> tuple[Document, ...]:
+        """What to store with the task, of which this is the owner's key and the id."""
+
+    def start(self, exchange: Exchange) -> RunningWork:
+        """See `TaskWork`."""
+
+
 class NewTask(msgspec.Struct, frozen=True):
     """A task to start. Without a call it waits for the next message, or has already ended."""
 

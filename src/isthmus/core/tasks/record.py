@@ -71,6 +71,8 @@ class StoredOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after: float | None = None
     is_bare: bool = False
     """See `Result.is_bare`."""
+    approval: str | None = None
+    """See `Fault.approval`."""
 
 
 def stored_outcome(outcome: Outcome) -> StoredOutcome:
@@ -86,6 +88,7 @@ def stored_outcome(outcome: Outcome) -> StoredOutcome:
         code=code,
         data=ABSENT if data is None else data,
         retry_after=outcome.retry_after,
+        approval=outcome.approval,
     )
 
 
@@ -106,6 +109,7 @@ def restored_outcome(ending: StoredOutcome) -> Outcome:
     fault = kind.__new__(kind)
     Fault.__init__(fault, ending.message, server=ending.server, executed=ending.executed)
     fault.retry_after = ending.retry_after
+    fault.approval = ending.approval
     if isinstance(fault, ServerError):
         fault.code, fault.data = ending.code or 0, ending.data or None
     return fault
@@ -129,6 +133,15 @@ class StoredQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     params: Raw
     number: int = 0
     """Its number among the task's questions, from 1."""
+
+
+APPROVAL_NOTICE = "isthmus/approval"
+"""The `method` of what a task shows while its call waits for an operator's approval. Its caller does not answer it."""
+
+
+def is_approval(asked: StoredQuestion) -> bool:
+    """Whether a task waits for an operator, and not for its caller."""
+    return asked.method == APPROVAL_NOTICE
 
 
 class PushRecipient(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -192,6 +205,8 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The call, as long as it provably was not sent."""
     is_withdrawn: bool = False
     """Its caller cancelled it."""
+    resumes: bool = False
+    """Its work is stored beside it, and continues after a crash (`ResumableWork`)."""
 
     @property
     def is_ended(self) -> bool:

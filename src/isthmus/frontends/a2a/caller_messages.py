@@ -73,6 +73,15 @@ class CommandInstruction(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
+class CodeInstruction(msgspec.Struct, frozen=True):
+    """Run a script that calls tools."""
+
+    code: str
+    timeout: float | None = None
+    given: str = ""
+    """The whole instruction, for a hub whose callers send such objects to its `text_tool`."""
+
+
 class Saying(msgspec.Struct, frozen=True):
     """Plain text without an instruction, for the tool that is configured as `text_tool`."""
 
@@ -89,7 +98,7 @@ class BadInstruction(msgspec.Struct, frozen=True):
     id: Raw = ABSENT
 
 
-Instruction: TypeAlias = ToolInstruction | CommandInstruction | Saying | BadInstruction
+Instruction: TypeAlias = ToolInstruction | CommandInstruction | CodeInstruction | Saying | BadInstruction
 
 
 class ReadMessage(NamedTuple):
@@ -153,7 +162,19 @@ def read_instruction(message: Message) -> Instruction:
         return _execute(members)
     if "tool" in members:
         return _tool(members)
+    if (code := _string(members, "code")) and members.keys() <= {"code", "timeout"}:
+        return _code(code, members.get("timeout", ABSENT), bytes(given).decode())
     return Saying(bytes(given).decode())
+
+
+def _code(code: str, timeout: Raw, given: str) -> Instruction:
+    try:
+        seconds = msgspec.json.decode(timeout, type=float | None) if timeout else None
+    except msgspec.MsgspecError:
+        return BadInstruction("tool", "timeout must be a number of seconds")
+    if seconds is not None and not seconds > 0:
+        return BadInstruction("tool", f"timeout must be positive, not {seconds:g}")
+    return CodeInstruction(code, seconds, given)
 
 
 def _without_object(message: Message, skill: str | None) -> Instruction:

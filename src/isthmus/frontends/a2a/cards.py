@@ -232,7 +232,7 @@ class AgentCards:
         skills: list[AgentSkill] = []
         name = REQUEST_SET.get()
         view = None if caller is None else self._hub.snapshot.view(caller.grants, Surface(set=name))
-        for route in () if view is None else view.routes.values():
+        for route in () if view is None else view.listed.values():
             skills.append(_skill(route))
             if len(skills) % SKILLS_AT_ONCE == 0:
                 yield

@@ -11,20 +11,22 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.names import AmbiguousName, canonical, resolve
+from isthmus.core.catalog.names import BUILTIN, AmbiguousName, canonical, resolve
 from isthmus.core.catalog.snapshot import Route, View
 from isthmus.core.ports import Exchange, OpenTarget, TargetResolver, TargetSpec, UnopenedTarget
-from isthmus.core.tasks.live_task import RunningWork
+from isthmus.core.tasks.live_task import RunningWork, TaskWork
 from isthmus.core.tasks.record import StoredOutcome, state_after, stored_outcome
 from isthmus.frontends.a2a.caller_messages import (
     EMPTY,
     BadInstruction,
+    CodeInstruction,
     CommandInstruction,
     Form,
     Instruction,
@@ -116,11 +118,17 @@ OFFERED_MAX = 5
 """How many tools are suggested if a message names none."""
 
 
+MakeScriptTask: TypeAlias = Callable[[Call, str, float | None], TaskWork]
+"""Makes the work of a script from a call like those that it makes, its text and its timeout."""
+
+RUN_CODE = "run_code"
+
+
 class TaskPlan(msgspec.Struct, frozen=True):
     """The plan of a task: a call, or the state of the task without one."""
 
     brief: StoredInstruction
-    call: Call | TargetCall | None = None
+    call: Call | TaskWork | None = None
     ending: StoredOutcome | None = None
     state: TaskState = "submitted"
     offer: tuple[str, ...] = ()
@@ -139,11 +147,16 @@ class TaskPlan(msgspec.Struct, frozen=True):
 class CallerView:
     """What one caller sees of the hub."""
 
-    def __init__(self, hub: Hub, caller: Caller, targets: TargetResolver | None) -> None:
+    def __init__(
+        self, hub: Hub, caller: Caller, targets: TargetResolver | None, script_task: MakeScriptTask | None = None
+    ) -> None:
         self._hub = hub
         self._caller = caller
         self._targets = targets
+        self._script_task = script_task
         self._set = REQUEST_SET.get()
+        self.hub_names = hub.exposed.names
+        """Names that tools of the hub itself may have."""
 
     def surface(self, style: Style = "canonical", server: ServerName | None = None) -> Surface:
         """A surface of the request: of everything, of a server, or of the set that the path names."""
@@ -153,6 +166,11 @@ class CallerView:
         """The caller's view of a surface."""
         return self._hub.snapshot.view(self._caller.grants, surface)
 
+    def script_maker(self) -> MakeScriptTask | None:
+        """Makes the task of a script; None if the caller's tools are not exposed as code."""
+        is_exposed = self._hub.snapshot.exposure(self._caller.grants, self.surface()) == "code"
+        return self._script_task if is_exposed else None
+
     def has_server(self, server: str) -> bool:
         """Whether the caller may see a server of this name."""
         return server in self._hub.server_queues and server in self.view(self.surface()).servers
@@ -161,6 +179,14 @@ class CallerView:
         """Why a server has listed nothing, if the hub has never reached it."""
         missing = self.view(self.surface()).missing.get(ServerName(server))
         return None if missing is None or missing.is_listed else self.not_connected(server)
+
+    def redirected(self, call: Call) -> Call:
+        """The call that a call of a tool of the hub stands for."""
+        return self._hub.redirected(call)
+
+    def hub_itself(self) -> UnopenedTarget:
+        """The hub as the target of calls that it answers itself: no server's queue has them."""
+        return _HubItself(OpenTarget(self._hub, BUILTIN))
 
     def unreached(self, surface: Surface, name: str) -> NotConnected | None:
         """Why a tool that the caller could use is not listed, if the hub has never reached its server."""
@@ -197,6 +223,8 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
             made = _plan_tool(instruction, caller, views, words)
         case CommandInstruction():
             made = _plan_command(instruction, caller, views, words.context)
+        case CodeInstruction():
+            made = _plan_code(instruction, caller, views, words)
         case Saying():
             made = _plan_text(instruction, caller, views, words)
         case BadInstruction():
@@ -204,10 +232,16 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
             brief = StoredInstruction(instruction.form, "", id)
             return _failed(_refusal("bad_instruction", instruction.message), brief)
     if isinstance(made.call, Call):
-        name, server = made.call.name, made.call.surface.server
+        call = made.call
+        may_be_of_hub = call.name in views.hub_names and call.kind == "tool"
+        if may_be_of_hub:
+            call = views.redirected(call)
+        name, server = call.name, call.surface.server
         called = name if server is None else f"{server}.{name}"
         brief = made.brief if made.brief.tool == called else replace(made.brief, called=called)
-        return replace(made, brief=brief, call=_in_context(words.context, made.call))
+        if may_be_of_hub and name in views.view(call.surface).virtual:
+            return replace(made, brief=brief, call=TargetCall(views.hub_itself(), lambda _: call))
+        return replace(made, brief=brief, call=_in_context(words.context, call))
     return made
 
 
@@ -221,7 +255,8 @@ def _in_context(context: str, call: Call) -> Call:
 
 def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     brief = StoredInstruction(instruction.form, instruction.name)
-    view = views.view(views.surface())
+    surface = views.surface()
+    view = views.view(surface)
     found = _find(instruction, views, view)
     if isinstance(found, str):
         arguments: Raw | None = instruction.arguments
@@ -229,7 +264,7 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
             arguments = _text_arguments(instruction.words, words, route)
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
-        return TaskPlan(brief, _call(caller, views.surface(), found, arguments))
+        return TaskPlan(brief, _call(caller, surface, found, arguments))
     # Perhaps the hub has never reached the named server: then its tools are unknown.
     name, server = instruction.name, instruction.server
     if server is not None:
@@ -237,6 +272,16 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
     else:
         closed = views.unreached(views.surface(), name) or views.unreached(views.surface("llm"), name)
     return _failed(found, brief) if closed is None else TaskPlan(brief, _unreached_call(closed), is_closed=True)
+
+
+class _HubItself(msgspec.Struct, frozen=True):
+    """This hub; see `core.ports.UnopenedTarget`."""
+
+    opened: OpenTarget
+
+    def open(self, then: Callable[[OpenTarget | Fault], None]) -> Callable[[], None]:
+        then(self.opened)
+        return lambda: None
 
 
 class _UnreachedTarget(msgspec.Struct, frozen=True):
@@ -252,6 +297,18 @@ class _UnreachedTarget(msgspec.Struct, frozen=True):
 def _unreached_call(why: Fault) -> TargetCall:
     """A call that fails because its server was never reached."""
     return TargetCall(_UnreachedTarget(why), lambda _: why)
+
+
+def _plan_code(instruction: CodeInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+    brief = StoredInstruction("tool", RUN_CODE)
+    make = views.script_maker()
+    if make is not None:
+        model = _in_context(words.context, _call(caller, views.surface(), RUN_CODE, EMPTY))
+        return TaskPlan(brief, make(model, instruction.code, instruction.timeout))
+    if words.tool is not None:
+        return _plan_text(Saying(instruction.given), caller, views, words)
+    said = 'this hub runs no scripts for you: its operator can set expose = "code"; name a tool instead'
+    return _failed(_refusal("bad_instruction", said), brief)
 
 
 def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
@@ -275,10 +332,10 @@ def _find(instruction: ToolInstruction, views: CallerView, view: View) -> str | 
     """The name, in this view, of the tool that an instruction names."""
     name, server = instruction.name, instruction.server
     if view.set is not None:  # a set has one name for each tool
-        route = view.routes.get(name)
+        route = view.routes.get(name) or view.virtual.get(name)
         return name if route is not None and server in (None, route.feature.server) else _unknown(name, view)
     if server is None:
-        if name in view.routes:
+        if name in view.routes or name in view.virtual:
             return name
         # `filesystem.readFile` alone means the server `filesystem`, whose method has that whole name.
         whole = f"{name.partition('.')[0]}.{name}" if instruction.form == "execute" else name
@@ -371,7 +428,7 @@ def _do(
         return _call_as(read, caller, surface, is_named=is_named)
     if (shape := SHAPES.get(instruction.method)) is not None:
         tables = {
-            "tools": view.routes,
+            "tools": view.listed,
             "prompts": view.prompts,
             "resources": view.resources,
             "resourceTemplates": view.templates,

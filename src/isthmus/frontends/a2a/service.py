@@ -38,6 +38,7 @@ from isthmus.core.tasks.record import (
     IdempotencyKey,
     TaskOwner,
     TaskRecord,
+    is_approval,
     is_joined,
     key_document,
     message_digest,
@@ -57,7 +58,7 @@ from isthmus.frontends.a2a.caller_messages import (
     read_reply,
     without_headers,
 )
-from isthmus.frontends.a2a.planning import CallerView, TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, TaskPlan, Words, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
@@ -126,6 +127,8 @@ class A2aService:
         self._journal = journal
         self._now = now
         self._targets = targets
+        self.script_task: MakeScriptTask | None = None
+        """Makes the tasks of scripts, if the hub runs any."""
         self._last_warning = ""
         """The last warning, which is logged only once."""
         self._delivered: OrderedDict[tuple[str, str], TaskProgress] = OrderedDict()
@@ -295,7 +298,7 @@ class A2aService:
     # -- planning -------------------------------------------------------------------------------------
 
     def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> TaskPlan:
-        views = CallerView(self.hub, caller, self._targets)
+        views = CallerView(self.hub, caller, self._targets, self.script_task)
         made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
         if made.note and made.note != self._last_warning:
             self._last_warning = made.note
@@ -413,6 +416,11 @@ class A2aService:
             self._engine.reopen(live)
             self._instruct(caller, live, message, said.message)
             return None
+        if record.asked is not None and is_approval(record.asked):
+            text = (
+                f"task {record.id} waits for an operator's approval and continues by itself; it accepts no message now"
+            )
+            return A2aProblem("unsupported_operation", text)
         if record.asked is not None and record.phase == "idle":
             # The call waits for a login. It is made again, unless the message declines or has another instruction.
             if is_refusal(record.asked, message):

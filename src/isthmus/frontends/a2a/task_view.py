@@ -438,6 +438,8 @@ def facts_of(ending: StoredOutcome) -> Raw:
         facts["server"] = msgspec.json.encode(ending.server)
     if ending.retry_after is not None:
         facts["retryAfter"] = _seconds(ending.retry_after)
+    if ending.approval is not None:
+        facts["approval"] = msgspec.json.encode(ending.approval)
     if ending.code is not None:
         facts["code"] = msgspec.json.encode(ending.code)
     if ending.data:

@@ -138,7 +138,7 @@ class OriginGuard:
         if host is None:
             return OriginRefusal(400, "The request has no Host header.")
         origin = fields.get(b"origin")
-        if origin is None and fields.get(b"sec-fetch-site") == b"cross-site" and not _is_click(fields):
+        if origin is None and b"sec-fetch-site" in fields and _is_cross_site(fields):
             return OriginRefusal(403, "Pages of another site may not use this hub.")
         pair = (host, origin)
         if pair in self._verdicts:
@@ -207,13 +207,14 @@ def preflight_lines(fields: Mapping[bytes, bytes]) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-def _is_click(fields: Mapping[bytes, bytes]) -> bool:
-    """Whether a person followed a link: the page that has the link cannot read what a new tab or window shows."""
-    return (
+def _is_cross_site(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether a page of another site sent this, unless a person followed a link: such a page cannot read a new tab."""
+    is_click = (
         fields.get(b"sec-fetch-mode") == b"navigate"
         and fields.get(b"sec-fetch-dest") == b"document"
         and fields.get(b"sec-fetch-user") == b"?1"
     )
+    return fields[b"sec-fetch-site"] == b"cross-site" and not is_click
 
 
 def is_loopback(host: str) -> bool:

@@ -23,7 +23,16 @@ from uvicorn.server import ServerState
 
 from isthmus.core.pauses import in_turn
 from isthmus.frontends.http.auth import Denied
-from isthmus.frontends.http.request_cycle import App, Message, RequestCycle, SyncHandler, call_contained, render_error
+from isthmus.frontends.http.request_cycle import (
+    FIELDS,
+    App,
+    Message,
+    RequestCycle,
+    SyncHandler,
+    call_contained,
+    join_headers,
+    render_error,
+)
 from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
 from isthmus.frontends.http.websocket_upgrade import AcceptedUpgrade, OnUpgrade, shake_hands
 from isthmus.transport.accepted_socket import AcceptedSocket
@@ -41,7 +50,7 @@ _DIGITS_MAX = 9
 
 
 class CachedHeader(NamedTuple):
-    """A parsed request head: the bytes before and after its content length, its scope, and the header's position.
+    """A parsed request head: the bytes before and after its content length, and the scope that its requests share.
 
     A client that reuses its connection sends the same head with nearly every request, except for the content length.
     The same bytes mean the same, so they are not parsed again. Only requests that one read brings whole are matched;
@@ -51,7 +60,6 @@ class CachedHeader(NamedTuple):
     before: bytes
     after: bytes
     scope: Message
-    place: int
 
     def body_in(self, data: bytes) -> bytes | None:
         """The body, if `data` is one whole request with this head; else None."""
@@ -65,12 +73,6 @@ class CachedHeader(NamedTuple):
         body = data[end + len(self.after) :]
         return body if digits.isdigit() and int(digits) == len(body) else None
 
-    def scope_for(self, body: bytes) -> Message:
-        """The ASGI scope of a request with this head and `body`."""
-        headers = [*self.scope["headers"]]
-        headers[self.place] = (b"content-length", b"%d" % len(body))
-        return {**self.scope, "headers": headers}
-
 
 def cached_header(data: bytes, body_bytes: int, scope: Message) -> CachedHeader | None:
     """The head of the request that the parser has just read; None if `data` is not exactly that request."""
@@ -80,12 +82,12 @@ def cached_header(data: bytes, body_bytes: int, scope: Message) -> CachedHeader 
         return None
     if head.count(b"\n") != head.count(b"\r\n"):
         return None  # with bare LF line ends, the match above may be in the wrong place
-    places = [place for place, (name, _) in enumerate(scope["headers"]) if name == b"content-length"]
-    if len(places) != 1 or int(length[1]) != body_bytes:
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    if len(lengths) != 1 or int(length[1]) != body_bytes or not body_bytes:
         return None
-    kept = {**scope, "headers": [*scope["headers"]]}
-    kept.pop("extensions", None)
-    return CachedHeader(head[: length.start(1)], head[length.end(1) :], kept, places[0])
+    shared = {**scope, "headers": [*scope["headers"]], FIELDS: join_headers(scope["headers"])}
+    shared.pop("extensions", None)
+    return CachedHeader(head[: length.start(1)], head[length.end(1) :], shared)
 
 
 class RequestRefused(Exception):
@@ -341,7 +343,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._received_bytes = 0
         is_kept_alive = self.server_state.idle_until is None
-        self._start(RequestCycle(self, seen.scope_for(body), is_kept_alive=is_kept_alive, body=body))
+        self._start(RequestCycle(self, seen.scope, is_kept_alive=is_kept_alive, body=body))
         return True
 
     def _parse_without_upgrade(self, rest: bytes) -> None:

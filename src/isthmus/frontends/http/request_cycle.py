@@ -32,6 +32,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 NO_CONTENT = 204
 """The status whose response must not have a Content-Length."""
 
+FIELDS = "isthmus.fields"
+"""The member of a scope that has the headers by name, where requests share the scope."""
+
 PEER = "isthmus"
 """Where a frontend finds its `Peer`: `scope["extensions"][PEER]`."""
 
@@ -302,7 +305,7 @@ class RequestCycle:
 
     async def run(self, app: App) -> None:
         """Run the application; whatever it does, the client gets a response or its connection is aborted."""
-        self.scope["extensions"] = {PEER: self}
+        self.scope = self._own_scope()
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -318,6 +321,15 @@ class RequestCycle:
         finally:
             # Breaks the reference cycle between the scope and this object.
             self.scope.pop("extensions", None)
+
+    def _own_scope(self) -> Message:
+        """The scope for the application, which may change it; requests with a cached head share theirs."""
+        scope = {**self.scope, "extensions": {PEER: self}}
+        if scope.pop(FIELDS, None) is not None:
+            length = b"%d" % self.pending_bytes
+            headers = scope["headers"]
+            scope["headers"] = [(name, length if name == b"content-length" else value) for name, value in headers]
+        return scope
 
     def fail(self) -> None:
         """Answer 500, or abort the connection if the response has begun."""

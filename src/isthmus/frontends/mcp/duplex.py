@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ from isthmus.frontends.mcp.input_required import LegacyClientInput
 from isthmus.frontends.mcp.methods import McpMethods, check_meta, client_capabilities
 from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
+    FoundTools,
     ListChangeFeed,
     ListenSubscription,
     McpClient,
@@ -79,7 +80,10 @@ class DuplexSession:
         self._resolve_caller = resolve_caller
         self._methods = mcp_methods
         self._hub = mcp_methods.hub
-        self._client = McpClient(mcp_methods.hub, caller, surface, session=session or secrets.token_hex(8))
+        self.found = FoundTools()
+        self._client = McpClient(
+            mcp_methods.hub, caller, surface, session=session or secrets.token_hex(8), found=self.found
+        )
         self._caller = caller
         self._surface = surface
         self._background = background
@@ -410,6 +414,11 @@ class _DuplexExchange(McpExchange):
 
     def _late_send(self) -> Callable[[bytes], None]:
         return self._duplex.send_report
+
+    def found(self, names: Sequence[str]) -> None:
+        """See `FindingExchange`; a modern caller has no session."""
+        if self._era == "legacy":
+            self._duplex.found.add(names)
 
     def end(self, outcome: Outcome) -> None:
         """Send the response."""

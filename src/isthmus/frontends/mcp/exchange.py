@@ -40,7 +40,7 @@ from isthmus.wire.mcp.messages import LOGGED, PROGRESS, UPDATED, Era, progress_p
 RESOURCE_NOT_FOUND = -32002
 """Legacy code for an unknown resource; the modern era uses "invalid params"."""
 
-HUB_MEMBERS = frozenset({"executed", "reason", "server", "retryAfter"})
+HUB_MEMBERS = frozenset({"executed", "reason", "server", "retryAfter", "approval"})
 """Members of an error's data that only the hub may set."""
 
 
@@ -60,6 +60,8 @@ def data_of(fault: Fault) -> bytes:
         details["server"] = fault.server
     if fault.retry_after is not None:
         details["retryAfter"] = round(fault.retry_after, 3)
+    if fault.approval is not None:
+        details["approval"] = fault.approval
     if isinstance(fault, UnknownResource):
         details["uri"] = fault.uri
     if not isinstance(fault, ServerError) or fault.data is None:

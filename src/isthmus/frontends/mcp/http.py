@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 import msgspec
@@ -17,6 +17,7 @@ from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
 from isthmus.core.pauses import LONG_BYTES, aside, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.request_cycle import (
+    FIELDS,
     JSON,
     PEER,
     STREAM,
@@ -206,6 +207,11 @@ class McpHttpExchange(McpExchange):
     def _late_send(self) -> Callable[[bytes], None] | None:
         return None if self.session is None else self.session.send_report
 
+    def found(self, names: Sequence[str]) -> None:
+        """See `FindingExchange`; only a session has a list that can grow."""
+        if self.session is not None:
+            self.session.found.add(names)
+
     def pause(self, seconds: float) -> None:
         """The server closed its stream of this call for a while: close the caller's too, if it can resume."""
         if self.session is None or not self.session.can_resume:
@@ -312,7 +318,7 @@ class McpHttp:
         scope = arrival.scope
         if scope["method"] != "POST" or self.hub.settling:
             return False
-        fields, body = join_headers(scope["headers"]), arrival.body
+        fields, body = scope.get(FIELDS) or join_headers(scope["headers"]), arrival.body
         if not is_json(fields) or isinstance(caller := self._auth.admit(fields, "mcp", scope), Denied):
             return False
         request = McpHttpRequest(self, caller, surface, scope["headers"], fields, arrival)
@@ -557,8 +563,8 @@ class McpHttpRequest:
     def _check(self, request: Request) -> tuple[Era, HttpSession | None, Members | None] | None:
         """A request's era with its session, or its `_meta` if it is modern; None if it was refused."""
         fields = self._headers
-        headers = modern.RoutingHeaders(
-            text_of(fields, VERSION_HEADER), text_of(fields, METHOD_HEADER), text_of(fields, NAME_HEADER)
+        headers = modern.read_routing_headers(
+            fields.get(VERSION_HEADER), fields.get(METHOD_HEADER), fields.get(NAME_HEADER)
         )
         meta = check_meta(request, headers)
         if meta is not None and len(fields) != len(self._raw_headers) and (twice := repeated_header(self._raw_headers)):
@@ -709,7 +715,7 @@ class McpHttpRequest:
     def _client(self, session: HttpSession | None) -> McpClient:
         if session is None:
             return McpClient(self._hub, self._caller, self._surface)
-        return McpClient(self._hub, self._caller, self._surface, session.client_caps, session.id)
+        return McpClient(self._hub, self._caller, self._surface, session.client_caps, session.id, session.found)
 
     def _event_stream(self, session: HttpSession | None = None) -> HttpEventStream:
         return HttpEventStream(self._frontend.streams, self._client(session), self._peer)

@@ -30,6 +30,7 @@ from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import LegacyClientInput
 from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
+    FoundTools,
     ListChangeFeed,
     ListenSubscription,
     McpClient,
@@ -454,6 +455,7 @@ class HttpSession:
     opened_at: float = 0.0
     client_info: Implementation | None = None
     """What the client calls itself."""
+    found: FoundTools = field(default_factory=FoundTools)
 
     @property
     def can_resume(self) -> bool:

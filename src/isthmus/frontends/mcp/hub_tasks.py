@@ -18,14 +18,22 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.hub import Hub, Stage, find, validate
+from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask, NewTask, Report, TaskNotStarted
 from isthmus.core.tasks.record import TASK as TASK_DOCUMENT
-from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord, owner_of, restored_outcome
+from isthmus.core.tasks.record import (
+    StoredOutcome,
+    StoredQuestion,
+    TaskOwner,
+    TaskRecord,
+    is_approval,
+    owner_of,
+    restored_outcome,
+)
 from isthmus.core.watch.server_tasks import ServerTask, hub_task
 from isthmus.frontends.mcp.exchange import McpExchange, code_of, data_of
 from isthmus.frontends.mcp.input_required import CROWDED, GONE
@@ -54,7 +62,7 @@ from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.calls import CAPABILITY_NEEDED, RESPONSES, wrap_bare_result
-from isthmus.wire.mcp.messages import is_object
+from isthmus.wire.mcp.messages import is_object, read_string
 from isthmus.wire.mcp.tasks import (
     TASK,
     TASKS_CAPABILITY,
@@ -75,7 +83,7 @@ ENDED_SECONDS = 60.0
 QUEUED = "The call waits for its server and has not been sent yet"
 
 CHECKS: tuple[Stage, ...] = (find, validate)
-"""A call that fails one of these is refused and does not become a task."""
+"""A call that fails one of these is refused and does not become a task; nor does one of a tool of the hub itself."""
 
 RETRY_SECONDS = 1.0
 """When to try again to make a task of a call whose server has too many tasks."""
@@ -128,6 +136,8 @@ def is_info_visible(info: HubTaskInfo, view: View, surface: Surface) -> bool:
 def _summary(record: TaskRecord, status: str) -> TaskSummary:
     ending = record.ending
     message = QUEUED if record.phase == "waiting" else "" if ending is None else ending.message
+    if record.asked is not None and is_approval(record.asked):
+        message = read_string((object_members(record.asked.params) or {}).get("message")) or QUEUED
     return TaskSummary(record.id, status, record.created, record.updated, info_of(record).ttl_seconds, message)
 
 
@@ -141,7 +151,8 @@ def status_of(record: TaskRecord) -> str:
         case "canceled":
             return "cancelled"
         case _:
-            return "working" if record.asked is None else "input_required"
+            # An operator answers a request for approval, and not the caller.
+            return "working" if record.asked is None or is_approval(record.asked) else "input_required"
 
 
 def legacy_members(record: TaskRecord) -> dict[str, Payload]:
@@ -435,11 +446,11 @@ class HubTasks:
     def create(self, call: Call, exchange: Exchange) -> InFlight:
         """Run a tool as a task; the response is the task."""
         inflight = self._hub.start_builtin(call, exchange, self)
-        refused = next((fault for check in CHECKS if (fault := check(self._hub, inflight)) is not None), None)
-        if refused is not None:
-            inflight.finish(refused)
-        else:
+        ending = next((found for check in CHECKS if (found := check(self._hub, inflight)) is not None), None)
+        if ending is None:
             self._spawn("creating a task", inflight, self._create(inflight, call, exchange))
+        elif ending is not HELD:
+            inflight.finish(ending)
         return inflight
 
     async def _create(self, inflight: InFlight, call: Call, exchange: Exchange) -> None:
@@ -516,8 +527,8 @@ class HubTasks:
         exchange = inflight.exchange
         if inflight.outcome is not None or not isinstance(exchange, McpExchange) or self._hub.is_draining:
             return
-        # A call that is still queued would be stored as a task that may have run.
-        is_queued = inflight.server_queue is not None and not inflight.may_have_run
+        # A call that is still queued, or waits for approval, would be stored as a task that may have run.
+        is_queued = inflight.is_held or (inflight.server_queue is not None and not inflight.may_have_run)
         if not is_queued and (inflight.server_queue is None or inflight.server_queue.admit_long_call(inflight)):
             self._background.spawn("a call that becomes a task", self._make_task(inflight, exchange))
         else:  # or its server has too many tasks now

@@ -13,7 +13,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Route, Snapshot, View
+from isthmus.core.catalog.snapshot import Route, Snapshot, View, VirtualRoute
 from isthmus.core.pauses import in_passes
 from isthmus.core.ports import HubExchange
 from isthmus.core.watch.server_tasks import ServerTask
@@ -117,7 +117,7 @@ class McpMethods:
         name = None if kind is None else read_string(request.params.get("uri" if kind == "resource" else "name"))
         if kind is None or name is None:
             return False
-        return self.hub.snapshot.view(caller.grants, surface).find(kind, name) is not None
+        return self.hub.snapshot.view(caller.grants, surface).is_known(kind, name)
 
     async def answer(self, request: Request, client: McpClient, era: Era, version: str = "") -> JsonRpcReply:
         """Answer every request that is neither a call nor a subscription.
@@ -145,7 +145,7 @@ class McpMethods:
                 if bytes(request.params.get("cursor", b"null")) != b"null":
                     # The whole list is one page, so the hub gives out no cursors.
                     return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
-                view = await self.hub.view_for(caller, surface, client_caps)
+                view = client.with_found(await self.hub.view_for(caller, surface, client_caps))
                 can_ask = era == "legacy" and version >= TASKS_VERSION
                 listed = await in_passes(list_passes(view, era, shape, self._enabled_tasks() if can_ask else None))
                 return JsonRpcReply(jsonrpc.result(request.id, listed))
@@ -285,6 +285,7 @@ class McpMethods:
         view = self.hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
         has_hub_tasks = self._enabled_tasks() is not None
         if call.kind not in TASK_KINDS:
+            call = self.hub.redirected(call)
             call = tasks.with_supported_task(call, view, era, has_hub_tasks=has_hub_tasks)
             problem = read_ttl(call.extra[TASK]) if TASK in call.extra else None
             return refuse(request.id, jsonrpc.INVALID_PARAMS, problem) if isinstance(problem, str) else call
@@ -372,7 +373,7 @@ def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | No
     if rendered is not None:
         return rendered
     routes: dict[str, Mapping[str, Route]] = {
-        TOOLS.method: view.routes,
+        TOOLS.method: view.listed,
         PROMPTS.method: view.prompts,
         RESOURCES.method: view.resources,
         TEMPLATES.method: view.templates,
@@ -380,6 +381,8 @@ def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | No
 
     def entry(route: Route) -> bytes:
         definition = route.feature.definition
+        if isinstance(route, VirtualRoute):  # it runs what it names as a task if that can be one
+            return write_entry(shape, route.exposed, definition)
         if has_tasks and hub_tasks is not None and hub_tasks.applies_to(view, route.feature.server, "tasks"):
             definition = with_task_support(definition)
         return write_entry(shape, route.exposed, definition)

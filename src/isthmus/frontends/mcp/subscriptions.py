@@ -74,6 +74,35 @@ POLL_SECONDS_MIN, POLL_SECONDS_MAX = 1.0, 60.0
 _NOTHING: Mapping[Topic, bytes] = {}
 
 
+FOUND_MAX = 50
+"""Found tools that a session's list has, the last ones: the list must stay short."""
+
+
+class FoundTools:
+    """The tools that one session has found by searching. Its list has them besides the tools of the hub."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._watchers: dict[Callable[[], None], None] = {}
+
+    def add(self, names: Iterable[str]) -> None:
+        """List these tools from now on."""
+        before = list(self.names)
+        for name in names:
+            self.names.pop(name, None)
+            self.names[name] = None
+        while len(self.names) > FOUND_MAX:
+            del self.names[next(iter(self.names))]
+        if self.names.keys() != set(before):
+            for watcher in list(self._watchers):
+                watcher()
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after changes, until the returned function is called."""
+        self._watchers[callback] = None
+        return lambda: self._watchers.pop(callback, None)
+
+
 class McpClient(msgspec.Struct, frozen=True):
     """A client that follows changes: its caller, the path that it uses, and what it can be asked."""
 
@@ -83,10 +112,20 @@ class McpClient(msgspec.Struct, frozen=True):
     client_caps: ClientCapabilities = NO_CAPABILITIES
     session: str = ""
     """The session of its calls, if any."""
+    found: FoundTools | None = None
+    """What its session has found, if it has one."""
 
     def view(self) -> View:
         """What it sees now."""
-        return self.hub.snapshot.view(self.caller.grants, self.surface, self.client_caps)
+        return self.with_found(self.hub.snapshot.view(self.caller.grants, self.surface, self.client_caps))
+
+    def with_found(self, view: View) -> View:
+        """A view of its own, with what it has found in the list."""
+        return (
+            view
+            if self.found is None or not self.found.names or not view.virtual
+            else view.with_found(self.found.names)
+        )
 
 
 # -- lists and resources -------------------------------------------------------------------------------------------
@@ -111,11 +150,14 @@ class ListChangeFeed:
         self._notified_at: dict[Topic, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._unwatch = client.hub.watch(self._compare)
+        self._unwatch_found = None if client.found is None else client.found.watch(self._compare)
         self._compare()
 
     def close(self) -> None:
         """Stop watching."""
         self._unwatch()
+        if self._unwatch_found is not None:
+            self._unwatch_found()
         if self._timer is not None:
             self._timer.cancel()
 

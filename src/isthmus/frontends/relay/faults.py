@@ -89,6 +89,8 @@ def _data(
             data["server"] = fault.server
         if fault.retry_after is not None:
             data["retryAfter"] = round(fault.retry_after, 3)
+        if fault.approval is not None:
+            data["approval"] = fault.approval
         if isinstance(fault, Bug):
             data["incident"] = fault.incident
     if missing:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, NamedTuple, TypeAlias, cast
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,6 +22,9 @@ from isthmus.core.catalog.snapshot import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
 from isthmus.core.ports import (
     AccessReports,
+    ApprovalAdmin,
+    ApprovalAlreadyDecided,
+    ApprovalVerdict,
     AuditReports,
     CaptureOrder,
     CaptureState,
@@ -34,6 +37,7 @@ from isthmus.core.ports import (
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
+    FIELDS,
     JSON,
     PEER,
     STREAM,
@@ -114,6 +118,10 @@ QUERY_LENGTH_MAX = 200
 PREVIEW_BYTES_MAX = 512 * 1024
 """Reading a longer body at once would hold the event loop."""
 
+APPROVALS_MAX = 100
+APPROVALS_DEFAULT = 50
+"""Approvals of one page. Each has its arguments, which may have 64 KiB."""
+
 ACTIVITY_MAX = 500
 ACTIVITY_DEFAULT = 100
 
@@ -141,6 +149,21 @@ class CaptureRequest(msgspec.Struct, forbid_unknown_fields=True):
     caller: CaptureName | None = None
 
 
+class AllowRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /v1/approvals/allow/{id}`."""
+
+    scope: Literal["once", "hour"] = msgspec.field(default="once", name="for")
+
+
+class DenyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /v1/approvals/deny/{id}`."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+DecisionRequest = TypeVar("DecisionRequest", AllowRequest, DenyRequest)
+
+
 class RestParts(msgspec.Struct, frozen=True):
     """What only a serving hub offers. The paths of a part that is None do not exist."""
 
@@ -148,6 +171,7 @@ class RestParts(msgspec.Struct, frozen=True):
     sessions: SessionAdmin | None = None
     access: AccessReports | None = None
     audit: AuditReports | None = None
+    approvals: ApprovalAdmin | None = None
 
 
 NO_PARTS = RestParts()
@@ -203,7 +227,7 @@ class RestHttp:
         operation = None if match is None else match.methods.get(scope["method"])
         if match is None or operation is None or not operation.is_call or self.hub.settling:
             return False
-        fields = join_headers(scope["headers"])
+        fields = scope.get(FIELDS) or join_headers(scope["headers"])
         caller = self._auth.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             return False
@@ -325,11 +349,17 @@ class RestRequest:
             return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
         if query is not None and given is not None:
             return refusal("bad_request", "query and fields cannot be combined")
+        if (expose := self.parameter("expose")) is not None:
+            if expose != "all":
+                return refusal("bad_request", f"expose must be all, not {expose!r}")
+            if self._hub.snapshot.exposure(self.caller.grants, self.surface) != "all":  # else that view is there
+                self.surface = msgspec.structs.replace(self.surface, expose="all")
         if server is None:
             view = await self.view()
         # The snapshot caches a view for each name; unknown names must not push out those in use.
         elif server in self._hub.server_queues:
-            view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server), self.surface.set))
+            surface = msgspec.structs.replace(self.surface, server=ServerName(server))
+            view = await self._hub.view(self.caller.grants, surface)
         if view is None or (server is not None and not view.servers):
             return _unknown_server(server or "")
         is_operator = self.caller.is_operator
@@ -418,6 +448,64 @@ class RestRequest:
         except OSError as error:
             return refusal("storage_failed", str(error))
         return msgspec.json.encode({"name": self.argument, "fingerprint": fingerprint})
+
+    async def approvals(self) -> Answer:
+        """Calls that wait for a person, of this caller or of all."""
+        admin = self._frontend.parts.approvals
+        if admin is None:
+            return _not_offered()
+        given = self.parameter("limit") or str(APPROVALS_DEFAULT)
+        limit = int(given) if given.isdecimal() and len(given) <= NUMBER_LENGTH_MAX else APPROVALS_MAX + 1
+        if limit > APPROVALS_MAX:
+            return refusal("bad_request", f"limit must be a whole number from 0 to {APPROVALS_MAX}, not {given!r}")
+        state, cursor = self.parameter("state") or "", self.parameter("cursor") or ""
+        try:
+            return msgspec.json.encode(admin.list(self.caller, state=state, limit=limit, after=cursor))
+        except ValueError as error:
+            return refusal("bad_request", str(error))
+
+    async def approval(self) -> Answer:
+        """One call that waits for a person."""
+        admin = self._frontend.parts.approvals
+        if admin is None:
+            return _not_offered()
+        found = admin.get(self.caller, self.argument)
+        return _unknown_approval(self.argument) if found is None else msgspec.json.encode(found)
+
+    async def allow_call(self) -> Answer:
+        """Allow a call that waits."""
+        wanted = self._decision(AllowRequest)
+        if isinstance(wanted, Problem):
+            return wanted
+        return await self._decide("allow_hour" if wanted.scope == "hour" else "allow", "")
+
+    async def deny_call(self) -> Answer:
+        """Deny a call that waits."""
+        wanted = self._decision(DenyRequest)
+        return wanted if isinstance(wanted, Problem) else await self._decide("deny", wanted.reason)
+
+    def _decision(self, shape: type[DecisionRequest]) -> DecisionRequest | Problem:
+        if (refused := self._refused("decide about calls")) is not None:
+            return refused
+        read = decode_object(self._body or b"{}", max_depth=self._hub.limits.depth)
+        try:
+            if isinstance(read, Malformed):
+                raise ValueError(read.message)
+            return msgspec.json.decode(read, type=shape)
+        except ValueError as error:
+            return refusal("bad_request", f"The body is not as /openapi.json describes it: {error}")
+
+    async def _decide(self, verdict: ApprovalVerdict, reason: str) -> Answer:
+        admin = self._frontend.parts.approvals
+        if admin is None:
+            return _not_offered()
+        try:
+            decided = await admin.decide(self.argument, verdict, self.caller, reason)
+        except ApprovalAlreadyDecided as late:
+            return refusal("already_decided", str(late))
+        except OSError as error:
+            return refusal("storage_failed", str(error))
+        return _unknown_approval(self.argument) if decided is None else msgspec.json.encode(decided)
 
     async def configuration(self) -> Answer:
         """The problems of the configuration."""
@@ -720,7 +808,7 @@ class RestRequest:
         """Whether the caller sees the target of the call, so that it need not wait for starting servers."""
         call = self._call_of(EMPTY_OBJECT)
         view = self._hub.snapshot.view(self.caller.grants, self.surface)
-        return isinstance(call, Call) and view.find(call.kind, call.name) is not None
+        return isinstance(call, Call) and view.is_known(call.kind, call.name)
 
     def _is_admitted_again(self, scope: Message) -> bool:
         """Authenticate again: a key may be revoked while the body arrives."""
@@ -969,6 +1057,11 @@ def _not_offered() -> Problem:
     return refusal("unknown_path", "This hub does not offer this")
 
 
+def _unknown_approval(id: str) -> Problem:
+    text = f"There is no approval {id!r}: it was used, it expired, or it never existed"
+    return refusal("unknown_approval", text)
+
+
 def _unknown_server(name: str) -> Problem:
     return refusal("unknown_server", f"Unknown server: {name}")
 
@@ -990,6 +1083,10 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "forget_captured": RestRequest.forget_captured,
     "list_definitions": RestRequest.definitions,
     "approve_definition": RestRequest.approve,
+    "list_approvals": RestRequest.approvals,
+    "get_approval": RestRequest.approval,
+    "allow_call": RestRequest.allow_call,
+    "deny_call": RestRequest.deny_call,
     "get_configuration": RestRequest.configuration,
     "get_access": lambda request: request.access(access_page),
     "get_access_servers": lambda request: request.access(access_summary),

@@ -104,7 +104,7 @@ def _members(route: Route, fields: Sequence[str]) -> dict[str, Payload]:
 
 def entry_document(view: View, shape: ListShape, name: str) -> bytes | None:
     """One entry of a list; None if the caller does not see it."""
-    route = _table(view, shape).get(name)
+    route = view.routes.get(name) or view.virtual.get(name) if shape is TOOLS else _table(view, shape).get(name)
     return None if route is None else _entry(shape, route)
 
 
@@ -114,7 +114,7 @@ def _entry(shape: ListShape, route: Route) -> bytes:
 
 def _table(view: View, shape: ListShape) -> Mapping[str, Route]:
     tables = {
-        TOOLS.method: view.routes,
+        TOOLS.method: view.listed,
         PROMPTS.method: view.prompts,
         RESOURCES.method: view.resources,
         TEMPLATES.method: view.templates,
@@ -202,7 +202,9 @@ def stats_passes(hub: Hub, admin: HubAdmin, loop_figures: object) -> Passes[byte
 def _visible_servers(hub: Hub, caller: Caller, admin: HubAdmin | None) -> Iterable[tuple[dict[str, Any], ServerStatus]]:
     view = hub.snapshot.view(caller.grants, EVERYTHING)
     counts = {
-        shape: Counter(route.feature.server for route in _table(view, shape).values())
+        shape: Counter(
+            route.feature.server for route in (view.routes if shape is TOOLS else _table(view, shape)).values()
+        )
         for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
     }
     for name, server_status in sorted(hub.snapshot.server_statuses.items()):

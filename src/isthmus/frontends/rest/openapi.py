@@ -32,6 +32,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "required": ["text"],
         "properties": {"text": TEXT, "name": {"type": "string", "minLength": 1}},
     },
+    "allow_call": {"type": "object", "properties": {"for": {"enum": ["once", "hour"], "default": "once"}}},
+    "deny_call": {"type": "object", "properties": {"reason": {"type": "string", "maxLength": 1000}}},
     "approve_definition": {"type": "object", "required": ["fingerprint"], "properties": {"fingerprint": TEXT}},
 }
 """Bodies with members of their own; all others are the arguments of tools and prompts, or as in MCP."""
@@ -141,6 +143,8 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Activity": _open({"calls": {"type": "array", "items": _ended_call()}, "capture": _capture_state()}),
         "CallDetails": _call_details(),
         "Capture": _open({"capture": _capture_state()}),
+        "Approvals": _open({"approvals": _array_of("Approval"), "total": COUNT, "next": NULLABLE_TEXT}),
+        "Approval": _approval(),
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
@@ -307,6 +311,10 @@ def _ended_call() -> dict[str, Any]:
             "outcome": {**TEXT, "description": "`result`, `tool_error`, or the reason of a fault."},
             "executed": {"enum": ["no", "yes", "unknown"]},
             "message": {**NULLABLE_TEXT, "description": "What a fault says."},
+            "denied": {
+                "type": "boolean",
+                "description": "Whether what was called exists, and the caller may not use it.",
+            },
         }
     )
 
@@ -338,6 +346,33 @@ def _capture_state() -> dict[str, Any]:
         }
     )
     return {"description": "Null if nothing is captured.", "anyOf": [state, {"type": "null"}]}
+
+
+def _approval() -> dict[str, Any]:
+    nullable_time = {"type": ["number", "null"], "description": "Seconds since the epoch."}
+    return _open(
+        {
+            "id": TEXT,
+            "state": {"enum": ["pending", "allowed", "denied"]},
+            "tool": {**TEXT, "description": "`server.tool`."},
+            "name": {**TEXT, "description": "The name by which it was called."},
+            "arguments": {**OPEN_OBJECT, "description": "As the caller sent them, whole."},
+            "added": {"type": "array", "items": TEXT, "description": "Names of arguments that the hub adds."},
+            "digest": {**TEXT, "description": "Of caller, set, tool, definition and arguments."},
+            "caller": TEXT,
+            "tenant": TEXT,
+            "set": NULLABLE_TEXT,
+            "frontend": TEXT,
+            "rule": TEXT,
+            "by": {"enum": ["operator", "caller"]},
+            "requested": TIME,
+            "expires": TIME,
+            "decided": nullable_time,
+            "decidedBy": NULLABLE_TEXT,
+            "reason": NULLABLE_TEXT,
+            "scope": {"enum": ["once", "hour", None], "description": "For what it was allowed."},
+        }
+    )
 
 
 def _definition() -> dict[str, Any]:
@@ -602,6 +637,7 @@ def _problem() -> dict[str, Any]:
     optional = {
         "server": {"type": "string"},
         "retryAfter": {"type": "number", "description": "Seconds."},
+        "approval": {**TEXT, "description": "The id of the approval that the call waits for, or was denied."},
         "error": _open({"code": {"type": "integer"}, "message": {"type": "string"}}, {"data": {}}),
     }
     # The statuses are for people and for the page at /docs; programs compare the reason.

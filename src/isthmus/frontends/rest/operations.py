@@ -16,7 +16,7 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log", "Activity", "CallDetails", "Capture", "Definitions", "Definition", "Configuration", "ServerPreview",
-    "SwitchedServer", "Access", "AccessServers", "AccessPreview", "Audit", "AuditVerdict",
+    "SwitchedServer", "Approvals", "Approval", "Access", "AccessServers", "AccessPreview", "Audit", "AuditVerdict",
     "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
@@ -99,21 +99,29 @@ AUDIT_FILTERS = (
     Parameter("caller", "Only records of this caller."),
     Parameter("server", "Only records of this server."),
     Parameter("tool", "Only calls of this name; `*` stands for any characters."),
-    Parameter("outcome", "Only calls that ended so: `result`, `tool_error`, or the reason of a fault."),
+    Parameter("outcome", "Only calls that ended so: `result`, `tool_error`, `denied`, or the reason of a fault."),
     Parameter("event", "Only records of this event, such as `call` or `key.*`."),
     Parameter("since", "From this time on: 2026-11-16, 2026-11-16T09:30:00Z, or 24h ago."),
     Parameter("until", "Before this time."),
 )
 FORMAT = Parameter("format", "`jsonl` exports all records as JSON Lines, the oldest first.")
+APPROVAL_STATE = Parameter("state", "Only approvals in this state: pending, allowed or denied.")
+APPROVAL_LIMIT = Parameter("limit", "At most so many, from 0 to 100 (default 50); 0 for `total` alone.", "number")
 FIELDS = Parameter(
     "fields",
     "Only these members of each entry, with commas between: name, title, description. The list then has no `missing`.",
 )
+EXPOSE = Parameter("expose", "`all`: every tool that the caller may use, also where lists have only tools of the hub.")
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        "list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER, SET, QUERY, FIELDS)
+        "list_tools",
+        "GET",
+        "/v1/tools",
+        "The tools that the caller may use.",
+        "Tools",
+        (SERVER, SET, QUERY, FIELDS, EXPOSE),
     ),
     Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool", (SET,)),
     Operation(
@@ -184,6 +192,23 @@ OPERATIONS: tuple[Operation, ...] = (
         "approve_definition", "POST", "/v1/definitions/{name}",
         "Approve the definition of a withheld tool; for operators.", "Definition",
         body='`{"fingerprint": …}` of the definition that was read.', example='{"fingerprint": "FINGERPRINT"}',
+    ),
+    Operation(
+        "list_approvals", "GET", "/v1/approvals",
+        "Calls that wait for a person, and decisions that are still valid, the oldest first; operators see those of all"
+        " callers.", "Approvals", (APPROVAL_STATE, APPROVAL_LIMIT, CURSOR),
+    ),
+    Operation(
+        "allow_call", "POST", "/v1/approvals/allow/{id}", "Allow a call that waits; for operators.", "Approval",
+        body='`{"for": "once"}` (default), or `{"for": "hour"}` for the same tool and arguments for an hour.',
+        example='{"for": "once"}',
+    ),
+    Operation(
+        "deny_call", "POST", "/v1/approvals/deny/{id}", "Deny a call that waits; for operators.", "Approval",
+        body='`{"reason": …}`, optional; the caller receives it.', example='{"reason": "Ask me first."}',
+    ),
+    Operation(
+        "get_approval", "GET", "/v1/approvals/{id}", "One of them; callers see their own.", "Approval",
     ),
     Operation(
         "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
@@ -287,6 +312,7 @@ TAGS = {
     "tasks": "Tasks and sessions",
     "cancel": "Tasks and sessions",
     "sessions": "Tasks and sessions",
+    "approvals": "Access and audit",
     "access": "Access and audit",
     "audit": "Access and audit",
     "relay": "Relay",

@@ -33,8 +33,10 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_call": (404, "Unknown call"),
     "no_audit_log": (404, "This hub keeps no audit log"),
     "unknown_question": (404, "Unknown question"),
+    "unknown_approval": (404, "No such approval"),
     "unknown_definition": (404, "No such definition waits"),
     "method_not_allowed": (405, "Method not allowed"),
+    "already_decided": (409, "The approval is decided already"),
     "not_away": (409, "The server is connected"),
     "not_restartable": (409, "The hub does not start this server"),
     "not_switchable": (409, "The server is not in the configuration"),
@@ -71,6 +73,8 @@ class Problem(msgspec.Struct, frozen=True):
     error: msgspec.Raw | None = None
     """A server's own error, kept apart from the hub's members."""
     headers: Headers = ()
+    approval: str | None = None
+    """The id of the approval that the call waits for."""
 
     def body(self) -> bytes:
         """The problem as JSON."""
@@ -86,6 +90,8 @@ class Problem(msgspec.Struct, frozen=True):
             members["server"] = self.server
         if self.retry_after is not None:
             members["retryAfter"] = round(self.retry_after, 3)
+        if self.approval is not None:
+            members["approval"] = self.approval
         if self.error is not None:
             members["error"] = self.error
         return msgspec.json.encode(members)
@@ -130,4 +136,5 @@ def problem_of(fault: Fault) -> Problem:
         server=fault.server,
         retry_after=fault.retry_after,
         error=error,
+        approval=fault.approval,
     )

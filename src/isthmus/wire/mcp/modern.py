@@ -10,6 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Set
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -47,6 +48,9 @@ VERSION_HEADER = "mcp-protocol-version"
 METHOD_HEADER = "mcp-method"
 NAME_HEADER = "mcp-name"
 TASK_ID = "taskId"
+REMEMBERED_BYTES = 256
+"""The length of routing headers that are remembered."""
+
 _NAMED = {
     "tools/call": "name",
     "prompts/get": "name",
@@ -88,6 +92,20 @@ class RoutingHeaders(msgspec.Struct, frozen=True):
     version: str | None
     method: str | None
     name: str | None
+
+
+def read_routing_headers(version: bytes | None, method: bytes | None, name: bytes | None) -> RoutingHeaders:
+    """Read these headers. Callers send the same ones again and again, so short ones are remembered."""
+    if len(version or b"") + len(method or b"") + len(name or b"") <= REMEMBERED_BYTES:
+        return _remembered_routing_headers(version, method, name)
+    return _routing_headers(version, method, name)
+
+
+def _routing_headers(version: bytes | None, method: bytes | None, name: bytes | None) -> RoutingHeaders:
+    return RoutingHeaders(*(None if value is None else value.decode("latin-1") for value in (version, method, name)))
+
+
+_remembered_routing_headers = lru_cache(maxsize=1024)(_routing_headers)
 
 
 def check(request: Request, headers: RoutingHeaders | None, supported: tuple[str, ...]) -> Members | Rejection:

@@ -305,6 +305,19 @@ def test_a_tool_of_a_server_that_was_never_reached_is_known_by_its_name_in_the_s
     assert open_set.find_unreached(ALL, DEV, "hidden") is None
 
 
+def test_what_a_set_has_and_a_caller_may_not_use_is_denied_by_its_name_in_the_set() -> None:
+    settings = SetSettings(tools=("files.*",), exclude=("files.write",), tool={"files.read": SetTool(name="load")})
+    taken = snapshot(settings, ready(tool("read"), tool("write")), ready(tool("find", WEB), server=WEB))
+    few = Grants(("web.*",))
+    assert taken.is_denied(few, DEV, "tools", "load")
+    assert not taken.is_denied(few, DEV, "tools", "files.read")
+    assert not taken.is_denied(few, DEV, "tools", "web.find"), "the set does not have it for anybody"
+    assert not taken.is_denied(ALL, DEV, "tools", "load")
+    assert taken.is_denied(BOUND, EVERYTHING, "tools", "web.find"), "the caller is bound to the set"
+    assert taken.is_denied(BOUND, EVERYTHING, "tools", "files.write")
+    assert not taken.is_denied(BOUND, EVERYTHING, "tools", "web.none")
+
+
 def test_defaults_and_caches_of_a_server_hold_in_a_set() -> None:
     rules = ToolRules(defaults={"read": {"root": "/srv"}}, cached=("read",), hidden=("write",))
     status = ready(defined(), defined(name="write"), rules=rules)

@@ -65,6 +65,43 @@ def test_only_what_is_granted_is_there(grants: Grants, seen: list[str]) -> None:
     assert names(snapshot(*TWO).view(grants, EVERYTHING)) == seen
 
 
+@pytest.mark.parametrize(
+    ("grants", "surface", "name", "is_denied"),
+    [
+        (Grants(("files.*",), ("files.write",)), EVERYTHING, "files.write", True),
+        (Grants(("files.*",), ("files.write",)), EVERYTHING, "files.read", False),
+        (Grants(("files.*",)), EVERYTHING, "web.search", True),
+        (Grants(("files.*",)), EVERYTHING, "web.none", False),
+        (Grants(("files.*",)), EVERYTHING, "none.none", False),
+        (Grants(("files.*",)), EVERYTHING, "", False),
+        (Grants(("files.read",)), Surface("own", FILES), "write", True),
+        (Grants(("files.read",)), Surface("own", FILES), "none", False),
+        (Grants(("files.read",)), Surface("canonical", WEB), "files.write", False),
+        (Grants(("files.read",)), Surface("llm"), "mcp_files_write", True),
+        (Grants(("files.read",)), Surface("llm"), "mcp_files_none", False),
+    ],
+)
+def test_what_exists_and_is_not_granted_is_known_as_denied(
+    grants: Grants, surface: Surface, name: str, *, is_denied: bool
+) -> None:
+    assert snapshot(*TWO).is_denied(grants, surface, "tools", name) is is_denied
+
+
+def test_what_the_operator_hides_from_all_or_has_disabled_is_not_denied_to_anybody() -> None:
+    hidden = msgspec.structs.replace(TWO[1], rules=ToolRules(hidden=("write",)))
+    disabled = ServerStatus(WEB, "disabled", "disabled", tools=(tool("search", WEB),))
+    taken = snapshot(hidden, disabled)
+    assert not taken.is_denied(Grants(()), EVERYTHING, "tools", "files.write")
+    assert not taken.is_denied(Grants(()), EVERYTHING, "tools", "web.search")
+    assert taken.is_denied(Grants(()), EVERYTHING, "tools", "files.read")
+
+
+def test_a_prompt_is_denied_as_a_tool_is() -> None:
+    taken = snapshot(ServerStatus(FILES, "ready", prompts=(prompt("ask"),), is_settled=True))
+    assert taken.is_denied(Grants(()), EVERYTHING, "prompts", "files.ask")
+    assert not taken.is_denied(Grants(()), EVERYTHING, "tools", "files.ask")
+
+
 def test_a_route_leads_to_the_tool_of_its_name() -> None:
     route = snapshot(*TWO).view(ALL, EVERYTHING).routes["web.search"]
     assert (route.exposed, route.feature) == ("web.search", tool("search", WEB))

@@ -32,7 +32,8 @@ def expected_code(fault: Fault) -> int:
 @FAULT_CASES
 def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault) -> None:
     data: dict[str, object] = {"executed": fault.executed, "reason": fault.reason}
-    optional = {"server": fault.server, "retryAfter": fault.retry_after, "uri": getattr(fault, "uri", None)}
+    optional = {"server": fault.server, "retryAfter": fault.retry_after, "approval": fault.approval}
+    optional["uri"] = getattr(fault, "uri", None)
     data |= {name: value for name, value in optional.items() if value is not None}
     code = expected_code(fault)
     reply = json.loads(call_reply(msgspec.Raw(b'"x"'), fault, "modern").body)

@@ -19,7 +19,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.metrics import CallMetrics
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.upstream.link import WrongCarrier
 from isthmus.upstream.server_settings import (
@@ -62,7 +62,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.kept = Kept()
-        self.hub = Hub(Limits(), Counters())
+        self.hub = Hub(Limits(), CallMetrics())
         for server in (SHOP, VAULT, LOCAL, ODD):
             self.hub.open_server_queue(
                 ServerQueue(server.name, self.hub.limits), ServerStatus(server.name, "ready", is_settled=True)
