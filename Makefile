@@ -26,6 +26,8 @@ LIBRARIES := tests/console/vendor
 CONSOLE := src/isthmus/frontends/console/static
 # Facts about pinned SDKs, with no hub between them: they change only when the pins do.
 PEERS := tests/peers/test_peers.py tests/peers/test_full.py
+# A test that hangs where its own timeout cannot reach it ends its worker, with the stack of each thread.
+HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 # The extras of pyproject.toml that bring an agent framework.
 EXTRAS := adk langchain openai-agents pydantic-ai
@@ -51,12 +53,12 @@ firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first 
 	@$(VENV)/bin/python -m tests.first_hour $(ARGS)
 
 test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(HANGS) $(PEERS:%=--ignore=%) $(ARGS)
 
 newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
 	$(VENV)/bin/python $(PIP_INSTALL) --upgrade $$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z-]*\).*/\1/p' pyproject.toml)
 	$(VENV)/bin/python -m pip list --disable-pip-version-check
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) --deselect tests/supply $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(HANGS) $(PEERS:%=--ignore=%) --deselect tests/supply $(ARGS)
 
 peers: $(VENV)/.test $(SDKS) $(NPM)/node_modules/.ready ## run the official clients against the official servers, without the hub
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS) $(ARGS)
