@@ -190,9 +190,7 @@ def test_what_was_allowed_serves_equal_arguments_by_every_frontend_and_no_others
         async def compare(allowed: str, others: Mapping[str, str]) -> None:
             path = f"/v1/tools/{NAME}?timeout=0.05"
             problem = (await agent.post(path, content=allowed.encode(), headers=PLAIN)).json()
-            assert problem["reason"] == "approval_pending", problem
-            decided = await boss.post(f"/v1/approvals/allow/{problem['approval']}", json={"for": "hour"})
-            assert decided.status_code == 200
+            await allow(boss, problem, **{"for": "hour"})
             results = await asyncio.gather(*(entries[name](agent, text) for name, text in others.items()))
             for (name, text), seen in zip(others.items(), results, strict=True):
                 assert (seen is not None) is is_equal(allowed, sent_by(name, text)), (name, allowed, text)
@@ -232,9 +230,16 @@ async def ask(http: httpx2.AsyncClient, arguments: Any, name: str = NAME, second
     return (await http.post(f"/v1/tools/{name}?timeout={seconds}", json=arguments)).json()
 
 
-async def allow(boss: httpx2.AsyncClient, problem: Any) -> None:
+async def allow(boss: httpx2.AsyncClient, problem: Any, **how: Any) -> None:
+    """Allow a call. Its caller may have given up before the request was stored: until then nobody can decide."""
     assert problem["reason"] == "approval_pending", problem
-    assert (await boss.post(f"/v1/approvals/allow/{problem['approval']}", json={})).status_code == 200
+
+    async def is_allowed() -> bool:
+        answer = await boss.post(f"/v1/approvals/allow/{problem['approval']}", json=how)
+        assert answer.status_code in (200, 404), answer.text
+        return answer.status_code == 200
+
+    await until(is_allowed, "the request is stored")
 
 
 async def test_a_decision_is_not_replayed_not_shared_and_does_not_last(tmp_path: Path) -> None:
@@ -272,7 +277,7 @@ async def test_a_changed_definition_voids_what_was_allowed(tmp_path: Path) -> No
         Raw(hub.url, key=KEYS["agent"]) as raw,
     ):
         first = await ask(agent, {}, "fickle.pay")
-        assert (await boss.post(f"/v1/approvals/allow/{first['approval']}", json={"for": "hour"})).status_code == 200
+        await allow(boss, first, **{"for": "hour"})
         assert "content" in await ask(agent, {}, "fickle.pay", seconds=10)
         fickle.lists(tool("pay", "Pays twice."))
         await announced(raw)

@@ -21,6 +21,7 @@ from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import TaskWork
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
+from isthmus.frontends.mcp.hub_tasks import HubTasks
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,7 @@ def check_code(configuration: Configuration, is_there: Callable[[], bool] = is_i
 def open_scripts(
     hub: Hub,
     tasks: TaskEngine,
+    hub_tasks: HubTasks,
     background: BackgroundTasks,
     settings: CodeSettings,
     journal: Journal,
@@ -46,7 +48,9 @@ def open_scripts(
 ) -> Scripts:
     """Add code mode to a hub; no process starts before the first script."""
     scripts = Scripts(hub, background, settings, tasks.now, journal, lambda: _sealer(state))
-    hub.add_virtual_tools("code", ToolSignatures(scripts), RunCode(scripts))
+    run_code = RunCode(scripts)
+    hub.add_virtual_tools("code", ToolSignatures(scripts), run_code)
+    hub_tasks.durable_tool = run_code
 
     def work_of(record: TaskRecord) -> TaskWork | None:
         find_caller = tasks.offline_queue.find_caller

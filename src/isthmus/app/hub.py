@@ -193,7 +193,6 @@ class RunningHub:
             self.tasks.storage_quota.share_of = self.journal.share_of
         state = Path(configuration.hub.state)
         self.hub.add_virtual_tools("code", SearchTools(self.tool_search))
-        self.scripts = open_scripts(self.hub, self.tasks, self.background, configuration.code, self.journal, state)
         self._hub_tasks = HubTasks(
             self.hub,
             self.tasks,
@@ -202,6 +201,9 @@ class RunningHub:
             lambda: self.configuration.tasks,
             lambda: self.configuration.a2a.keep,
             time.time,
+        )
+        self.scripts = open_scripts(
+            self.hub, self.tasks, self._hub_tasks, self.background, configuration.code, self.journal, state
         )
         modules = marked_modules(configuration)
         own = builtin_tools(self.journal, time.time)

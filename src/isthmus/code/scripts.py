@@ -44,7 +44,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import View
-from isthmus.core.ports import Document, Exchange, Journal, Sealer, WriteResult
+from isthmus.core.ports import Document, Exchange, HoldableExchange, Journal, RetractingExchange, Sealer, WriteResult
 from isthmus.core.tasks.engine import TaskExchange
 from isthmus.core.tasks.live_task import Report, TaskListener, tombstone
 from isthmus.core.tasks.record import TaskRecord
@@ -59,6 +59,7 @@ from isthmus.model.calls import (
     OnReply,
     Outcome,
     Question,
+    Reply,
     Result,
     Surface,
 )
@@ -84,8 +85,8 @@ SIGNATURES_MAX = 100
 LOST = "lost: The hub stopped while the call was running, and it is unknown how far it got (executed: unknown)"
 """What a script learns of a call that an earlier hub sent."""
 
-PRUNED_SECONDS = 24 * 3600.0
-"""No script lasts that long beyond its own limit: what is older belongs to none."""
+PRUNED_SECONDS = 31 * 24 * 3600.0
+"""No script waits that long for a person: what is older belongs to none."""
 
 TOOL_ERROR_LENGTH_MAX = 2_000
 
@@ -145,7 +146,9 @@ class StoredCall(msgspec.Struct, omit_defaults=True):
     tool: str
     arguments: str
     is_sent: bool = False
-    """It may have reached its server."""
+    """It may have reached its server, unless it is held."""
+    is_held: bool = False
+    """It waits for approval and was not sent."""
     answer: str | None = None
     failure: str | None = None
 
@@ -170,6 +173,8 @@ class ScriptRecord(msgspec.Struct, omit_defaults=True):
     """The version that wrote the state; empty before the first call."""
     printed: str = ""
     count: int = 0
+    left: float = 0.0
+    """Seconds until the deadline when the script began to wait for a person; 0 if it does not wait."""
     calls: list[StoredCall] = []
     state_version: int = 0
 
@@ -412,6 +417,7 @@ class RunningScript:
         self._thread: ScriptThread | None = None
         self._is_left = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._calls: dict[int, StoredCall] = {}
         """The calls that the script waits for."""
         self._inflight: dict[int, InFlight] = {}
@@ -424,6 +430,10 @@ class RunningScript:
         """How many states were stored; only the script's thread counts, once it runs."""
         self._is_restored = False
         """It continues, and has not got the answers that an earlier hub stored."""
+        self._paused: dict[object, float] = {}
+        """What people are asked, and since when: that time is not the script's."""
+        self._held: dict[int, Question] = {}
+        """What the calls that wait for approval show."""
         self.on_left: Callable[[], None] | None = None
         """Called when a durable script is left to the next hub."""
 
@@ -456,8 +466,8 @@ class RunningScript:
         request, scripts = self.request, self._scripts
         seconds = min(request.timeout or self._settings.seconds, self._settings.seconds)
         if self._record is not None:
-            seconds = self._record.deadline - scripts.now()
-        self._timer = self._loop.call_later(max(seconds, 0.0), self._expire)
+            seconds = self._record.left or self._record.deadline - scripts.now()
+        self._set_timer(seconds)
         view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
         if self.is_over():
             return
@@ -507,7 +517,10 @@ class RunningScript:
         self._is_restored = True
         self._states = record.state_version
         for call in self._calls.values():
-            if call.is_sent and call.known is None and call.tool:
+            if call.is_held:
+                call.is_sent = call.is_held = False  # the next request finds the same approval
+                self._sent -= 1
+            elif call.is_sent and call.known is None and call.tool:
                 call.failure = LOST
             elif not call.tool:
                 call.is_sent = False  # it sleeps again
@@ -621,6 +634,7 @@ class RunningScript:
     def call_ended(self, call: StoredCall, outcome: Outcome) -> None:
         """A call of the script has ended."""
         self._inflight.pop(call.id, None)
+        self.released(call)
         if self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
 
@@ -637,6 +651,60 @@ class RunningScript:
             self._store(None, lambda: None)
         elif self.is_durable or any(not each.is_sent for each in self._calls.values()):
             self._send_next()
+
+    # -- waiting for people ------------------------------------------------------------------------------------------
+
+    def _set_timer(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_later(max(seconds, 0.0), self._expire)
+
+    def pause(self, reason: object) -> None:
+        """Stop the script's clock: a person is asked something, and may answer in days."""
+        if self._timer is not None and not self._paused:
+            self._timer.cancel()
+            if self._record is not None:
+                self._record.left = max(self._due - self._loop.time(), 1.0)
+        self._paused.setdefault(reason, self._loop.time())
+
+    def unpause(self, reason: object) -> None:
+        """Let the clock run again once nobody is asked anything."""
+        since = self._paused.pop(reason, None)
+        if since is None or self._paused or self.is_over():
+            return
+        left = max(0.0, self._due - since)
+        self._set_timer(left)
+        if self._record is not None:
+            self._record.deadline, self._record.left = self._scripts.now() + left, 0.0
+
+    def held(self, call: StoredCall, notice: Question) -> None:
+        """A call waits for approval. It was not sent, so the next hub asks for the same approval."""
+        self.pause(call.id)
+        self._held[call.id] = notice
+        self._show_hold()
+        if self.is_durable and not call.is_held:
+            call.is_held = True
+            self._store(None, lambda: None)
+
+    def released(self, call: StoredCall) -> None:
+        """A call waits for approval no longer."""
+        if self._held.pop(call.id, None) is not None:
+            self._show_hold()
+        self.unpause(call.id)
+
+    def _show_hold(self) -> None:
+        if isinstance(self._exchange, HoldableExchange) and not self.is_over():
+            if self._held:
+                self._exchange.held(next(iter(self._held.values())))
+            else:
+                self._exchange.released()
+
+    def may_send(self, call: StoredCall, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """Whether a call may be sent now; otherwise `send` is called once it is stored that it may have been sent."""
+        if not call.is_held:
+            return True
+        call.is_held = False
+        self._store(None, partial(send, inflight))
+        return False
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -786,14 +854,19 @@ class _ForgetWhenEnded:
 
 
 class ScriptExchange:
-    """The caller's side of a call that a script makes: see `Exchange`. Progress and questions go to the script's."""
+    """The caller's side of a call that a script makes: see `Exchange` and `HoldableExchange`.
 
-    __slots__ = ("_call", "_outer", "_script")
+    Progress and questions go to the script's caller.
+    """
+
+    __slots__ = ("_answered", "_call", "_outer", "_script")
 
     def __init__(self, script: RunningScript, call: StoredCall, outer: Exchange) -> None:
         self._script = script
         self._call = call
         self._outer = outer
+        self._answered: dict[OnReply, OnReply] = {}
+        """What the caller answers, by what the call's server waits for."""
 
     def emit(self, event: Event) -> None:
         """See `Exchange`."""
@@ -802,7 +875,38 @@ class ScriptExchange:
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
-        self._outer.ask(question, reply)
+        script = self._script
+        script.pause(reply)
+
+        def answered(given: Reply) -> None:
+            script.unpause(reply)
+            reply(given)
+
+        self._answered[reply] = answered
+        self._outer.ask(question, answered)
+
+    def retract(self, reply: OnReply) -> None:
+        """See `RetractingExchange`."""
+        self._script.unpause(reply)
+        answered = self._answered.pop(reply, None)
+        if answered is not None and isinstance(self._outer, RetractingExchange):
+            self._outer.retract(answered)
+
+    def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
+        """See `RetractingExchange`; a script's questions end with their calls."""
+        return None
+
+    def held(self, notice: Question) -> None:
+        """See `HoldableExchange`."""
+        self._script.held(self._call, notice)
+
+    def released(self) -> None:
+        """See `HoldableExchange`."""
+        self._script.released(self._call)
+
+    def may_send(self, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """See `core.ports.DurableExchange`."""
+        return self._script.may_send(self._call, inflight, send)
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Raw
 
-from isthmus.code.scripts import RunningScript, Scripts, all_tools, request_of
+from isthmus.code.scripts import RunningScript, Scripts, ScriptTask, all_tools, request_of
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.tool_search import virtual_tool
 from isthmus.core.catalog.snapshot import View
@@ -75,19 +75,30 @@ class RunCode:
 
     def start(self, inflight: InFlight) -> None:
         """See `VirtualTool`."""
-        try:
-            given = msgspec.json.decode(inflight.call.arguments, type=_RunCode)
-        except msgspec.MsgspecError as error:
-            inflight.finish(BadArguments(RUN_CODE, str(error)))
+        given = _read_script(inflight.call)
+        if isinstance(given, Fault):
+            inflight.finish(given)
             return
         link = _ScriptLink()
         inflight.link = link
         request = request_of(inflight.call, given.code, given.timeout)
         link.script = self._scripts.start(request, _InFlightExchange(inflight))
 
+    def task_work(self, call: Call) -> ScriptTask | Fault:
+        """The script as the work of a task, which continues after a crash; see `frontends.mcp.hub_tasks`."""
+        given = _read_script(call)
+        return given if isinstance(given, Fault) else self._scripts.task(call, given.code, given.timeout)
+
     def unknown(self, inflight: InFlight, name: str) -> None:
         """See `VirtualTool`; calls are not redirected."""
         inflight.finish(UnknownTool(name))
+
+
+def _read_script(call: Call) -> _RunCode | BadArguments:
+    try:
+        return msgspec.json.decode(call.arguments, type=_RunCode)
+    except msgspec.MsgspecError as error:
+        return BadArguments(RUN_CODE, str(error))
 
 
 class _ScriptLink:

@@ -191,7 +191,7 @@ class Hub:
     def _on_excess(self) -> None:
         self._may_refuse = self.is_draining or self.bytes_in_flight.has_excess
 
-    def _refusal(self, caller: Caller) -> Fault | None:
+    def refusal(self, caller: Caller) -> Fault | None:
         """Why the hub accepts no call of this caller now."""
         return Draining() if self.is_draining else self.bytes_in_flight.excess(caller)
 
@@ -559,7 +559,7 @@ def find(hub: Hub, inflight: InFlight) -> Outcome | Held | None:
     may use the tool learns that the server is down. While the hub shuts down, every call is refused.
     """
     call = inflight.call
-    if hub._may_refuse and (refused := hub._refusal(call.caller)) is not None:
+    if hub._may_refuse and (refused := hub.refusal(call.caller)) is not None:
         return refused
     if call.kind == "tool":  # nearly all calls: the short way
         route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)

@@ -139,6 +139,10 @@ QUESTION_SECONDS = 300.0
 """How long the caller may take to answer a question. That time counts neither as silence of the server nor towards the
 caller's own timeout, but `hard_seconds` holds. The call keeps its slot, as far as its server's queue allows."""
 
+TASK_QUESTION_SECONDS = 7 * 24 * 3600.0
+"""The same for a task, whose caller is not connected and may be a person who is away. That time does not count towards
+`hard_seconds`. A server with one slot is not kept from its other callers for so long."""
+
 
 STEPS_MAX = 32
 """Steps of one call that are remembered, the first ones: a server may report progress without end."""
@@ -406,7 +410,15 @@ class InFlight:
             if self.server_queue is not None:
                 self.server_queue.question_opened(self)
         self.questions = (*self.questions, asked)
-        self._expire_in(QUESTION_SECONDS)
+        self._expire_in(self._question_seconds())
+
+    def _question_seconds(self) -> float:
+        return TASK_QUESTION_SECONDS if self._waits_for_people else QUESTION_SECONDS
+
+    @property
+    def _waits_for_people(self) -> bool:
+        """Whether a question may stay open for days: a task's, if its server has slots for others."""
+        return self.call.lasts and (self.server_queue is None or self.server_queue.max_calls > 1)
 
     def release(self, asked: OpenQuestion) -> None:
         """A question is closed: the clock runs again once none is open."""
@@ -443,6 +455,10 @@ class InFlight:
 
     def _left_in_all(self) -> float:
         whole = self.timeout if self.server_queue is None else self.server_queue.hard_seconds
+        if self._clock is not None and self._waits_for_people:
+            whole += self._clock.answer_seconds
+            if self.questions:
+                whole += self._loop.time() - self._clock.asked_at + TASK_QUESTION_SECONDS
         return max(0.0, self._started + whole - self._loop.time())
 
     def finish(self, outcome: Outcome) -> bool:
@@ -575,7 +591,7 @@ class InFlight:
         if self.server_queue is not None and clock is not None and not self._left_in_all():
             return self.server_queue.hard_seconds
         if self.questions:
-            return QUESTION_SECONDS
+            return self._question_seconds()
         is_silent = clock is None or clock.alive_at + self.timeout <= self._loop.time()
         return self.timeout if is_silent or wanted is None else wanted
 

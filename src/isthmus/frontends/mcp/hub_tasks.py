@@ -1,8 +1,9 @@
 """Tasks that the hub runs itself, for servers without tasks: the caller can leave and fetch the result later.
 
 A legacy caller asks for a task. For a modern caller that supports tasks, a slow call becomes one. Both are tasks of
-the one engine (`core.tasks`). Tasks that servers run themselves are passed on and do not come here. `methods` calls
-`HubTasks`, which is also the link of the calls about such tasks.
+the one engine (`core.tasks`). A script of `run_code` is a task from its start, so that it continues after a crash; a
+caller gets the result in its place if that comes soon. Tasks that servers run themselves are passed on and do not come
+here. `methods` calls `HubTasks`, which is also the link of the calls about such tasks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -20,10 +21,18 @@ from msgspec import Raw
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
-from isthmus.core.catalog.snapshot import View
-from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
+from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.snapshot import View, VirtualRoute
+from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress, VirtualTool
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.core.tasks.live_task import LiveTask, NewTask, Report, TaskNotStarted
+from isthmus.core.tasks.live_task import (
+    LiveTask,
+    NewTask,
+    Report,
+    TaskListener,
+    TaskNotStarted,
+    TaskWork,
+)
 from isthmus.core.tasks.record import TASK as TASK_DOCUMENT
 from isthmus.core.tasks.record import (
     StoredOutcome,
@@ -55,7 +64,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotWritten, TaskEnded, UnknownTask
+from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, Fault, NotWritten, TaskEnded, UnknownTask
 from isthmus.model.features import Ability, Feature
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
@@ -112,6 +121,14 @@ class HubTaskInfo(msgspec.Struct, frozen=True):
 
 _decode_info = msgspec.json.Decoder(HubTaskInfo).decode
 
+
+class DurableTool(VirtualTool, Protocol):
+    """A tool of the hub itself whose calls are tasks that continue after a crash: `run_code`."""
+
+    def task_work(self, call: Call) -> TaskWork | Fault:
+        """The work of a call, whose arguments fit the schema."""
+
+
 ACKNOWLEDGED = Result(Raw(b'{"resultType":"complete"}'), is_typed=True)
 
 
@@ -129,7 +146,9 @@ def expiry_of(record: TaskRecord) -> float:
 
 
 def is_info_visible(info: HubTaskInfo, view: View, surface: Surface) -> bool:
-    """Whether a task of this server is visible on the surface."""
+    """Whether a task of this server, or of a tool of the hub itself, is visible on the surface."""
+    if info.server == BUILTIN and info.tool in view.virtual:
+        return True
     return surface.server in (None, info.server) and info.server in view.servers
 
 
@@ -367,6 +386,71 @@ class HubTaskNotifier:
             self._report(msgspec.structs.replace(event, members=related_to(record.id, event.members)))
 
 
+class EarlyResult:
+    """Answers a modern call that is a task: with its result if that comes soon, otherwise with the task."""
+
+    def __init__(self, engine: TaskEngine, inflight: InFlight) -> None:
+        self._engine = engine
+        self._inflight = inflight
+        self._live: LiveTask | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, live: LiveTask, seconds: float) -> None:
+        """The task is stored: wait at most this long for its end."""
+        self._live = live
+        if self._inflight.outcome is not None:  # the caller left meanwhile
+            self.leave()
+            return
+        self._inflight.carriage = self
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._give_task)
+        for noted in live.reports.after(0):
+            self.task_reported(live.record, noted)
+        if live.stored is not None:
+            self.task_changed(live.stored)
+
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
+        live = self._live
+        if live is None:
+            return
+        if record.is_ended:
+            self._stop()
+            # Nobody learns the id of this task. Later: other listeners are notified first.
+            asyncio.get_running_loop().call_soon(self._engine.discard, live)
+            self._inflight.finish(result_of(record) if record.ending is None else _outcome_of(record.ending))
+        elif record.asked is not None:  # answered by `tasks/update`, or by an operator
+            self._give_task()
+
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
+        """Pass on what the script's calls report, as long as the caller waits."""
+        if self._live is not None:
+            self._inflight.emit(noted.event)
+
+    def left(self) -> None:
+        """See `core.tasks.live_task.ShutdownListener`; the next hub continues the task."""
+        self._give_task()
+
+    def leave(self) -> None:
+        """The caller has left and never learns the task's id: cancel it."""
+        live = self._live
+        if live is not None:
+            self._stop()
+            self._engine.cancel(live, "the caller cancelled the call")
+
+    def _give_task(self) -> None:
+        live = self._live
+        if live is not None:
+            self._stop()
+            self._inflight.finish(created_modern(live.record))
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.listeners.pop(self, None)
+            self._live = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class HubTaskFollower:
     """Calls `notify` with the state of a task for a modern caller, at the start and on every change."""
 
@@ -423,6 +507,8 @@ class HubTasks:
         self._slow = Deadlines(self._loop)
         """Calls that become tasks unless they end soon."""
         self._expiring = 0
+        self.durable_tool: DurableTool | None = None
+        """See `DurableTool`; None if the hub runs no scripts."""
 
     @property
     def is_enabled(self) -> bool:
@@ -437,15 +523,31 @@ class HubTasks:
         """Whether a legacy call asks for a task that the hub runs."""
         if call.kind != "tool" or TASK not in call.extra:
             return False
+        if self._durable_route(call) is not None:
+            return True
         view = self._hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
         route = view.routes.get(call.name)
         return route is not None and self.applies_to(view, route.feature.server, "tasks")
+
+    def is_durable(self, route: VirtualRoute) -> bool:
+        """Whether calls of this tool of the hub can be tasks."""
+        return route.virtual is self.durable_tool
+
+    def _durable_route(self, call: Call) -> VirtualRoute | None:
+        if self.durable_tool is None or call.kind != "tool":
+            return None
+        route = self._hub.snapshot.find_virtual(call.caller.grants, call.surface, call.client_caps, call.name)
+        return route if route is not None and self.is_durable(route) else None
 
     # -- creation --------------------------------------------------------------------------------------------------
 
     def create(self, call: Call, exchange: Exchange) -> InFlight:
         """Run a tool as a task; the response is the task."""
         inflight = self._hub.start_builtin(call, exchange, self)
+        if (route := self._durable_route(call)) is not None:
+            if (work := self._durable_work(inflight, route)) is not None:
+                self._spawn("creating a task", inflight, self._create(inflight, call, exchange, work))
+            return inflight
         ending = next((found for check in CHECKS if (found := check(self._hub, inflight)) is not None), None)
         if ending is None:
             self._spawn("creating a task", inflight, self._create(inflight, call, exchange))
@@ -453,7 +555,39 @@ class HubTasks:
             inflight.finish(ending)
         return inflight
 
-    async def _create(self, inflight: InFlight, call: Call, exchange: Exchange) -> None:
+    def start_durable(self, call: Call, exchange: Exchange) -> InFlight | None:
+        """Start a script of a modern caller that supports tasks; None if the call is of any other tool."""
+        if (route := self._durable_route(call)) is None:
+            return None
+        inflight = self._hub.start_builtin(call, exchange, self)
+        if (work := self._durable_work(inflight, route)) is not None:
+            self._spawn("a script that may become a task", inflight, self._start_durable(inflight, work))
+        return inflight
+
+    def _durable_work(self, inflight: InFlight, route: VirtualRoute) -> TaskWork | None:
+        """The work of a call of `durable_tool`; None if the call was refused."""
+        call, durable = inflight.call, self.durable_tool
+        assert durable is not None, "`_durable_route` found it"
+        detail = route.check(call.arguments)
+        work = durable.task_work(call) if detail is None else BadArguments(call.name, detail)
+        if (refused := self._hub.refusal(call.caller)) is not None:
+            work = refused
+        if isinstance(work, Fault):
+            inflight.finish(work)
+            return None
+        return work
+
+    async def _start_durable(self, inflight: InFlight, work: TaskWork) -> None:
+        waiter = EarlyResult(self._engine, inflight)
+        task = self._new_task(inflight.target.feature, inflight.call, waiter, self._retention(), work=work)
+        try:
+            live = await self._engine.begin(task)
+        except TaskNotStarted as refused:
+            inflight.finish(NotWritten(str(refused)))
+            return
+        waiter.start(live, self._settings().after)
+
+    async def _create(self, inflight: InFlight, call: Call, exchange: Exchange, work: TaskWork | None = None) -> None:
         feature = inflight.target.feature
         report = exchange.reporter() if isinstance(exchange, LateProgressExchange) else None
         notifier = HubTaskNotifier(
@@ -465,7 +599,8 @@ class HubTasks:
         extra = {key: value for key, value in call.extra.items() if key != TASK}
         task_call = msgspec.structs.replace(call, extra=extra, lasts=True)
         try:
-            live = await self._engine.begin(self._new_task(feature, task_call, notifier, ttl, session=call.session))
+            task = self._new_task(feature, task_call, notifier, ttl, session=call.session, work=work)
+            live = await self._engine.begin(task)
         except TaskNotStarted as refused:
             inflight.finish(NotWritten(str(refused)))
             return
@@ -479,11 +614,12 @@ class HubTasks:
         self,
         feature: Feature,
         call: Call,
-        notifier: HubTaskNotifier,
+        listener: TaskListener,
         ttl: float,
         *,
         session: str = "",
         is_running: bool = False,
+        work: TaskWork | None = None,
     ) -> NewTask:
         return NewTask(
             call.caller,
@@ -491,10 +627,10 @@ class HubTasks:
             REALM,
             (),
             "working",
-            None if is_running else call,
+            None if is_running else work or call,
             brief=Raw(msgspec.json.encode(HubTaskInfo(feature.server, ttl, session, feature.name))),
             realm=REALM,
-            listeners=(notifier,),
+            listeners=(listener,),
             is_running=is_running,
         )
 
@@ -657,12 +793,12 @@ class HubTasks:
         """Nothing is sent: these calls are answered here."""
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """Calls about tasks run nothing."""
-        return False
+        """Calls about tasks run nothing; a script may have called tools."""
+        return isinstance(inflight.carriage, EarlyResult)
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Stop waiting for a result; the task continues."""
-        if isinstance(inflight.carriage, ResultWaiter):
+        """Stop waiting for a result; the task continues, unless its caller does not know it yet."""
+        if isinstance(inflight.carriage, ResultWaiter | EarlyResult):
             inflight.carriage.leave()
 
     def _spawn(self, name: str, inflight: InFlight, work: Coroutine[Any, Any, None]) -> None:

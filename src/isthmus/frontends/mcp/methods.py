@@ -321,16 +321,14 @@ class McpMethods:
             return hub_tasks.answer(call, exchange)
         if hub_tasks is not None and hub_tasks.is_requested(call):
             return hub_tasks.create(call, exchange)
-        if not call.comes_back or STATE not in call.extra or self.client_input is None:
-            inflight: InFlight | None = self.hub.start(call, exchange)
-        else:
+        becomes_task = call.kind == "tool" and TASKS_CAPABILITY in call.client_caps
+        if call.comes_back and STATE in call.extra and self.client_input is not None:
             inflight = self.client_input.resume(call, exchange, self.hub)
-        if (
-            hub_tasks is not None
-            and TASKS_CAPABILITY in call.client_caps
-            and call.kind == "tool"
-            and inflight is not None
-        ):
+        elif hub_tasks is not None and becomes_task and (script := hub_tasks.start_durable(call, exchange)) is not None:
+            return script
+        else:
+            inflight = self.hub.start(call, exchange)
+        if hub_tasks is not None and becomes_task and inflight is not None:
             hub_tasks.watch(inflight)
         return inflight
 
@@ -381,10 +379,12 @@ def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | No
 
     def entry(route: Route) -> bytes:
         definition = route.feature.definition
-        if isinstance(route, VirtualRoute):  # it runs what it names as a task if that can be one
-            return write_entry(shape, route.exposed, definition)
-        if has_tasks and hub_tasks is not None and hub_tasks.applies_to(view, route.feature.server, "tasks"):
-            definition = with_task_support(definition)
+        if has_tasks and hub_tasks is not None:
+            if isinstance(route, VirtualRoute):  # `call_tool` runs what it names as a task if that can be one
+                can_be_task = hub_tasks.is_durable(route)
+            else:
+                can_be_task = hub_tasks.applies_to(view, route.feature.server, "tasks")
+            definition = with_task_support(definition) if can_be_task else definition
         return write_entry(shape, route.exposed, definition)
 
     entries = yield from array_passes(map(entry, routes[shape.method].values()))

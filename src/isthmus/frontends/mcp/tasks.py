@@ -98,7 +98,8 @@ def with_supported_task(call: Call, view: View, era: Era, *, has_hub_tasks: bool
     """A call that asks for a task; without that wish where neither the server nor the hub would run it as one."""
     route = view.routes.get(call.name)
     abilities = frozenset() if route is None else view.servers[route.feature.server]
-    is_supported = "tasks" in abilities or (has_hub_tasks and route is not None and call.kind == "tool")
+    is_known = route is not None or call.name in view.virtual
+    is_supported = "tasks" in abilities or (has_hub_tasks and is_known and call.kind == "tool")
     if era == "legacy" and is_supported:
         return call
     return msgspec.structs.replace(call, extra={key: value for key, value in call.extra.items() if key != TASK})

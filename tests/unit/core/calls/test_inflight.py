@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import permutations
 from weakref import ref
 
+import msgspec
 import pytest
 
 from isthmus.core.calls import inflight as module
@@ -230,6 +231,23 @@ async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_to
     assert stage.server_queue.running == 0
     listener.asked[0][1](ANSWER)
     assert (answers, len(listener.ends)) == ([GIVEN_UP], 1)
+
+
+async def test_a_task_waits_for_an_answer_long_after_a_connected_caller_would_have_been_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "QUESTION_SECONDS", 0.01)
+    stage = Stage()
+    inflight, listener = stage.start(msgspec.structs.replace(call(timeout=3600.0), lasts=True))
+    answers: list[Reply] = []
+    inflight.ask(QUESTION, answers.append)
+    _, connected, _ = asked(stage)
+    async with asyncio.timeout(30):
+        await connected.ended.wait()
+    assert isinstance(connected.fault, Unanswered)
+    assert listener.ends == []
+    listener.asked[0][1](ANSWER)
+    assert answers == [ANSWER]
 
 
 async def test_a_call_that_is_over_asks_nobody() -> None:

@@ -1,0 +1,190 @@
+"""`run_code` over MCP: a script that is a task continues after `kill -9`, and waits for people as long as they need."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.code.script_server import command
+from tests.conftest import Ledger
+from tests.faults.test_tasks_crash import killed
+from tests.faults.watching import eventually
+from tests.frontends.task_server import TASKS
+from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, stdio, write_config
+
+SECONDS = 60.0
+AFTER = 0.3
+"""When a modern call becomes a task."""
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "boss")}
+CALLERS: dict[str, Any] = {
+    "agent": {"key": KEYS["agent"], "allow": ["*"]},
+    "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
+}
+PAYS = """
+import asyncio
+told = []
+for nonce in ['a', 'b', 'c']:
+    try:
+        told.append(await shop_pay(nonce=nonce))
+    except RuntimeError as error:
+        told.append(str(error))
+    await asyncio.sleep(1)
+told
+"""
+KNOWS_TASKS = {**META, "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}}
+
+
+class Agent:
+    """A caller in both eras."""
+
+    def __init__(self, hub: HubProcess) -> None:
+        self.hub = hub
+        headers = {"authorization": f"Bearer {KEYS['agent']}", "accept": "application/json, text/event-stream"}
+        self.http = httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{hub.port}", headers=headers, timeout=SECONDS, verify=TRUSTED
+        )
+
+    async def legacy(self, method: str, **params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = (await self.http.post("/mcp", json=body, headers={"mcp-protocol-version": "2025-11-25"})).json()
+        assert "result" in answer, answer
+        return answer["result"]
+
+    async def modern(self, method: str, meta: Any = KNOWS_TASKS, **params: Any) -> Any:
+        headers = {"mcp-protocol-version": MODERN, "mcp-method": method}
+        headers |= {"mcp-name": params.get("name") or params["taskId"]}
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+        answer = (await self.http.post("/mcp", json=body, headers=headers)).json()
+        assert "result" in answer, answer
+        return answer["result"]
+
+    async def run(self, code: str) -> Any:
+        """Run a script in the modern era."""
+        return await self.modern("tools/call", name="run_code", arguments={"code": code})
+
+    async def has(self, task: str, status: str) -> bool:
+        """Whether a modern task has this status."""
+        return bool((await self.modern("tasks/get", taskId=task))["status"] == status)
+
+
+@asynccontextmanager
+async def opened(config: Path) -> AsyncIterator[Agent]:
+    async with killed(config) as hub:
+        agent = Agent(hub)
+        async with agent.http:
+            yield agent
+
+
+@pytest.fixture
+def config(tmp_path: Path, ledger: Ledger) -> Path:
+    rules = {"orders": {"tools": ["shop.order"]}}
+    return write_config(
+        tmp_path,
+        {"shop": stdio(command(ledger.path))},
+        hub={"expose": "code"},
+        callers=CALLERS,
+        approvals=rules,
+        limits=PATIENT,
+        tasks={"after": AFTER},
+    )
+
+
+def assert_paid_once(told: Any, ledger: Ledger) -> None:
+    """The hub was killed around the second call: its outcome was stored, or is unknown."""
+    first, second, third = told["result"]
+    assert (first, third, told["calls"]) == ("a", "c", 3)
+    assert second == "b" or "executed: unknown" in second
+    assert ledger.ran() == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_legacy_task_of_a_killed_hub_continues_and_repeats_no_call(config: Path, ledger: Ledger) -> None:
+    async with opened(config) as agent:
+        listed = {tool["name"]: tool for tool in (await agent.legacy("tools/list"))["tools"]}
+        assert listed["run_code"]["execution"] == {"taskSupport": "optional"}
+        assert "execution" not in listed["search_tools"]
+        script = {"code": PAYS}
+        made = await agent.legacy("tools/call", name="run_code", arguments=script, task={"ttl": 600_000})
+        task = made["task"]["taskId"]
+        await eventually(lambda: ledger.ran() == {"a": 1, "b": 1}, "the second call", within=SECONDS)
+        agent.hub.process.send_signal(signal.SIGKILL)
+        await agent.hub.process.wait()
+    async with opened(config) as agent:
+        done = await agent.legacy("tasks/result", taskId=task)
+    assert_paid_once(done["structuredContent"], ledger)
+
+
+async def test_a_modern_script_is_a_task_if_it_does_not_end_soon_and_continues_too(
+    config: Path, ledger: Ledger
+) -> None:
+    async with opened(config) as agent:
+        quick = await agent.run("1 + 1")
+        assert (quick["resultType"], quick["structuredContent"]["result"]) == ("complete", 2)
+        assert (await agent.legacy("tasks/list"))["tasks"] == []
+        refused = await agent.run("nothing_of_this_name()")
+        assert (refused["isError"], refused["structuredContent"]["error"]) == (True, "refused")
+        made = await agent.run(PAYS)
+        assert (made["resultType"], made["status"]) == ("task", "working")
+        await eventually(lambda: ledger.ran() == {"a": 1, "b": 1}, "the second call", within=SECONDS)
+        agent.hub.process.send_signal(signal.SIGKILL)
+        await agent.hub.process.wait()
+    async with opened(config) as agent:
+        await eventually(lambda: agent.has(made["taskId"], "completed"), "the script ends", within=SECONDS)
+        ended = await agent.modern("tasks/get", taskId=made["taskId"])
+    assert_paid_once(ended["result"]["structuredContent"], ledger)
+
+
+async def test_a_caller_that_leaves_before_it_knows_its_task_ends_the_script(config: Path, ledger: Ledger) -> None:
+    async with opened(config) as agent:
+        calling = asyncio.ensure_future(agent.run("await shop_hold(nonce='left')"))
+        await eventually(lambda: ledger.ran() == {"left": 1} or calling.done(), "the script calls", within=SECONDS)
+        if not calling.done():
+            calling.cancel()
+        else:  # on a busy machine the script had become a task before
+            await agent.modern("tasks/cancel", taskId=calling.result()["taskId"])
+
+        async def is_idle() -> bool:
+            http = httpx2.AsyncClient(headers={"authorization": f"Bearer {KEYS['boss']}"}, verify=TRUSTED)
+            async with http:
+                seen = (await http.get(f"http://127.0.0.1:{agent.hub.port}/v1/activity")).json()["calls"]
+            return any(call["name"] == "shop.hold" and call["outcome"] == "cancelled" for call in seen)
+
+        await eventually(is_idle, "the call is cancelled", within=SECONDS)
+
+
+async def test_a_call_that_waits_for_approval_survives_a_killed_hub_and_runs_once(config: Path, ledger: Ledger) -> None:
+    async with opened(config) as agent:
+        made = await agent.run("await shop_order(orders=[{'item': 'lamp'}])")
+        assert made["resultType"] == "task"
+
+        async def is_held() -> bool:
+            state = await agent.modern("tasks/get", taskId=made["taskId"])
+            return "waits for an operator's approval" in state.get("statusMessage", "")
+
+        await eventually(is_held, "the call is held", within=SECONDS)
+        agent.hub.process.send_signal(signal.SIGKILL)
+        await agent.hub.process.wait()
+    assert not ledger.ran()
+    async with opened(config) as agent:
+
+        async def is_allowed() -> bool:
+            headers = {"authorization": f"Bearer {KEYS['boss']}"}
+            async with httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{agent.hub.port}", headers=headers, verify=TRUSTED
+            ) as boss:
+                pending = (await boss.get("/v1/approvals?state=pending")).json()["approvals"]
+                if not pending:
+                    return False
+                assert [each["tool"] for each in pending] == ["shop.order"]
+                allowed = await boss.post(f"/v1/approvals/allow/{pending[0]['id']}", json={})
+                return allowed.status_code == 200
+
+        await eventually(is_allowed, "an operator allows it", within=SECONDS)
+        await eventually(lambda: agent.has(made["taskId"], "completed"), "the script ends", within=SECONDS)
+    assert ledger.ran() == {"order": 1}
