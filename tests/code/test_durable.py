@@ -160,7 +160,7 @@ async def test_a_caller_that_leaves_before_it_knows_its_task_ends_the_script(con
 
 async def test_a_call_that_waits_for_approval_survives_a_killed_hub_and_runs_once(config: Path, ledger: Ledger) -> None:
     async with opened(config) as agent:
-        made = await agent.run("await shop_order(orders=[{'item': 'lamp'}])")
+        made = await agent.run("import asyncio\nawait shop_order(orders=[{'item': 'lamp'}])")
         assert made["resultType"] == "task"
 
         async def is_held() -> bool:
@@ -181,7 +181,7 @@ async def test_a_call_that_waits_for_approval_survives_a_killed_hub_and_runs_onc
                 pending = (await boss.get("/v1/approvals?state=pending")).json()["approvals"]
                 if not pending:
                     return False
-                assert [each["tool"] for each in pending] == ["shop.order"]
+                assert [(each["tool"], each["scriptLines"]) for each in pending] == [("shop.order", [2])]
                 allowed = await boss.post(f"/v1/approvals/allow/{pending[0]['id']}", json={})
                 return allowed.status_code == 200
 

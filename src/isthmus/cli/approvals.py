@@ -42,6 +42,8 @@ class ShownApproval(msgspec.Struct, rename="camel"):
     decided_by: str | None = None
     reason: str | None = None
     scope: str | None = None
+    script: str | None = None
+    script_lines: list[int] = []
 
 
 class _Page(msgspec.Struct):
@@ -161,6 +163,7 @@ def _print_one(shown: ShownApproval) -> None:
         "tool": shown.tool,
         "caller": _caller(shown),
         "set": shown.set,
+        "script": shown.script and ", ".join([shown.script, *(f"line {each}" for each in shown.script_lines)]),
         "rule": shown.rule,
         "state": shown.state if shown.decided_by is None else f"{shown.state} by {shown.decided_by}",
         "reason": shown.reason,

@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
@@ -89,6 +90,9 @@ PRUNED_SECONDS = 31 * 24 * 3600.0
 """No script waits that long for a person: what is older belongs to none."""
 
 TOOL_ERROR_LENGTH_MAX = 2_000
+
+LINES_MAX = 20
+"""How many lines of a script a request for approval names."""
 
 
 CallerKey: TypeAlias = tuple[str, str]
@@ -432,6 +436,9 @@ class RunningScript:
         """It continues, and has not got the answers that an earlier hub stored."""
         self._paused: dict[object, float] = {}
         """What people are asked, and since when: that time is not the script's."""
+        self._names: Mapping[str, str] = {}
+        """The tools that the script names, by their Python names."""
+        self._lines: dict[str, tuple[int, ...]] = {}
         self._held: dict[int, Question] = {}
         """What the calls that wait for approval show."""
         self.on_left: Callable[[], None] | None = None
@@ -473,9 +480,10 @@ class RunningScript:
             return
         tools = scripts.tools_of(view)
         used = tools.used_in(request.code)
+        self._names = {name: tools.exposed[name] for name in used}
         source = ScriptSource(
             request.code,
-            {name: tools.exposed[name] for name in used},
+            self._names,
             partial(tools.stubs, used),
             state,
             "" if self._record is None else self._record.printed,
@@ -629,7 +637,18 @@ class RunningScript:
             lasts=request.lasts,
             shares_link=request.shares_link,
             script=request.id,
+            script_lines=self._lines_of(call.tool),
         )
+
+    def _lines_of(self, tool: str) -> tuple[int, ...]:
+        """The lines of the script that name a tool. The sandbox does not tell which of them is running."""
+        lines = self._lines.get(tool)
+        if lines is None:
+            name = next((name for name, exposed in self._names.items() if exposed == tool), "")
+            code = self.request.code.splitlines()
+            found = (number for number, line in enumerate(code, 1) if name and name in words_in(line))
+            lines = self._lines[tool] = tuple(islice(found, LINES_MAX))
+        return lines
 
     def call_ended(self, call: StoredCall, outcome: Outcome) -> None:
         """A call of the script has ended."""

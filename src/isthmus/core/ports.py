@@ -845,6 +845,10 @@ class ApprovalEntry(msgspec.Struct, frozen=True, rename="camel"):
     reason: str | None
     scope: Literal["once", "hour"] | None
     """For what it was allowed."""
+    script: str | None
+    """The id of the script that makes the call."""
+    script_lines: tuple[int, ...]
+    """The lines of the script that name the tool."""
 
 
 class ApprovalList(msgspec.Struct, frozen=True):

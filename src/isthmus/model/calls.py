@@ -187,6 +187,9 @@ class Call(msgspec.Struct, frozen=True):
     script: str = ""
     """The id of the script that makes it, if one does; for the audit log."""
 
+    script_lines: tuple[int, ...] = ()
+    """The lines of that script that name the tool, for people who are asked to allow the call."""
+
     @property
     def set(self) -> str | None:
         """The set in which its name is looked up, if any."""

@@ -139,6 +139,9 @@ class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
     decided: float | None = None
     decided_by: str | None = None
     reason: str = ""
+    script: str = ""
+    """The id of the script that makes the call, and the lines of it that name the tool."""
+    script_lines: tuple[int, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -376,6 +379,8 @@ class CallApprovals:
             now,
             now + rule.expires,
             rule.expires,
+            script=call.script,
+            script_lines=call.script_lines,
         )
         own = self._of.get(approval.owner, {})
         if sum(each.approval.state != "denied" for each in own.values()) >= EACH_MAX:
@@ -837,6 +842,8 @@ def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:
         approval.decided_by if viewer.is_operator else None,
         approval.reason or None,
         "hour" if approval.state == "hour" else "once" if approval.state == "once" else None,
+        approval.script or None,
+        approval.script_lines,
     )
 
 

@@ -371,6 +371,12 @@ def _approval() -> dict[str, Any]:
             "decidedBy": NULLABLE_TEXT,
             "reason": NULLABLE_TEXT,
             "scope": {"enum": ["once", "hour", None], "description": "For what it was allowed."},
+            "script": {**NULLABLE_TEXT, "description": "The id of the script that makes the call."},
+            "scriptLines": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "The lines of the script that name the tool.",
+            },
         }
     )
 

@@ -132,7 +132,7 @@ function Request(/** @type {any} */ { approval, end, deciding, onEnd, onDecided,
     await onDecided();
   };
   const facts = [
-    ["Caller", `${approval.caller} (${approval.tenant})`], ["By", frontendOf(approval.frontend)], ["Set", approval.set], ["Called as", approval.name === approval.tool ? null : approval.name],
+    ["Caller", `${approval.caller} (${approval.tenant})`], ["By", frontendOf(approval.frontend)], ["Set", approval.set], ["Called as", approval.name === approval.tool ? null : approval.name], ["Script", approval.script && [approval.script, ...approval.scriptLines.map((/** @type {number} */ line) => `line ${line}`)].join(", ")],
     ["Rule", approval.rule], ["Added by the hub", approval.added.join(", ")], ["Digest", approval.digest],
   ].filter(([, value]) => value);
   const server = approval.tool.split(".")[0];
