@@ -27,6 +27,7 @@ from isthmus.cli.main import SECTIONS, cli
 from isthmus.config.approvals import APPROVAL_KEYS
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
+from isthmus.config.fleets import FLEET_KEYS
 from isthmus.config.sets import SET_KEYS, SET_TOOL_KEYS
 from isthmus.config.tables import HUB_TABLES
 from isthmus.frontends.rest import openapi
@@ -68,6 +69,8 @@ def _table(name: str) -> str:
         return _rows(("Key", "Beside", "Default", "Meaning"), _server_rows())
     if name == "callers":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in CALLER_KEYS.items()))
+    if name == "fleets":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in FLEET_KEYS.items()))
     if name == "sets":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_KEYS.items()))
     if name == "approvals":

@@ -51,6 +51,7 @@ def test_the_reference_has_every_table_and_every_key_of_a_server() -> None:
         "callers",
         "sets",
         "set-tools",
+        "fleets",
         "approvals",
         "findings",
     }

@@ -96,6 +96,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("relay", relay.tokens),
     )
     found |= {Place(None, "sets").at(name).path: settings for name, settings in configuration.sets.items()}
+    found |= {Place(None, "fleets").at(name).path: settings for name, settings in configuration.fleets.items()}
     found["approvals"] = tuple(rule.name for rule in configuration.approvals)  # their order counts
     found |= {Place(None, "approvals").at(rule.name).path: rule for rule in configuration.approvals}
     for table, settings in tables:

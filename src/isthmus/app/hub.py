@@ -28,6 +28,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.calls.fleets import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.tool_search import SearchTools, ToolSearch
@@ -167,6 +168,8 @@ class RunningHub:
         self.end_capture = self.recent_calls.end_capture
         self.audit = audit
         self.hub = self._make_hub(environment)
+        self.fleets = Fleets(self.hub)
+        self.fleets.change(configuration.fleets)
         self.tool_search = ToolSearch(self.hub)
         self.hub.add_virtual_tools("search", *self.tool_search.tools())
         self.reader = LongReader(self.background, environment)
@@ -402,11 +405,12 @@ class RunningHub:
             self.supervisor.remove(name)
             self.logins.forget(name)
         self.dialins.change(configuration.relay.dialin)
-        self.dialins.make_room(server.name for server in difference.added)
+        self.dialins.make_room([*(server.name for server in difference.added), *configuration.fleets])
         for server in difference.added:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
+        self.fleets.change(configuration.fleets)
         self.hub.change_sets(configuration.sets)
         self.hub.change_exposure(configuration.hub.expose)
         self.scripts.change(configuration.code)
@@ -434,7 +438,12 @@ class RunningHub:
     async def aclose(self) -> None:
         """Close every link in good order, then stop what still runs; if cancelled, at once."""
         self.tasks.release_unsent()
-        statuses = self.hub.snapshot.server_statuses
+        hides = self.hub.snapshot.hides
+        statuses = {
+            name: status
+            for name, status in self.hub.snapshot.server_statuses.items()
+            if hides is None or not hides(status)
+        }
         redactions = {each.name: each.redact for each in self.configuration.servers if each.secrets}
         self.scripts.close()
         try:

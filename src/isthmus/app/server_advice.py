@@ -57,6 +57,8 @@ WRONG_ERA = FindingCode("ISD-113", "wrong-era", "remove era: the hub detects it"
 ELSEWHERE = FindingCode("ISD-114", "agent-elsewhere", "add the card's addresses to origins, if you trust them")
 AWAY = FindingCode("ISD-115", "away", "check it where it runs: it dials in again by itself")
 WANTS_LOGIN = FindingCode("ISD-116", "wants-login", "log in: isthmus login SERVER")
+NO_MEMBERS = FindingCode("ISD-117", "no-members", "connect a server that matches members, or correct the patterns")
+MEMBERS_AWAY = FindingCode("ISD-118", "members-away", "check its members: isthmus servers")
 
 # -- servers that work, with something to note -----------------------------------------------------------------------
 
@@ -74,6 +76,8 @@ NOT_CHECKED = FindingCode(
 UNLISTED = FindingCode("ISD-404", "unlisted", "nothing, if callers know its methods; to list them, declare its tools")
 SET_ENTRY = FindingCode("ISD-405", "set-entry", "correct the entry of the set")
 WITHHELD = FindingCode("ISD-406", "withheld", "review and approve them: isthmus approve SERVER")
+MEMBERS_DIFFER = FindingCode("ISD-407", "members-differ", "give these members the same version, or take them out")
+DIALLED_FLEET = FindingCode("ISD-408", "dialled-fleet", "check it at the running hub: isthmus doctor --hub URL")
 DISABLED = FindingCode("ISD-501", "disabled", "remove disabled to use it")
 
 CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values()) if isinstance(code, FindingCode))
@@ -107,6 +111,12 @@ _CAUSES: Sequence[tuple[str, FindingCode]] = (
     ("no answer from", NOT_REACHED),
 )
 """Parts of the reasons that the hub gives for an unusable server, and their codes; the first match counts."""
+
+_NOTES = (("entries and was cut", LIST_CUT), ("the fleet does not call it there", MEMBERS_DIFFER))
+"""Parts of the notes about a server that works, and their codes."""
+
+_FLEET_CAUSES = (("the fleet has no members", NO_MEMBERS), ("of the fleet", MEMBERS_AWAY))
+"""The same for a fleet."""
 
 _MCP_SIGNS = ("http 406", "event-stream", "session", "initializ", "protocol version", "mcp-")
 """Words, in lower case, with which an MCP server rejects a request of plain JSON-RPC."""
@@ -212,7 +222,7 @@ def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[D
             found.append(_finding(WITHHELD, report, entry, message))
             continue
         if "it has no tools/list" not in note:
-            code = LIST_CUT if "entries and was cut" in note else ODD_LIST
+            code = next((code for text, code in _NOTES if text in note), ODD_LIST)
             found.append(Diagnosis(code, report.server, note, code.fix))
             continue
         reach = None if entry is None else entry.settings.reach
@@ -246,7 +256,7 @@ def _cause(report: ServerReport, entry: ConfiguredServer | None) -> FindingCode:
     if report.state == "starting":
         return NO_ANSWER
     if report.state == "away":
-        return AWAY
+        return next((code for text, code in _FLEET_CAUSES if text in reason), AWAY)
     reach = None if entry is None else entry.settings.reach
     # With some entries, a reason means something else.
     if isinstance(reach, PythonSettings):

@@ -46,6 +46,7 @@ from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.argument_validation import CheckCache
+from isthmus.core.catalog.fleets import hidden_by
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
@@ -341,7 +342,8 @@ def _listed(
 
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
     exposed, policy = ExposedTools(configuration.hub.expose), narrowing_of(configuration)
-    return Snapshot(0, statuses, CheckCache(limit_bytes=0), policy, configuration.sets, exposed)
+    hides = hidden_by(configuration.fleets.values())
+    return Snapshot(0, statuses, CheckCache(limit_bytes=0), policy, configuration.sets, exposed, hides)
 
 
 # -- printing one caller ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from isthmus.cli.output import counted, harmless, print_error, print_json, print
 from isthmus.config.entry_conversion import SECRET_KEYS
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.fleets import FLEET_KEYS
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
 from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
@@ -275,6 +276,8 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         picked: list[Pair] = [(key, getattr(chosen, key)) for key in _names(chosen) if key not in ("tool", "variants")]
         changed = {tool: _set_tool(each) for tool, each in chosen.tool.items()}
         yield from _below("sets", name, [*picked, ("tool", changed)])
+    for name, fleet in configuration.fleets.items():
+        yield from _below("fleets", name, [(key, getattr(fleet, key)) for key in FLEET_KEYS])
     for rule in configuration.approvals:
         yield from _below("approvals", rule.name, _approval_values(rule))
     for name, tenant in configuration.tenants.known.items():

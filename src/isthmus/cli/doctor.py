@@ -19,6 +19,7 @@ import msgspec
 
 from isthmus.app.server_advice import (
     CODES,
+    DIALLED_FLEET,
     NAME_CUT,
     NAMES_CLASH,
     NOT_CHECKED,
@@ -106,7 +107,7 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
         CommandFailed: the configuration cannot be used, or the running hub cannot be reached.
     """
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-    configuration, settled_at = None, {}
+    configuration, settled_at, is_local = None, {}, False
     if isinstance(source, RemoteSource):
         hub = HubClient(source)
     else:
@@ -115,7 +116,7 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
         if running is not None:
             hub = HubClient(running)
         else:
-            local = await start_local_hub(configuration, os.environ, within=wait)
+            local, is_local = await start_local_hub(configuration, os.environ, within=wait), True
             hub, settled_at = local.client, local.settled_at
     try:
         await hub.list(TOOLS)  # gives starting servers a moment
@@ -134,6 +135,12 @@ async def examine(source: HubSource, *, wait: float, is_json: bool) -> Exit:
             for server in read_servers(await hub.servers())
         ]
         found = await _diagnose(hub, reports, configuration)
+        if is_local and configuration is not None:  # nothing can dial in here
+            dialled = [name for name, fleet in configuration.fleets.items() if fleet.is_dialled]
+            reports = [report for report in reports if report.server not in dialled]
+            found = [each for each in found if each.server not in dialled]
+            text = "its members dial in to a running hub, which this is not"
+            found += [Diagnosis(DIALLED_FLEET, name, text, DIALLED_FLEET.fix) for name in dialled]
     finally:
         await hub.aclose()
     described: dict[str, object]

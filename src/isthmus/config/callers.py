@@ -27,6 +27,7 @@ CALLERS = "callers"
 TENANTS = "tenants"
 ISSUERS = "issuers"
 SETS = "sets"
+FLEETS = "fleets"
 APPROVALS = "approvals"
 DEFAULT_TENANT = "default"
 

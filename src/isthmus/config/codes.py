@@ -302,6 +302,16 @@ IDLE_APPROVAL_RULE = FindingCode(
     "A rule under `[approvals]` decides about no call, because an earlier rule matches all calls that it matches.",
 )
 
+# -- fleets --------------------------------------------------------------------------------------------------
+
+BAD_FLEET = FindingCode(
+    "ISC-441",
+    "bad-fleet",
+    "fix the entry, then: isthmus config check",
+    "A fleet under `[fleets]` has a mistake, or the name of a server. It is left out; its members are listed"
+    " themselves.",
+)
+
 # -- extensions ----------------------------------------------------------------------------------------------
 
 BAD_EXTENSION = FindingCode(

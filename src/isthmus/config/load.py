@@ -16,6 +16,7 @@ from isthmus.config.approvals import idle_rules, read_approvals
 from isthmus.config.callers import (
     APPROVALS,
     CALLERS,
+    FLEETS,
     ISSUERS,
     SETS,
     TENANTS,
@@ -32,6 +33,7 @@ from isthmus.config.entry_translation import entries_of, has_place_for_servers, 
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
+from isthmus.config.fleets import read_fleets
 from isthmus.config.origins import origins_of
 from isthmus.config.sets import read_sets
 from isthmus.config.settings import Configuration, HubSettings
@@ -42,7 +44,20 @@ from isthmus.upstream.targets.settings import TargetSettings
 AccessMode = Literal["open", "keys"]
 
 _TABLES = dict.fromkeys(
-    (*HUB_TABLES, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS, EXTENSIONS, SETS, APPROVALS, "mcpServers", "servers")
+    (
+        *HUB_TABLES,
+        CALLERS,
+        TENANTS,
+        ISSUERS,
+        IMPORT,
+        CREDENTIALS,
+        EXTENSIONS,
+        SETS,
+        FLEETS,
+        APPROVALS,
+        "mcpServers",
+        "servers",
+    )
 )
 
 
@@ -140,7 +155,9 @@ class _Loading:
             callers, expiries, caller_findings = read_callers(document, variables, tenants)
         issuers, issuer_findings = read_issuers(document, hub.public_url, tenants)
         self._findings += [*tenant_findings, *caller_findings, *issuer_findings]
-        servers = {*self._loaded.entries, *RESERVED}
+        fleets, fleet_findings = read_fleets(document, {*self._loaded.entries, *RESERVED})
+        self._findings += fleet_findings
+        servers = {*self._loaded.entries, *RESERVED, *fleets}
         sets, set_findings = read_sets(document, variables, servers)
         self._findings += [*misspelt_grants(document, servers), *set_findings]
         approvals = read_approvals(document, variables)
@@ -153,6 +170,7 @@ class _Loading:
             extensions=self._extensions,
             servers=tuple(self._loaded.servers.values()),
             sets=sets,
+            fleets=fleets,
             approvals=approvals,
             callers=callers,
             named=_caller_names(document),

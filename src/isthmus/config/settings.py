@@ -20,6 +20,7 @@ from isthmus.config.files import home_folder, usual_state
 from isthmus.config.findings import Finding
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
+from isthmus.core.catalog.fleets import FleetSettings
 from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.settings import Limits
@@ -155,6 +156,8 @@ class Configuration:
     servers: tuple[ServerSettings, ...] = ()
     sets: Mapping[str, SetSettings] = field(default_factory=dict)
     """Sets of tools, prompts and resources, by name."""
+    fleets: Mapping[ServerName, FleetSettings] = field(default_factory=dict)
+    """Servers that callers see as one, by name."""
     approvals: tuple[ApprovalRule, ...] = ()
     """Which calls a person must allow first; the first rule that matches decides."""
     callers: tuple[tuple[bytes, Caller], ...] = ()

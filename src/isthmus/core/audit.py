@@ -101,6 +101,8 @@ class CallRecord(msgspec.Struct, omit_defaults=True):
     """The server's own name of the tool, where the set has another."""
     script: str = ""
     """The id of the script that made the call."""
+    fleet: str = ""
+    """The fleet that made the call at this member."""
     denied: bool = False
     """What was called exists, and the caller may not use it."""
 
@@ -151,7 +153,7 @@ class RecordEncoder:
         )
         session = self.digest(call.session.encode(errors="replace"))[:16] if call.session else ""
         id = id[:TEXT_LENGTH_MAX]
-        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX], call.script)
+        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX], call.script, call.fleet)
         if outcome is None:
             return CallRecord(*common, "", "", -1.0, session, id, *names)
         word, executed = outcome_word(outcome, was_sent=was_sent)

@@ -180,6 +180,15 @@ class FindingExchange(Protocol):
 
 
 @runtime_checkable
+class SessionExchange(Protocol):
+    """An exchange whose caller may have a session, also where its calls do not name it (`Call.session`)."""
+
+    @property
+    def session_id(self) -> str:
+        """The id of the session; empty without one."""
+
+
+@runtime_checkable
 class PausableExchange(Protocol):
     """An exchange whose caller can disconnect while the call runs and resume later."""
 

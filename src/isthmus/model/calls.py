@@ -190,6 +190,9 @@ class Call(msgspec.Struct, frozen=True):
     script_lines: tuple[int, ...] = ()
     """The lines of that script that name the tool, for people who are asked to allow the call."""
 
+    fleet: str = ""
+    """The fleet that makes it at one of its members; for the audit log."""
+
     @property
     def set(self) -> str | None:
         """The set in which its name is looked up, if any."""

@@ -244,7 +244,9 @@ class CassetteRecorder:
         loop: asyncio.AbstractEventLoop,
         within: ref[InFlight] | None = None,
     ) -> InFlight:
-        """A running call that is recorded."""
+        """A running call that is recorded. Calls of members of a fleet are not: a replaying hub has the fleet's own."""
+        if call.fleet:
+            return InFlight(call, exchange, recorder, loop, within)
         return RecordedInFlight(self, call, exchange, recorder, loop, within)
 
     # -- calls ---------------------------------------------------------------------------------------------------------

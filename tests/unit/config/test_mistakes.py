@@ -244,6 +244,12 @@ MISTAKES = [
         '[sets.dev]\ntools = ["*"]\n[sets.dev.tool]\n"a.x" = {name = "z"}\n"a.y" = {name = "z"}',
         "isthmus.toml: sets.dev gives the name z to a.x, a.y",
     ),
+    Mistake(
+        codes.BAD_FLEET,
+        '[fleets.dev]\nmembers = "a.b"',
+        "isthmus.toml: fleets.dev.members: a member must be server-*, dialin:server-*, agent:KEY"
+        " or tag:NAME, not 'a.b'",
+    ),
     Mistake(codes.IDLE_SET_ENTRY, "[sets.dev]", "isthmus.toml: sets.dev picks nothing"),
     Mistake(
         codes.BAD_APPROVAL_RULE,

@@ -196,6 +196,18 @@ class _Matched(NamedTuple):
     """The call may reach any tool of its server, so that arguments say nothing about it."""
 
 
+def _deciding_rule(matched: _Matched, call: Call) -> ApprovalRule | None:
+    """The first rule that is about a call. Raises `UnclearArguments`."""
+    arguments: object = None
+    for rule in matched.rules:
+        if rule.is_about(call.caller.name):
+            if rule.arguments and arguments is None:
+                arguments = read_arguments(call.arguments)
+            if matched.is_blind or rule.passes(arguments):
+                return rule
+    return None
+
+
 class _Credit(NamedTuple):
     """A call that was allowed once and did not run, or whose server asked something: it may be made again.
 
@@ -283,26 +295,22 @@ class CallApprovals:
         if not matched.rules:
             return None
         try:
-            arguments: object = None
-            rule = None
-            for each in matched.rules:
-                if each.is_about(call.caller.name):
-                    if each.arguments and arguments is None:
-                        arguments = read_arguments(inflight.call.arguments)
-                    if matched.is_blind or each.passes(arguments):
-                        rule = each
-                        break
-            if rule is None or not rule.approve:
+            rule = _deciding_rule(matched, inflight.call)
+            if rule is None or not rule.approve or self._is_approved_fleet(hub, inflight, rule):
                 return None
-            if arguments is None:
-                arguments = read_arguments(inflight.call.arguments)
-            text = canonical_text(arguments)
+            text = canonical_text(read_arguments(inflight.call.arguments))
         except UnclearArguments as error:
             return BadArguments(call.name, f"a person must approve this call, and {error}")
         server, caller = inflight.target.feature.server, call.caller
         parts = (caller.tenant, caller.name, call.set, call.kind, *_identity_of(server, hub), inflight.name, rule.by)
         digest = request_digest(*parts, matched.fingerprint, text)
         return self._decide_about(HeldRequest(hub, inflight, call), rule, digest)
+
+    def _is_approved_fleet(self, hub: Hub, inflight: InFlight, rule: ApprovalRule) -> bool:
+        """Whether a fleet makes this call for one that the same rule has let pass: a person approves it once."""
+        if not inflight.call.fleet or inflight.within is None or (outer := inflight.within()) is None:
+            return False
+        return _deciding_rule(self._match(hub, outer, is_method=False), outer.call) is rule
 
     def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _Matched:
         """The rules that may be about a call's tool."""

@@ -51,8 +51,9 @@ from isthmus.model.faults import (
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 
-if TYPE_CHECKING:  # it starts calls again
+if TYPE_CHECKING:  # they start calls
     from isthmus.core.calls.approvals import CallApprovals
+    from isthmus.core.calls.fleets import Fleets
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +124,8 @@ class Hub:
         """The operator's sets by name; see `change_sets`."""
         self.exposed = ALL_EXPOSED
         """What lists have instead of servers' tools; see `change_exposure` and `add_virtual_tools`."""
+        self.fleets: Fleets | None = None
+        """Servers that callers see as one; set by `Fleets`."""
         self._stages = STAGES
         self._approvals: CallApprovals | None = None
         self._snapshot = Snapshot(0, {}, self._checks)
@@ -144,16 +147,20 @@ class Hub:
     def snapshot(self) -> Snapshot:
         """All servers now: the same value until something changes, then created on demand."""
         before = self._snapshot
-        if self._changed or before.sets is not self.sets or before.exposed is not self.exposed:
+        hides = None if self.fleets is None else self.fleets.hides
+        is_same = before.sets is self.sets and before.exposed is self.exposed and before.hides is hides
+        if self._changed or not is_same:
             server_statuses = {**before.server_statuses}
             for server, server_status in self._changed.items():
                 if server_status is None:
                     server_statuses.pop(server, None)
                 else:
                     server_statuses[server] = server_status
+            if self.fleets is not None:
+                self.fleets.join(server_statuses, self._changed)
             self._changed = {}
             self._snapshot = Snapshot(
-                before.version + 1, server_statuses, self._checks, self.custom_policy, self.sets, self.exposed
+                before.version + 1, server_statuses, self._checks, self.custom_policy, self.sets, self.exposed, hides
             )
         return self._snapshot
 
@@ -366,6 +373,11 @@ class Hub:
         redirected = None if route is None or call.kind != "tool" else route.virtual.redirect(call)
         return redirected if isinstance(redirected, Call) else call
 
+    def change_fleets(self, fleets: Fleets) -> None:
+        """Read the fleets again, which have changed. Clients are notified if their own lists change."""
+        self.fleets = fleets
+        self._renew()
+
     def _change(self, server: ServerName, server_status: ServerStatus | None) -> None:
         self._changed[server] = server_status
         self._renew()
@@ -440,6 +452,9 @@ class Hub:
 
     def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
         servers = self.settling if surface.server is None else self.settling.keys() & {surface.server}
+        if self.fleets is not None and surface.server is not None and surface.server in self.fleets:
+            statuses, fleet = self.snapshot.server_statuses, self.fleets[surface.server]
+            servers = {server for server in self.settling if fleet.settings.has(statuses[server])}
         began = {self.settling[server]: self.server_queues[server].opened_at for server in servers}
         return self._seconds_left(began, within)
 

@@ -480,9 +480,12 @@ class Snapshot:
         custom_policy: CustomPolicy | None = None,
         sets: Mapping[str, SetSettings] = {},
         exposed: ExposedTools = ALL_EXPOSED,
+        hides: Callable[[ServerStatus], bool] | None = None,
     ) -> None:
         self.version = version
         self.sets = sets
+        self.hides = hides
+        """Whether only a fleet and the server's own surface have a server's tools; None if there are no fleets."""
         self.exposed = exposed
         self._custom_policy = custom_policy
         self.server_statuses = server_statuses
@@ -501,7 +504,9 @@ class Snapshot:
         """The same snapshot without the operator's own policy."""
         if self._custom_policy is None:
             return self
-        return Snapshot(self.version, self.server_statuses, self._checks, sets=self.sets, exposed=self.exposed)
+        return Snapshot(
+            self.version, self.server_statuses, self._checks, sets=self.sets, exposed=self.exposed, hides=self.hides
+        )
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The view of these permissions on this surface, compiled on first use."""
@@ -570,6 +575,8 @@ class Snapshot:
         named, _, tool = name.partition(".") if surface.style == "canonical" else (surface.server or "", "", name)
         server_status = self.server_statuses.get(ServerName(named))
         if server_status is None or surface.server not in (None, named):
+            return None
+        if surface.style != "own" and self._is_hidden(server_status):
             return None
         return (
             server_status.server if _is_seen(policy, server_status) and _may_have(policy, server_status, tool) else None
@@ -678,9 +685,10 @@ class Snapshot:
             view.aliases = self._aliases
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
+        hides = None if surface.style == "own" else self.hides
         for server_status in shown:
             offer = _offer(server_status, client_caps)
-            if offer.tools:
+            if offer.tools and (hides is None or not hides(server_status)):
                 self._add_tools(view, offer.tools, server_status.rules, policy, self._names_of(surface, "tools"))
             if offer.prompts:
                 _add(view.prompts, offer.prompts, server_status.rules, policy, self._names_of(surface, "prompts"))
@@ -732,7 +740,7 @@ class Snapshot:
             view.aliases = llm_aliases(names.values())
         for server_status in shown:
             offer, rules = _offer(server_status, client_caps), server_status.rules
-            for tool in offer.tools:
+            for tool in () if self._is_hidden(server_status) else offer.tools:
                 if rules.shows(tool.name) and _is_allowed(tools, tool, rules):
                     self._add_set_tool(view, settings, tool, rules, names[tool.server, tool.name])
             others: tuple[tuple[ListName, dict[str, Route], Iterable[Feature], Policy], ...] = (
@@ -788,7 +796,7 @@ class Snapshot:
         return [
             (feature.server, feature.name)
             for server_status in self.server_statuses.values()
-            if server_status.state != "disabled"
+            if server_status.state != "disabled" and not (listed == "tools" and self._is_hidden(server_status))
             for feature in _all_of(server_status, listed)
             if (listed != "tools" or server_status.rules.shows(feature.name))
             and _is_allowed(policy, feature, server_status.rules)
@@ -877,9 +885,12 @@ class Snapshot:
         return [
             (feature.server, feature.name)
             for server_status in self.server_statuses.values()
-            if server_status.state != "disabled"
+            if server_status.state != "disabled" and not (listed == "tools" and self._is_hidden(server_status))
             for feature in _all_of(server_status, listed)
         ]
+
+    def _is_hidden(self, server_status: ServerStatus) -> bool:
+        return self.hides is not None and self.hides(server_status)
 
 
 def _labels(policy: Policy, feature: Feature, rules: ToolRules) -> Labels:

@@ -84,6 +84,7 @@ class DuplexSession:
         self._client = McpClient(
             mcp_methods.hub, caller, surface, session=session or secrets.token_hex(8), found=self.found
         )
+        self.session_id = self._client.session
         self._caller = caller
         self._surface = surface
         self._background = background
@@ -419,6 +420,11 @@ class _DuplexExchange(McpExchange):
         """See `FindingExchange`; a modern caller has no session."""
         if self._era == "legacy":
             self._duplex.found.add(names)
+
+    @property
+    def session_id(self) -> str:
+        """See `SessionExchange`."""
+        return self._duplex.session_id
 
     def end(self, outcome: Outcome) -> None:
         """Send the response."""

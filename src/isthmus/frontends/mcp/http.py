@@ -212,6 +212,11 @@ class McpHttpExchange(McpExchange):
         if self.session is not None:
             self.session.found.add(names)
 
+    @property
+    def session_id(self) -> str:
+        """See `SessionExchange`."""
+        return "" if self.session is None else self.session.id
+
     def pause(self, seconds: float) -> None:
         """The server closed its stream of this call for a while: close the caller's too, if it can resume."""
         if self.session is None or not self.session.can_resume:

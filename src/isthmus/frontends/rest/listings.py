@@ -221,6 +221,8 @@ def _visible_servers(hub: Hub, caller: Caller, admin: HubAdmin | None) -> Iterab
             **{shape.member: counts[shape][name] for shape in counts},
         }
         if caller.is_operator:
+            if hub.snapshot.hides is not None and hub.snapshot.hides(server_status):
+                document["tools"] = len(server_status.tools)  # a fleet lists them
             fix = None if admin is None else admin.server_fix(name)
             document |= {"detail": server_status.detail, "fix": fix, "notes": server_status.notes}
         yield document, server_status

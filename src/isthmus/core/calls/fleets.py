@@ -1,0 +1,699 @@
+"""The calls of fleets: one call of a fleet's tool becomes calls of its members.
+
+A fleet is a server whose link is the hub itself. A call of its tool passes the stages like any other: permissions, its
+schema, approvals, its queue. `FleetLink` then starts a call at one member, or at several, which passes the same stages
+for that member, and is audited with the fleet's name. `app` makes the `Fleets` of a hub.
+
+An argument of the tool says which members are meant (`core.catalog.fleets.MEMBER_ARGUMENT`): the id of one, `all`,
+`any`, or none, which leaves the choice to the fleet. A conversation keeps the member that was chosen for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import ref
+
+import msgspec
+import structlog
+
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.fleets import (
+    ALL_MEMBERS,
+    ANY_MEMBER,
+    MEMBERS_TOOL,
+    Fleet,
+    FleetSettings,
+    hidden_by,
+)
+from isthmus.core.catalog.rules import labels_of
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.ports import HoldableExchange, SessionExchange
+from isthmus.model.callers import Caller, CallerId, Grants
+from isthmus.model.calls import (
+    NO_CAPABILITIES,
+    NOT_ASKED,
+    Call,
+    Event,
+    LogMessage,
+    OnReply,
+    Outcome,
+    Progress,
+    Question,
+    Result,
+    Surface,
+)
+from isthmus.model.faults import BadArguments, Cancelled, Executed, Fault, NotConnected, TimedOut, UnknownTool
+from isthmus.model.names import FeatureName, ServerName, name_filter
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.hub import Hub
+
+log = structlog.get_logger(__name__)
+
+MEMBER_KEY = "isthmus/member"
+"""The member of a result's `_meta` that names the member of the fleet that answered."""
+
+MARKED_BYTES_MAX = 4 * 1024 * 1024
+"""A longer result is passed on without that name: reading it would hold the event loop."""
+
+FLEET_CALLS = 4096
+"""Running calls of one fleet. The members' own queues limit what reaches each of them."""
+
+CONVERSATIONS_MAX = 10_000
+"""Conversations of one fleet that keep their member; the one without a call for longest loses it."""
+
+NAMED_MAX = 10
+"""Members that an error names."""
+
+TIMEOUT_SHARE = 0.9
+"""The part of the caller's own timeout after which gathered results are returned: the rest is for returning them."""
+
+TASK_CAPABILITIES = "extensions."
+"""Clients' capabilities beside those to be asked something. A member must not answer with a task or anything else that
+only its own server can continue."""
+
+IDLE = (False, False, 0)
+"""The load of a member that is connected, has a closed breaker and no calls."""
+
+STARTED_AT_ONCE = 64
+"""Calls that are started before the event loop gets a turn."""
+
+DEADLINE = "the fleet's deadline has passed"
+ANSWERED = "another member of the fleet has answered"
+
+Mode: TypeAlias = Literal["all", "any"]
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.encode
+
+
+class Fleets:
+    """The fleets of one hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._fleets: dict[ServerName, Fleet] = {}
+        self.hides = hidden_by(())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fleets
+
+    def __getitem__(self, name: ServerName) -> Fleet:
+        return self._fleets[name]
+
+    def change(self, settings: Mapping[ServerName, FleetSettings]) -> None:
+        """Apply other settings. Running calls of a fleet that is changed or removed finish."""
+        present = {name: fleet.settings for name, fleet in self._fleets.items()}
+        if present == settings:
+            return
+        hub = self._hub
+        for name in [name for name in self._fleets if name not in settings]:
+            del self._fleets[name]
+            hub.close_server_queue(name)
+        statuses = {name: each for name, each in hub.snapshot.server_statuses.items() if name not in settings}
+        for name, wanted in settings.items():
+            if present.get(name) == wanted:
+                continue
+            if name not in self._fleets and name in hub.server_queues:
+                log.error("a fleet has the name of a server, and is left out", fleet=name)
+                continue
+            fleet = self._fleets[name] = Fleet(name, wanted)
+            fleet.update(statuses)
+            # The breaker of each member decides about that member: one that fails must not stop the others.
+            never = 2**31
+            limits = replace(hub.limits, breaker_failures=never, breaker_calls=never)
+            server_queue = ServerQueue(name, limits, max_calls=FLEET_CALLS, timeout=limits.hard_seconds)
+            server_queue.attach(FleetLink(hub, fleet))
+            hub.open_server_queue(server_queue, fleet.status)
+        self.hides = hidden_by(fleet.settings for fleet in self._fleets.values())
+        hub.change_fleets(self)
+
+    def join(
+        self, server_statuses: dict[ServerName, ServerStatus], changed: Mapping[ServerName, ServerStatus | None]
+    ) -> None:
+        """Add the fleets to the servers of a new snapshot."""
+        others = {name: status for name, status in changed.items() if name not in self._fleets}
+        for name, fleet in self._fleets.items():
+            fleet.update(others)
+            server_statuses[name] = fleet.status
+            if fleet.status.reason is not None:
+                self._hub.server_queues[name].explain(fleet.status.reason)
+
+
+class FleetLink:
+    """The link of a fleet: it calls the members. See `core.ports.Link`."""
+
+    def __init__(self, hub: Hub, fleet: Fleet) -> None:
+        self.hub = hub
+        self.fleet = fleet
+        self._kept: OrderedDict[tuple[str, str, str], ServerName] = OrderedDict()
+        """The members of conversations: by tenant, caller and session."""
+        self._order: OrderedDict[ServerName, None] = OrderedDict()
+        """All members, the longest unused first: it is chosen of those that are equally busy."""
+        self._changes = 0
+        """`Fleet.changes` of that order."""
+
+    def send(self, inflight: InFlight) -> None:
+        """Start the calls of members."""
+        statuses = self.hub.snapshot.server_statuses  # brings the fleet up to date: the call may have waited
+        fleet, name = self.fleet, inflight.name
+        if name == MEMBERS_TOOL:
+            inflight.finish(self._list_members(inflight))
+            return
+        entry = fleet.tools.get(name)
+        if entry is None:
+            inflight.finish(UnknownTool(inflight.call.name))
+            return
+        given = inflight.call.arguments
+        try:
+            arguments, wanted = _MEMBERS.decode(given), ""
+            if (raw := arguments.pop(entry.argument, None)) is not None:
+                given, wanted = msgspec.Raw(_encode(arguments)), msgspec.json.decode(raw, type=str)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            inflight.finish(BadArguments(inflight.call.name, str(error)))
+            return
+        members = self._reachable(inflight.call.caller, name, statuses)
+        if wanted == ANY_MEMBER:
+            readers = fleet.readers(name)
+            members = {member for member in members if member in readers}
+        if not members or (wanted and wanted not in (ALL_MEMBERS, ANY_MEMBER) and wanted not in members):
+            inflight.finish(self._refusal(inflight, wanted, sorted(members)))
+        elif wanted in (ALL_MEMBERS, ANY_MEMBER):
+            mode: Mode = "all" if wanted == ALL_MEMBERS else "any"
+            unlisted = self._unlisted(inflight.call.caller, name) if mode == "all" else ()
+            _Gathering(self, inflight, mode, sorted(members), given, unlisted).start()
+        else:
+            member = ServerName(wanted) if wanted else self._choose(inflight, members)
+            _OneCall(inflight, member).start(self.hub, self.call_of(inflight, member, given))
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """Whether a member may have run the tool."""
+        carriage = inflight.carriage
+        return isinstance(carriage, _OneCall | _Gathering) and carriage.may_have_run
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Cancel the calls of all members."""
+        if isinstance(inflight.carriage, _OneCall | _Gathering):
+            inflight.carriage.cancel(reason)
+
+    def call_of(self, inflight: InFlight, member: ServerName, arguments: msgspec.Raw, *, is_alone: bool = True) -> Call:
+        """The call of one member; unless it `is_alone`, the member cannot ask the caller anything.
+
+        Permission for the fleet's tool includes that of its members: `_reachable` has left out those that the caller is
+        denied.
+        """
+        call = inflight.call
+        whose = next((each.whose for each in _chain(call.caller.grants) if each.whose is not None), None)
+        caps = {each for each in call.client_caps if not each.startswith(TASK_CAPABILITIES)} if is_alone else ()
+        return msgspec.structs.replace(
+            call,
+            caller=msgspec.structs.replace(call.caller, grants=_everything(whose)),
+            surface=Surface("own", member, expose="all"),
+            name=inflight.name,
+            arguments=arguments,
+            extra=call.extra if is_alone else {},
+            client_caps=frozenset(caps) if caps else NO_CAPABILITIES,
+            comes_back=False,
+            request_id=None,
+            tool="",
+            fleet=self.fleet.name,
+        )
+
+    # -- which members -------------------------------------------------------------------------------------------------
+
+    def _reachable(
+        self, caller: Caller, tool: str, statuses: Mapping[ServerName, ServerStatus]
+    ) -> Collection[ServerName]:
+        """The members with this tool, without those that the caller is denied."""
+        found = self.fleet.variant(tool)
+        if self.hub.custom_policy is None and not any(each.deny for each in _chain(caller.grants)):
+            return found.keys()
+        policy = self.hub.snapshot.policy(caller.grants)
+        return {
+            member
+            for member, each in found.items()
+            if not policy.denies(member, each.name, labels_of(each, statuses[member].rules))
+        }
+
+    def _unlisted(self, caller: Caller, tool: str) -> list[ServerName]:
+        """Members that were never connected: they may have the tool, and `all` includes them."""
+        members = [name for name, each in self.fleet.members.items() if each.state != "ready" and not each.has_lists]
+        if not members:
+            return []
+        policy = self.hub.snapshot.policy(caller.grants)
+        return [member for member in members if not policy.denies(member, FeatureName(tool))]
+
+    def _choose(self, inflight: InFlight, members: Collection[ServerName]) -> ServerName:
+        """The member of this conversation if it is connected; otherwise the least busy one."""
+        call, exchange, queues = inflight.call, inflight.exchange, self.hub.server_queues
+        session = call.session or call.sharer
+        if not session and isinstance(exchange, SessionExchange):
+            session = exchange.session_id
+        key = (call.caller.tenant, call.caller.name, session)
+        chosen = self._kept.get(key) if session else None
+        if chosen is None or chosen not in members or not queues[chosen].has_link:
+            chosen = self._least_busy(members)
+        if session:
+            self._kept[key] = chosen
+            self._kept.move_to_end(key)
+            if len(self._kept) > CONVERSATIONS_MAX:
+                self._kept.popitem(last=False)
+        if chosen in self._order:
+            self._order.move_to_end(chosen)
+        return chosen
+
+    def _least_busy(self, members: Collection[ServerName]) -> ServerName:
+        """A connected member without calls, if there is one; nearly always that is one of the first."""
+        if self._changes != self.fleet.changes:
+            kept = [member for member in self._order if member in self.fleet.members]
+            new = [member for member in sorted(self.fleet.members) if member not in self._order]
+            self._order, self._changes = OrderedDict.fromkeys([*new, *kept]), self.fleet.changes
+        found: tuple[tuple[bool, bool, int], ServerName] | None = None
+        for member in self._order:
+            if member in members:
+                queue = self.hub.server_queues[member]
+                load = (not queue.has_link, queue.breaker_state == "open", queue.running + queue.queued)
+                if load == IDLE:
+                    return member
+                if found is None or load < found[0]:
+                    found = load, member
+        assert found is not None, "members have joined since the order was made"
+        return found[1]
+
+    def _refusal(self, inflight: InFlight, wanted: str, members: Collection[ServerName]) -> Fault:
+        """Why a call reaches no member."""
+        call, fleet = inflight.call, self.fleet
+        if wanted == ANY_MEMBER and not members:
+            return BadArguments(
+                call.name,
+                f"{ANY_MEMBER!r} is for tools that only read, and no member is known to: leave it out, or the operator"
+                f" lists {inflight.name} in read_only of the fleet {fleet.name}",
+            )
+        if wanted in self._unlisted(call.caller, inflight.name):
+            return self.hub.server_queues[ServerName(wanted)].not_connected()
+        if not members:
+            return NotConnected(fleet.name, "no member of the fleet has this tool for you")
+        named = ", ".join(list(members)[:NAMED_MAX])
+        more = f" and {len(members) - NAMED_MAX} more, which {MEMBERS_TOOL} lists" if len(members) > NAMED_MAX else ""
+        return BadArguments(
+            call.name,
+            f"{fleet.tools[inflight.name].argument} must be {ALL_MEMBERS!r}, {ANY_MEMBER!r} or a member that has the"
+            f" tool ({named}{more}), not {wanted[:100]!r}",
+        )
+
+    def _list_members(self, inflight: InFlight) -> Outcome:
+        try:
+            wanted = msgspec.json.decode(inflight.call.arguments, type=_MembersQuery)
+        except msgspec.MsgspecError as error:
+            return BadArguments(inflight.call.name, str(error))
+        fits, queues = name_filter(wanted.pattern), self.hub.server_queues
+        members = [name for name in sorted(self.fleet.members) if fits(name)]
+        rows = [
+            {"id": name, "state": self.fleet.members[name].state, "calls": queues[name].running + queues[name].queued}
+            for name in members[: wanted.limit]
+            if name in queues
+        ]
+        lines = [f"{row['id']}: {row['state']}, {row['calls']} calls" for row in rows]
+        lines.append(f"{len(rows)} of {len(members)} members")
+        return _result("\n".join(lines), {"fleet": self.fleet.name, "members": rows, "total": len(members)})
+
+
+class _MembersQuery(msgspec.Struct, frozen=True):
+    """The arguments of `fleet_members`; its schema has checked them."""
+
+    pattern: str = "*"
+    limit: int = 100
+
+
+def _chain(grants: Grants | None) -> Iterator[Grants]:
+    while grants is not None:
+        yield grants
+        grants = grants.within
+
+
+def _everything(whose: CallerId | None) -> Grants:
+    return Grants(("*",), whose=whose)
+
+
+# -- one member --------------------------------------------------------------------------------------------------------
+
+
+class _OneCall:
+    """A call that one member answers: what the member reports and asks goes to the caller. See `Exchange`."""
+
+    __slots__ = ("_inner", "_member", "_outer", "_questions")
+
+    def __init__(self, outer: InFlight, member: ServerName) -> None:
+        self._outer = outer
+        self._member = member
+        self._inner: InFlight | None = None
+        self._questions: dict[OnReply, OpenQuestion] = {}
+        """The caller's open questions, by the member's."""
+
+    def start(self, hub: Hub, call: Call) -> None:
+        """Start the member's call."""
+        self._outer.carriage = self
+        self._inner = hub.start(call, self, ref(self._outer))
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether the member may have run the tool."""
+        return self._inner is not None and _may_have_run(self._inner)
+
+    def cancel(self, reason: str) -> None:
+        """The caller has given up."""
+        if self._inner is not None:
+            self._inner.cancel(reason)
+
+    def emit(self, event: Event) -> None:
+        """See `Exchange`."""
+        self._outer.emit(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Exchange`."""
+        asked = self._outer.ask(question, reply)
+        if asked is not None:
+            self._questions = {mine: theirs for mine, theirs in self._questions.items() if theirs.is_open}
+            self._questions[reply] = asked
+
+    def retract(self, reply: OnReply) -> None:
+        """See `RetractingExchange`."""
+        if (asked := self._questions.pop(reply, None)) is not None:
+            asked.retract()
+
+    def retract_later(self, reply: OnReply) -> None:
+        """See `RetractingExchange`; the question ends with the caller's own call."""
+
+    def held(self, notice: Question) -> None:
+        """See `HoldableExchange`."""
+        if isinstance(self._outer.exchange, HoldableExchange):
+            self._outer.exchange.held(notice)
+
+    def released(self) -> None:
+        """See `HoldableExchange`."""
+        if isinstance(self._outer.exchange, HoldableExchange):
+            self._outer.exchange.released()
+
+    def end(self, outcome: Outcome) -> None:
+        """See `Exchange`."""
+        if not self._outer.is_over:
+            self._outer.finish(_marked(outcome, self._member))
+
+
+def _marked(outcome: Outcome, member: ServerName) -> Outcome:
+    """The outcome with the member's name in its `_meta`."""
+    if isinstance(outcome, Fault) or outcome.is_bare or len(memoryview(outcome.payload)) > MARKED_BYTES_MAX:
+        return outcome
+    try:
+        result = _MEMBERS.decode(outcome.payload)
+        meta = _MEMBERS.decode(result.get("_meta", b"{}"))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return outcome  # it is not an object, and the caller's frontend deals with that
+    meta[MEMBER_KEY] = msgspec.Raw(_encode(member))
+    result["_meta"] = msgspec.Raw(_encode(meta))
+    return msgspec.structs.replace(outcome, payload=msgspec.Raw(_encode(result)))
+
+
+def _may_have_run(inflight: InFlight) -> bool:
+    outcome = inflight.outcome
+    if outcome is None:
+        return inflight.may_have_run
+    return outcome.executed != "no" if isinstance(outcome, Fault) else inflight.link is not None
+
+
+# -- several members ---------------------------------------------------------------------------------------------------
+
+
+class _MemberCall:
+    """A call of one member among several. It is the caller's side of that call; see `Exchange`."""
+
+    __slots__ = ("_gathering", "done_share", "inflight", "member")
+
+    def __init__(self, gathering: _Gathering, member: ServerName) -> None:
+        self._gathering = gathering
+        self.member = member
+        self.inflight: InFlight | None = None
+        self.done_share = 0.0
+        """How much of it is done, as far as it has reported that."""
+
+    def emit(self, event: Event) -> None:
+        """See `Exchange`."""
+        self._gathering.reported(self, event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Decline: nobody could tell whose question it is, and the others would wait."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """See `Exchange`."""
+        self._gathering.ended(self, outcome)
+
+
+class _Row(msgspec.Struct):
+    """How the call of one member ended, as the caller gets it."""
+
+    member: ServerName
+    ok: bool
+    executed: Executed
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    omitted_bytes: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="omittedBytes")
+    """The length of a result that is left out."""
+
+
+class _Gathering:
+    """The calls of several members for one call: until all have ended, or the first good answer.
+
+    No asyncio task waits: the end of each call starts the next, and the last one ends the caller's.
+    """
+
+    def __init__(
+        self,
+        link: FleetLink,
+        outer: InFlight,
+        mode: Mode,
+        members: Collection[ServerName],
+        arguments: msgspec.Raw,
+        unlisted: Collection[ServerName] = (),
+    ) -> None:
+        """Members that are `unlisted` are not called, and have their row."""
+        self._link = link
+        self._outer = outer
+        self._mode = mode
+        self._arguments = arguments
+        self._total = len(members) + len(unlisted)
+        self._waiting = deque(members)
+        self._calls: dict[ServerName, _MemberCall] = {}
+        """Those that run."""
+        self._rows: list[_Row] = []
+        self._lines: list[str] = []
+        self._is_over = False
+        self._is_late = False
+        self._is_starting = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._settings = link.fleet.settings
+        self._seconds = self._settings.deadline
+        if outer.call.timeout is not None:
+            self._seconds = min(self._seconds, outer.call.timeout * TIMEOUT_SHARE)
+        self._share_bytes = self._settings.result_bytes // self._total
+        self._progress = 0.0
+        self._has_run = False
+        for member in unlisted:
+            self._add(member, link.hub.server_queues[member].not_connected(), was_sent=False)
+
+    def start(self) -> None:
+        """Call the first members."""
+        self._outer.carriage = self
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._on_deadline)
+        self._start_some()
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether a member may have run the tool."""
+        return self._has_run or any(
+            call.inflight is not None and _may_have_run(call.inflight) for call in self._calls.values()
+        )
+
+    def cancel(self, reason: str) -> None:
+        """Cancel all calls without a result."""
+        self._is_over = True
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in list(self._calls.values()):
+            if call.inflight is not None:
+                call.inflight.cancel(reason)
+
+    def _on_deadline(self) -> None:
+        """Return what there is: cancel the calls that run; the others are not made."""
+        self._is_late = True
+        for member in self._waiting:
+            self._add(member, TimedOut(member, self._seconds, executed="no"), was_sent=False)
+        self._waiting.clear()
+        for call in list(self._calls.values()):
+            if call.inflight is not None:
+                call.inflight.cancel(DEADLINE)
+        self._finish_if_done()
+
+    def _start_some(self) -> None:
+        """Start as many calls as may run; one that ends at once leads back here, and the outer loop goes on."""
+        if self._is_starting:
+            return
+        self._is_starting = True
+        hub, started = self._link.hub, 0
+        while self._waiting and len(self._calls) < self._settings.at_once and not self._is_over:
+            if started == STARTED_AT_ONCE:
+                asyncio.get_running_loop().call_soon(self._start_some)
+                break
+            member = self._waiting.popleft()
+            call = self._calls[member] = _MemberCall(self, member)
+            made = self._link.call_of(self._outer, member, self._arguments, is_alone=False)
+            call.inflight = hub.start(made, call, ref(self._outer))
+            started += 1
+        self._is_starting = False
+        self._finish_if_done()
+
+    def ended(self, call: _MemberCall, outcome: Outcome) -> None:
+        """A call of a member has ended."""
+        del self._calls[call.member]
+        if self._is_over:
+            return
+        if self._is_late and isinstance(outcome, Cancelled):
+            outcome = TimedOut(call.member, self._seconds, executed=outcome.executed)
+        if self._mode == "any" and isinstance(outcome, Result) and not outcome.is_error:
+            self.cancel(ANSWERED)
+            if not self._outer.is_over:
+                self._outer.finish(_marked(outcome, call.member))
+            return
+        # A call that has ended before `start` returned was not sent, or was answered at once.
+        was_sent = call.inflight is None or call.inflight.link is not None
+        self._add(call.member, outcome, was_sent=was_sent)
+        self._report(call, 1.0, "done" if self._rows[-1].ok else "failed")
+        self._start_some()
+
+    def _finish_if_done(self) -> None:
+        if self._is_over or self._is_starting or self._waiting or self._calls:
+            return
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._outer.is_over:
+            self._outer.finish(self._gathered())
+
+    # -- progress ------------------------------------------------------------------------------------------------------
+
+    def reported(self, call: _MemberCall, event: Event) -> None:
+        """A member has reported progress, or logged something."""
+        if self._is_over:
+            return
+        if isinstance(event, LogMessage):
+            logger = _text(event.members.get("logger"))
+            name = f"{call.member}/{logger}" if logger else call.member
+            self._outer.emit(LogMessage(event.level, {**event.members, "logger": msgspec.Raw(_encode(name))}))
+            return
+        self._outer.heartbeat()
+        done, total = _number(event.members.get("progress")), _number(event.members.get("total"))
+        share = min(done / total, 1.0) if total else done / (done + 1)
+        self._report(call, share, _text(event.members.get("message")) or f"{100 * share:.0f} %")
+
+    def _report(self, call: _MemberCall, share: float, message: str) -> None:
+        """Report the progress of all members as one, which only grows."""
+        call.done_share = max(call.done_share, share)
+        running = [each.done_share for each in self._calls.values()]
+        if self._mode == "any":
+            total, progress = 1, max([*running, self._progress])
+        else:
+            total, progress = self._total, len(self._rows) + sum(running)
+        if progress > self._progress and not self._outer.is_over:
+            self._progress = progress
+            said = {"progress": round(progress, 4), "total": total, "message": f"{call.member}: {message}"}
+            self._outer.emit(Progress({key: msgspec.Raw(_encode(value)) for key, value in said.items()}))
+
+    # -- the result ----------------------------------------------------------------------------------------------------
+
+    def _add(self, member: ServerName, outcome: Outcome, *, was_sent: bool) -> None:
+        """Note how the call of a member has ended."""
+        if isinstance(outcome, Fault):
+            error: dict[str, Any] = {"reason": outcome.reason, "message": outcome.message}
+            if outcome.retry_after is not None:
+                error["retryAfter"] = outcome.retry_after
+            row = _Row(member, ok=False, executed=outcome.executed, error=error)
+            line = f"failed: {outcome.message} (executed: {outcome.executed})"
+        else:
+            row = _Row(member, ok=not outcome.is_error, executed="yes" if was_sent else "no")
+            length = len(memoryview(outcome.payload))
+            if length > self._share_bytes:
+                row.omitted_bytes = length
+                line = f"a result of {length} bytes, which is too long here: call this member alone"
+            else:
+                row.result = msgspec.Raw(bytes(outcome.payload))  # not a part of a larger buffer
+                line = _text_of(outcome)
+            if outcome.is_error:
+                line = f"failed: {line} (executed: {row.executed})"
+        self._has_run = self._has_run or row.executed != "no"
+        self._rows.append(row)
+        self._lines.append(f"{member}: {line}")
+
+    def _gathered(self) -> Result:
+        good = sum(row.ok for row in self._rows)
+        order = sorted(range(len(self._rows)), key=lambda at: self._rows[at].member)
+        lines = [self._lines[at] for at in order]
+        late = f"; the deadline of {self._seconds:g} s has passed" if self._is_late else ""
+        lines.append(f"{good} of {self._total} members succeeded{late}")
+        structured = {
+            "fleet": self._link.fleet.name,
+            "tool": self._outer.name,
+            "succeeded": good,
+            "failed": self._total - good,
+            "late": self._is_late,
+            "members": [self._rows[at] for at in order],
+        }
+        return _result("\n".join(lines), structured, is_error=not good)
+
+
+class _Block(msgspec.Struct):
+    """A part of a result."""
+
+    type: str
+    text: str = ""
+
+
+class _Content(msgspec.Struct):
+    """The part of a result that is shown as text."""
+
+    content: list[_Block] = []
+
+
+def _text_of(result: Result) -> str:
+    """The text of a result; other content is named."""
+    try:
+        content = msgspec.json.decode(result.payload, type=_Content).content
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return bytes(result.payload).decode("utf-8", "replace")
+    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in content)
+
+
+def _result(text: str, structured: dict[str, Any], *, is_error: bool = False) -> Result:
+    payload: dict[str, Any] = {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+    if is_error:
+        payload["isError"] = True
+    return Result(msgspec.Raw(_encode(payload)), is_error=is_error)
+
+
+def _number(raw: msgspec.Raw | None) -> float:
+    try:
+        return 0.0 if raw is None else max(0.0, msgspec.json.decode(raw, type=float))
+    except msgspec.MsgspecError:
+        return 0.0
+
+
+def _text(raw: msgspec.Raw | None) -> str:
+    try:
+        return "" if raw is None else msgspec.json.decode(raw, type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
