@@ -76,12 +76,35 @@ async def console(
     assert may_fail or watched.errors == []
 
 
-async def serious_findings(page: Page) -> list[Any]:
-    """What axe finds serious or critical. A page gets axe once, and sends only its findings: that takes a third."""
+async def serious_findings(page: Page, *, colours_only: bool = False) -> list[Any]:
+    """What axe finds serious or critical. A page gets axe once, and sends only its findings: that takes a third.
+
+    `colours_only` is for the other theme of a page that was checked: nothing else differs there.
+    """
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(Axe().axe_script)
-    found: list[Any] = await page.evaluate("axe.run({ resultTypes: ['violations'] }).then((told) => told.violations)")
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if colours_only:
+        options["runOnly"] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+    found: list[Any] = await page.evaluate("options => axe.run(options).then((told) => told.violations)", options)
     return [each for each in found if each["impact"] in ("serious", "critical")]
+
+
+async def cut_boxes(page: Page) -> list[Any]:
+    """The boxes whose content is wider than they are, so that a reader must scroll sideways to see all of it.
+
+    Names in rows of a list end in "…" where they are too long, and the whole name is in what the row opens.
+    """
+    found: list[Any] = await page.evaluate(
+        """() => [...document.querySelectorAll("body *")]
+          .filter((element) => element.scrollWidth > element.clientWidth + 1)
+          .filter((element) => getComputedStyle(element).overflowX !== "visible")
+          .filter((element) => !element.closest(".vh, .skip, svg, thead"))
+          .filter((element) => element.checkVisibility() && getComputedStyle(element).textOverflow !== "ellipsis")
+          .filter((element) => !element.matches("input, select, textarea"))
+          .map((element) => `${element.tagName}.${element.className} ${element.textContent.slice(0, 60)}`)"""
+    )
+    return found
 
 
 async def is_too_wide(page: Page) -> list[Any]:

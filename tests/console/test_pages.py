@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from isthmus.cli.main import main
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide, serious_findings
+from tests.console.pages import console, cut_boxes, is_too_wide, serious_findings
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_config
 
@@ -65,18 +65,21 @@ async def show(page: Page, view: str) -> None:
     """Go to another view, and wait until it has what the hub knows."""
     await page.evaluate("view => { location.hash = `#/${view}`; }", view)
     await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
-    await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
+    await expect(page.locator("nav")).to_contain_text(re.compile(r"Tools[1-9]"))
     await expect(page.get_by_text("Loading")).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: HubProcess, scheme: Scheme) -> None:
+async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: HubProcess) -> None:
     await call(hub, "desk.add", a=1, b=2)
     # Without a relay the page of devices gets 404, which Chromium logs.
-    async with console(browser, hub.port, scheme=scheme, may_fail=True) as page:
+    async with console(browser, hub.port, may_fail=True) as page:
         for view in VIEWS:
             await show(page, view)
             assert await serious_findings(page) == [], view
+            await page.emulate_media(color_scheme="dark")
+            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+            assert await serious_findings(page, colours_only=True) == [], view
+            await page.emulate_media(color_scheme="light")
 
 
 @pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
@@ -98,6 +101,7 @@ async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess
         for view in VIEWS:
             await show(page, view)
             assert await is_too_wide(page) == [], view
+            assert await cut_boxes(page) == [], view
 
 
 async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tm
         words.write_text("Has another description.")
         async with console(browser, hub.port, "servers/desk", width=360) as page:
             await page.get_by_role("button", name="Restart").click()
-            await expect(page.get_by_role("navigation")).to_contain_text("1 waiting")
+            await expect(page.locator("nav")).to_contain_text("1 waiting")
             for view in ("definitions", "overview"):
                 await show(page, view)
                 await expect(page.get_by_role("main")).to_contain_text(LONG_NAME)
@@ -126,9 +130,8 @@ async def test_a_phone_shows_callers_and_servers_as_lists_and_where_it_is(browse
         await expect(page.get_by_role("list", name="Callers")).to_contain_text("MCP")
         await expect(picture).to_be_hidden()
         assert await page.locator(".map").evaluate("map => map.scrollWidth <= map.clientWidth")
-        await expect(page.get_by_role("link", name="Doctor")).not_to_be_in_viewport()
         await show(page, "doctor")
-        await expect(page.get_by_role("link", name="Doctor")).to_be_in_viewport()
+        await expect(page.get_by_role("button", name="Doctor")).to_be_in_viewport()
         await show(page, "overview")
         await page.set_viewport_size({"width": 1440, "height": 900})
         await expect(picture).to_be_visible()
@@ -354,14 +357,46 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
         await open_tool(page, "desk.book")
         await page.keyboard.press("k")
         await open_tool(page, "desk.add")
-        await page.keyboard.press("0")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Audit")
-        await page.keyboard.press("2")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
-        await page.keyboard.press("?")
-        await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("0 is the tenth")
+        await page.keyboard.press("g")
+        shown = {await each.inner_text(): await each.locator("kbd").inner_text() for each in await nav_links(page)}
+        titles = {text.removesuffix(letter).strip(): letter for text, letter in shown.items()}
+        assert len(set(titles.values())) == len(titles) >= 11  # each page has a letter of its own
         await page.keyboard.press("Escape")
-        await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+        await expect(page.locator("nav kbd")).to_have_count(0)
+        for title, letter in titles.items():
+            await page.keyboard.press("g")
+            await page.keyboard.press(letter)
+            await expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        await page.keyboard.press("?")
+        keys = page.get_by_role("dialog", name="Keys")
+        for title, letter in titles.items():
+            await expect(keys.locator(".pages > div").filter(has_text=title)).to_have_text(f"{letter}{title}")
+        await page.keyboard.press("Escape")
+        await expect(keys).to_be_hidden()
+
+
+async def nav_links(page: Page) -> list[Locator]:
+    await expect(page.locator("nav kbd").first).to_be_visible()
+    return await page.locator("nav a").all()
+
+
+async def test_a_narrow_window_has_the_pages_behind_a_button(browser: Browser, hub: HubProcess) -> None:
+    async with console(browser, hub.port, "tools", width=360) as page:
+        button = page.get_by_role("button", name="Tools")
+        await expect(page.get_by_role("navigation")).to_be_hidden()
+        await expect(button).to_contain_text("1 page needs you")
+        await button.click()
+        links = page.get_by_role("navigation").get_by_role("link")
+        await expect(links.last).to_be_in_viewport()
+        assert await is_too_wide(page) == []
+        await page.keyboard.press("Escape")
+        await expect(links.last).to_be_hidden()
+        await button.press("Enter")
+        await links.filter(has_text="Servers").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
+        await expect(page.get_by_role("navigation")).to_be_hidden()
+        await page.keyboard.press("g")
+        await expect(links.last.locator("kbd")).to_be_in_viewport()
 
 
 async def test_the_theme_follows_the_system_until_it_is_switched(browser: Browser, hub: HubProcess) -> None:

@@ -222,7 +222,8 @@ export function Beside({ id, back, list, children = null }) {
     from.current = root.current.querySelector("[data-keys], tr[aria-selected=true] a");
     // Who moves in the list by keys goes on there.
     const isMoving = active?.matches("[data-keys]") && (!NARROW.matches || active.matches(":focus-visible"));
-    if (wasShown && !isMoving) panel().focus({ preventScroll: true });
+    // On a busy machine this runs late: the reader may be in the panel already.
+    if (wasShown && !isMoving && !panel().contains(active)) panel().focus({ preventScroll: true });
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
       if (event.key === "Enter" && target.matches("[data-keys]")) panel().focus({ preventScroll: true });

@@ -48,5 +48,5 @@ function Sessions(/** @type {any} */ { open }) {
     ${open.total > open.sessions.length ? html`<p class="empty">The last used ${open.sessions.length} of ${open.total}.</p>` : null}${streams ? html`<p class="empty">Open event streams: ${streams}.</p>` : null}</section>`;
 }
 
-const Table = (/** @type {any} */ { heads, rows }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${heads[0]}><table><thead><tr>${heads.map((/** @type {string} */ head, /** @type {number} */ i) => html`<th class=${typeof rows[0]?.[i] === "number" ? "r" : ""}>${head}</th>`)}</tr></thead>
-  <tbody>${rows.map((/** @type {any[]} */ row) => html`<tr>${row.map((cell) => html`<td class=${typeof cell === "number" ? "r" : ""}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
+const Table = (/** @type {any} */ { heads, rows }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${heads[0]}><table class="cards" role="table"><thead role="rowgroup"><tr role="row">${heads.map((/** @type {string} */ head, /** @type {number} */ i) => html`<th role="columnheader" class=${typeof rows[0]?.[i] === "number" ? "r" : ""}>${head}</th>`)}</tr></thead>
+  <tbody role="rowgroup">${rows.map((/** @type {any[]} */ row) => html`<tr role="row">${row.map((cell, /** @type {number} */ i) => html`<td role="cell" data-head=${heads[i]} class=${typeof cell === "number" ? "r" : ""}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
