@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -11,9 +12,15 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from tests.browser import FLAGS, program
+from tests.hubs import HubProcess, Raw
 
 SECONDS = 30.0
 expect.set_options(timeout=SECONDS * 1000)
+
+WIDTHS = (360, 768, 1440)
+
+LONG_NAME = "a_long_name_" + "of_one_word" * 8
+"""The name of a tool of `tools_server.py`."""
 
 Scheme = Literal["light", "dark"]
 
@@ -125,3 +132,16 @@ async def is_too_wide(page: Page) -> list[Any]:
         }"""
     )
     return found
+
+
+async def call(hub: HubProcess, name: str, **arguments: Any) -> dict[str, Any]:
+    async with Raw(hub.url) as caller:
+        return await caller.call(name, arguments)
+
+
+async def show(page: Page, view: str) -> None:
+    """Go to another view, and wait until it has what the hub knows."""
+    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+    await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+    await expect(page.locator("nav")).to_contain_text(re.compile(r"Tools[1-9]"))
+    await expect(page.get_by_text("Loading")).to_have_count(0)

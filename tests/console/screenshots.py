@@ -59,8 +59,6 @@ TEXTS = ("the sea and the shore", "minutes of the meeting", "a rose is a rose is
 DETAILS = {"servers": "servers/mail", "tools": "tools/words.most_common", "definitions": "definitions"}
 """The view that shows a page best, where it is not the page itself."""
 
-NARROW = ("overview", "servers", "tools", "approvals")
-
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A server that wants a login."""
@@ -284,7 +282,7 @@ async def take(browser: Browser, hub: HubProcess, scheme: Scheme, width: int) ->
         painter = await browser.new_page()
         pages = await sign_in(page)
         name = scheme if width > 1000 else str(width)
-        for each in pages if width > 1000 else NARROW:
+        for each in pages:
             await show(page, DETAILS.get(each, each))
             picture = await with_palette(painter, await page.screenshot())
             (FOLDER / f"{each}-{name}.png").write_bytes(picture)

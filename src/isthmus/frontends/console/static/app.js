@@ -85,6 +85,7 @@ function App() {
       <nav aria-label="Pages" id="pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
       <div class="foot">
         <button class="plain" onClick=${switchTheme}>Light or dark</button>
+        <button class="plain" onClick=${showKeys}>Keys</button>
         <a href="../docs">REST API</a>
         <span>Version ${session.value.version}</span>
         ${session.value.needsKey
@@ -208,6 +209,10 @@ function Search(/** @type {any} */ { pages }) {
 
 const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["Esc", "close"], ["?", "these keys"]];
 const GO_MS = 4000;
+function showKeys() {
+  const dialog = /** @type {HTMLDialogElement | null} */ (document.querySelector("dialog.keys"));
+  if (!dialog?.open) dialog?.showModal();
+}
 
 function Keys() {
   const dialog = useRef(/** @type {any} */ (null));
@@ -228,7 +233,7 @@ function Keys() {
       }
       else if (event.key === "g") going(true);
       else if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
-      else if (event.key === "?") { if (!dialog.current.open) dialog.current.showModal(); }
+      else if (event.key === "?") showKeys();
       else if (event.key === "Escape" && isMenuOpen.value) isMenuOpen.value = false;
       else if ((event.key === "j" || event.key === "k") && !target.matches("[data-keys]")) {
         document.querySelector(/** @type {any} */ ("[data-keys]"))?.focus();
@@ -241,7 +246,7 @@ function Keys() {
     addEventListener("keydown", onKey, true);
     return () => { clearTimeout(timer); removeEventListener("keydown", onKey, true); };
   }, []);
-  return html`<dialog ref=${dialog} aria-label="Keys"><h2>Keys</h2>
+  return html`<dialog class="keys" ref=${dialog} aria-label="Keys"><h2>Keys</h2>
     <dl class="facts pad">${KEYS.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
     <h2>Pages: <kbd>g</kbd>, then</h2>
     <dl class="facts pad pages">${pagesOf().map((each) => html`<div key=${each.id}><dt><kbd>${letterOf(each.id)}</kbd></dt><dd>${each.title}</dd></div>`)}</dl>
