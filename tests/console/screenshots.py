@@ -292,7 +292,7 @@ async def take(browser: Browser, hub: HubProcess, scheme: Scheme, width: int) ->
 
 async def take_all() -> None:
     """Start the hub, and take all pictures."""
-    with tempfile.TemporaryDirectory(prefix="isthmus-screenshots-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hub-") as folder:
         async with demo(Path(folder)) as hub, chromium() as browser:
             async with console(browser, hub.port, may_fail=True) as page:  # a history of calls, for the figures
                 await sign_in(page)
