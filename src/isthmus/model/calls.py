@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -204,7 +204,6 @@ class Call(msgspec.Struct, frozen=True):
 # -- the end of a call -------------------------------------------------------------------------------------------------
 
 
-@final
 class Result(msgspec.Struct, frozen=True):
     """What the server answered: the whole result as JSON text; only two members are decoded.
 

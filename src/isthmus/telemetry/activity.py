@@ -101,7 +101,7 @@ class RecentCalls:
                 call.name,
                 call.surface,
                 server,
-                outcome.is_error if type(outcome) is Result else _ending_of(outcome),
+                outcome.is_error if isinstance(outcome, Result) else _ending_of(outcome),
                 inflight.link is not None,
                 inflight.wait_seconds,
                 inflight.steps,

@@ -197,7 +197,7 @@ class CallMetrics:
         held = 0.0 if inflight.steps is None else inflight.held_seconds(seconds)
         seconds -= held
         received = 0
-        if type(outcome) is Result:  # takes a third of isinstance
+        if isinstance(outcome, Result):  # asked first: the usual class is recognised at once
             received = len(outcome.payload)
             if outcome.asked_by is not None:
                 word, executed = "asked", "unknown"
