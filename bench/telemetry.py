@@ -26,42 +26,54 @@ from isthmus.telemetry.protobuf import envelope, scope
 from isthmus.telemetry.tracing import Sampler, SpanEncoder, TracedCall, TracingRecorder
 
 CALLS = 256
-ROUNDS = 60
+ROUNDS = 250
 PARENT = msgspec.Raw(b'"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"')
 META = {"traceparent": PARENT}
 
 Make = Callable[[list[TracedCall]], Recorder]
 
 
-def _traced(recorder: Recorder, sampler: Sampler, ended: list[TracedCall]) -> Recorder:
-    return TracingRecorder(recorder, sampler, ended.append, lambda _: "http")
-
-
-def _remembered(recorder: Recorder) -> Recorder:
+def _kept(recorder: Recorder) -> RecentCalls:
+    """With the last calls, which every hub keeps."""
     return RecentCalls(recorder, lambda event, **about: None, lambda *_: "")
+
+
+def _traced(metrics: CallMetrics, sampler: Sampler, ended: list[TracedCall]) -> Recorder:
+    return _kept(TracingRecorder(metrics, sampler, ended.append, lambda _: "http"))
+
+
+def _watched() -> Recorder:
+    """As while a console is open: its figures are read, and a feed has every call."""
+    metrics = CallMetrics()
+    metrics.figures()
+    recorder = _kept(metrics)
+    recorder.follow(lambda _: None)
+    return recorder
 
 
 KINDS: dict[str, tuple[Make, dict[str, msgspec.Raw], float | None]] = {
     "nothing": (lambda _: Silent(), {}, None),
-    "counts, which /metrics reads": (lambda _: CallMetrics(), {}, 1.0),
-    "the same and the last calls": (lambda _: _remembered(CallMetrics()), {}, 2.0),
-    "/metrics, traces, caller does not sample": (
+    "counts, which /metrics reads": (lambda _: CallMetrics(), {}, None),
+    "off: counts and the last calls": (lambda _: _kept(CallMetrics()), {}, 1.0),
+    "the same, and a console looks": (lambda _: _watched(), {}, 5.0),
+    "and traces, caller does not sample": (
         lambda ended: _traced(CallMetrics(), Sampler(), ended),
         {"traceparent": msgspec.Raw(bytes(PARENT).replace(b"-01", b"-00"))},
         None,
     ),
-    "/metrics, traces, 10 % sampled": (
+    "and traces, 10 % sampled": (
         lambda ended: _traced(CallMetrics(), Sampler("traceidratio", 0.1), ended),
         {},
         15.0,
     ),
-    "/metrics, traces, all sampled": (
+    "and traces, all sampled": (
         lambda ended: _traced(CallMetrics(measures_servers=True), Sampler(), ended),
         META,
         15.0,
     ),
 }
-"""By name: the recorder, the caller's `_meta`, and how many microseconds are promised at most."""
+"""By name: the recorder, the caller's `_meta`, and how many microseconds are promised at most. "Off" is what every hub
+pays, with `metrics = "off"` and nobody looking: it counts for `isthmus status`, and keeps the last calls."""
 
 
 @contextmanager

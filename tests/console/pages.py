@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -11,9 +12,15 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from tests.browser import FLAGS, program
+from tests.hubs import HubProcess, Raw
 
 SECONDS = 30.0
 expect.set_options(timeout=SECONDS * 1000)
+
+WIDTHS = (360, 768, 1440)
+
+LONG_NAME = "a_long_name_" + "of_one_word" * 8
+"""The name of a tool of `tools_server.py`."""
 
 Scheme = Literal["light", "dark"]
 
@@ -76,12 +83,35 @@ async def console(
     assert may_fail or watched.errors == []
 
 
-async def serious_findings(page: Page) -> list[Any]:
-    """What axe finds serious or critical. A page gets axe once, and sends only its findings: that takes a third."""
+async def serious_findings(page: Page, *, colours_only: bool = False) -> list[Any]:
+    """What axe finds serious or critical. A page gets axe once, and sends only its findings: that takes a third.
+
+    `colours_only` is for the other theme of a page that was checked: nothing else differs there.
+    """
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(Axe().axe_script)
-    found: list[Any] = await page.evaluate("axe.run({ resultTypes: ['violations'] }).then((told) => told.violations)")
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if colours_only:
+        options["runOnly"] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+    found: list[Any] = await page.evaluate("options => axe.run(options).then((told) => told.violations)", options)
     return [each for each in found if each["impact"] in ("serious", "critical")]
+
+
+async def cut_boxes(page: Page) -> list[Any]:
+    """The boxes whose content is wider than they are, so that a reader must scroll sideways to see all of it.
+
+    Names in rows of a list end in "…" where they are too long, and the whole name is in what the row opens.
+    """
+    found: list[Any] = await page.evaluate(
+        """() => [...document.querySelectorAll("body *")]
+          .filter((element) => element.scrollWidth > element.clientWidth + 1)
+          .filter((element) => getComputedStyle(element).overflowX !== "visible")
+          .filter((element) => !element.closest(".vh, .skip, svg, thead"))
+          .filter((element) => element.checkVisibility() && getComputedStyle(element).textOverflow !== "ellipsis")
+          .filter((element) => !element.matches("input, select, textarea"))
+          .map((element) => `${element.tagName}.${element.className} ${element.textContent.slice(0, 60)}`)"""
+    )
+    return found
 
 
 async def is_too_wide(page: Page) -> list[Any]:
@@ -102,3 +132,16 @@ async def is_too_wide(page: Page) -> list[Any]:
         }"""
     )
     return found
+
+
+async def call(hub: HubProcess, name: str, **arguments: Any) -> dict[str, Any]:
+    async with Raw(hub.url) as caller:
+        return await caller.call(name, arguments)
+
+
+async def show(page: Page, view: str) -> None:
+    """Go to another view, and wait until it has what the hub knows."""
+    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
+    await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
+    await expect(page.locator("nav")).to_contain_text(re.compile(r"Tools[1-9]"))
+    await expect(page.get_by_text("Loading")).to_have_count(0)

@@ -17,6 +17,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.console.pages import console, is_too_wide, serious_findings
+from tests.faults.watching import eventually
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.property.echo_server import command
 
@@ -44,6 +45,20 @@ async def decide(hub: HubProcess, text: str, what: str, **body: Any) -> None:
         found = (await http.get("/v1/approvals?state=pending")).json()["approvals"]
         [id] = [each["id"] for each in found if text in json.dumps(each["arguments"])]
         assert (await http.post(f"/v1/approvals/{what}/{id}", json=body)).is_success
+
+
+async def holding(hub: HubProcess, *names: str) -> list[asyncio.Future[Any]]:
+    """Calls that the hub holds, in this order. A page asks only every other second, and is not waited for."""
+    calls: list[asyncio.Future[Any]] = []
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=60, verify=TRUSTED) as http:
+        for name in names:
+            calls.append(asyncio.ensure_future(call(hub, {name: 1})))
+
+            async def is_held(name: str = name) -> bool:
+                return f'"{name}"' in (await http.get("/v1/approvals?state=pending")).text
+
+            await eventually(is_held, f"the call with {name} is held")
+    return calls
 
 
 async def call(hub: HubProcess, arguments: Any) -> Any:
@@ -111,10 +126,9 @@ async def test_a_call_that_somebody_else_decided_stays_in_its_place(browser: Bro
         console(browser, held_hub.port, "approvals", height=2400, may_fail=True) as wide,
         console(browser, held_hub.port, "approvals", width=375, height=2400, may_fail=True) as page,
     ):
-        waiting = []
-        for name in ("first", "second", "third"):
-            waiting.append(asyncio.ensure_future(call(held_hub, {name: 1})))
-            await expect(request_with(page, f'"{name}"')).to_be_visible()
+        waiting = await holding(held_hub, "first", "second", "third")
+        for each in (wide, page):
+            await expect(request_with(each, '"third"')).to_be_visible()
         lasts = [request_with(each, '"third"').get_by_role("button", name="Allow once") for each in (wide, page)]
         places = [await last.bounding_box() for last in lasts]
         await decide(held_hub, '"first"', "deny", reason="Ask Bob\u202e first" + ", please" * 100)
@@ -170,10 +184,8 @@ async def test_a_call_whose_time_is_over_stays_without_buttons(browser: Browser,
 
 async def test_by_keyboard_the_focus_stays_and_the_end_is_announced(browser: Browser, held_hub: HubProcess) -> None:
     async with console(browser, held_hub.port, "approvals") as page:
-        waiting = []
-        for name in ("keys", "other"):
-            waiting.append(asyncio.ensure_future(call(held_hub, {name: 1})))
-            await expect(request_with(page, f'"{name}"')).to_be_visible()
+        waiting = await holding(held_hub, "keys", "other")
+        await expect(request_with(page, '"other"')).to_be_visible()
         request, other = request_with(page, '"keys"'), request_with(page, '"other"')
         await request.get_by_role("button", name="Deny").focus()
         await page.keyboard.press("Enter")

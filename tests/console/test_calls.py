@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from tests.console.pages import console, is_too_wide, serious_findings
-from tests.console.test_pages import call, named
+from tests.console.pages import call, console, is_too_wide, serious_findings
+from tests.console.test_pages import named
 from tests.hubs import HubProcess
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_calls")]
@@ -233,14 +233,14 @@ async def test_every_copied_call_works(browser: Browser, hub: HubProcess, tmp_pa
             async with page.expect_download() as saved:
                 await form.get_by_role("button", name="Save them as arguments.json").click()
             await (await saved.value).save_as(tmp_path / "arguments.json")
-    printed = await typed(copied["Command line"], tmp_path)
+    program = [sys.executable, "-c", copied["Python"]]
+    printed, answer, shown, task = await asyncio.gather(
+        *(typed(each, tmp_path) for each in (copied["Command line"], copied["curl"], program, copied["A2A"]))
+    )
     assert json.loads(printed) == given
-    answer = json.loads(await typed(copied["curl"], tmp_path))
-    assert json.loads(answer["content"][0]["text"]) == given
-    shown = await typed([sys.executable, "-c", copied["Python"]], tmp_path)
+    assert json.loads(json.loads(answer)["content"][0]["text"]) == given
     assert "count" in shown
-    task = json.loads(await typed(copied["A2A"], tmp_path))["result"]
-    assert task["status"]["state"] == "completed"
+    assert json.loads(task)["result"]["status"]["state"] == "completed"
 
 
 @pytest.mark.parametrize("number", ["9007199254740993", "-123456789012345678901234567890", "0.12345678901234567890123"])

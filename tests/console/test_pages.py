@@ -10,46 +10,17 @@ import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from isthmus.cli.main import main
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide, serious_findings
+from tests.console.pages import LONG_NAME, WIDTHS, call, console, is_too_wide, show
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_config
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_pages")]
-
-LONG_NAME = "a_long_name_" + "of_one_word" * 8
-VIEWS = (
-    "overview",
-    "servers",
-    "servers/broken",
-    "tools",
-    "tools/desk.book",
-    f"tools/desk.{LONG_NAME}",
-    "activity",
-    "tasks",
-    "approvals",
-    "devices",
-    "definitions",
-    "access",
-    "access/local",
-    "audit",
-    "audit/0:1",
-    "doctor",
-)
-
-
-WIDTHS = (360, 768, 1440)
-
-
-async def call(hub: HubProcess, name: str, **arguments: Any) -> dict[str, Any]:
-    async with Raw(hub.url) as caller:
-        return await caller.call(name, arguments)
 
 
 def named(field: str) -> re.Pattern[str]:
@@ -59,80 +30,6 @@ def named(field: str) -> re.Pattern[str]:
 
 async def open_tool(page: Page, name: str) -> None:
     await expect(page.get_by_role("region", name=name)).to_be_visible()
-
-
-async def show(page: Page, view: str) -> None:
-    """Go to another view, and wait until it has what the hub knows."""
-    await page.evaluate("view => { location.hash = `#/${view}`; }", view)
-    await expect(page.get_by_role("heading", level=1)).to_have_text(view.partition("/")[0].capitalize())
-    await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
-    await expect(page.get_by_text("Loading")).to_have_count(0)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: HubProcess, scheme: Scheme) -> None:
-    await call(hub, "desk.add", a=1, b=2)
-    # Without a relay the page of devices gets 404, which Chromium logs.
-    async with console(browser, hub.port, scheme=scheme, may_fail=True) as page:
-        for view in VIEWS:
-            await show(page, view)
-            assert await serious_findings(page) == [], view
-
-
-@pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
-async def test_the_list_and_what_is_chosen_have_room_on_a_tablet(browser: Browser, hub: HubProcess, view: str) -> None:
-    async with console(browser, hub.port, width=768) as page:
-        await show(page, view)
-        for each in await page.locator(".split > *").all():
-            box = await each.bounding_box()
-            assert box is not None
-            assert box["width"] > 400
-        if view != "tasks":
-            await expect(page.locator(".split .list").get_by_text("desk.book")).to_be_visible()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-async def test_nothing_sticks_out_at_any_width(browser: Browser, hub: HubProcess, width: int) -> None:
-    await call(hub, "desk.add", a=1, b=2)
-    async with console(browser, hub.port, width=width, may_fail=True) as page:
-        for view in VIEWS:
-            await show(page, view)
-            assert await is_too_wide(page) == [], view
-
-
-async def test_a_changed_tool_with_a_long_name_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
-    words = tmp_path / "words"
-    words.write_text("Has a long name.")
-    servers = {"desk": stdio([sys.executable, str(SERVER), str(words), "-1"])}
-    async with serving(tmp_path, servers, hub={"pin": "strict"}, limits=PATIENT) as hub:
-        async with Raw(hub.url) as caller:
-            assert f"desk.{LONG_NAME}" in await caller.names()
-        words.write_text("Has another description.")
-        async with console(browser, hub.port, "servers/desk", width=360) as page:
-            await page.get_by_role("button", name="Restart").click()
-            await expect(page.get_by_role("navigation")).to_contain_text("1 waiting")
-            for view in ("definitions", "overview"):
-                await show(page, view)
-                await expect(page.get_by_role("main")).to_contain_text(LONG_NAME)
-                assert await is_too_wide(page) == [], view
-
-
-async def test_a_phone_shows_callers_and_servers_as_lists_and_where_it_is(browser: Browser, hub: HubProcess) -> None:
-    await call(hub, "desk.add", a=1, b=2)
-    async with console(browser, hub.port, width=360, height=740) as page:
-        picture, listed = page.locator(".map svg"), page.get_by_role("list", name="Servers")
-        await expect(listed.get_by_role("listitem").filter(has_text="broken")).to_contain_text("not connected")
-        await expect(listed).to_be_in_viewport()
-        await expect(page.get_by_role("list", name="Callers")).to_contain_text("MCP")
-        await expect(picture).to_be_hidden()
-        assert await page.locator(".map").evaluate("map => map.scrollWidth <= map.clientWidth")
-        await expect(page.get_by_role("link", name="Doctor")).not_to_be_in_viewport()
-        await show(page, "doctor")
-        await expect(page.get_by_role("link", name="Doctor")).to_be_in_viewport()
-        await show(page, "overview")
-        await page.set_viewport_size({"width": 1440, "height": 900})
-        await expect(picture).to_be_visible()
-        await expect(listed).to_be_hidden()
 
 
 async def test_the_overview_says_of_what_time_its_figures_are(browser: Browser, tmp_path: Path) -> None:
@@ -354,14 +251,27 @@ async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubP
         await open_tool(page, "desk.book")
         await page.keyboard.press("k")
         await open_tool(page, "desk.add")
-        await page.keyboard.press("0")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Audit")
-        await page.keyboard.press("2")
-        await expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
-        await page.keyboard.press("?")
-        await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("0 is the tenth")
+        await page.keyboard.press("g")
+        shown = {await each.inner_text(): await each.locator("kbd").inner_text() for each in await nav_links(page)}
+        titles = {text.removesuffix(letter).strip(): letter for text, letter in shown.items()}
+        assert len(set(titles.values())) == len(titles) >= 11  # each page has a letter of its own
         await page.keyboard.press("Escape")
-        await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+        await expect(page.locator("nav kbd")).to_have_count(0)
+        for title, letter in titles.items():
+            await page.keyboard.press("g")
+            await page.keyboard.press(letter)
+            await expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        await page.keyboard.press("?")
+        keys = page.get_by_role("dialog", name="Keys")
+        for title, letter in titles.items():
+            await expect(keys.locator(".pages > div").filter(has_text=title)).to_have_text(f"{letter}{title}")
+        await page.keyboard.press("Escape")
+        await expect(keys).to_be_hidden()
+
+
+async def nav_links(page: Page) -> list[Locator]:
+    await expect(page.locator("nav kbd").first).to_be_visible()
+    return await page.locator("nav a").all()
 
 
 async def test_the_theme_follows_the_system_until_it_is_switched(browser: Browser, hub: HubProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,10 +25,14 @@ OPERATOR = "the-key-of-ops-0123456789"
 PASTED = {"mcpServers": {"my notes": {"command": "npx", "args": ["-y", "notes"], "env": {"API_KEY": "0123456789abc"}}}}
 
 
+ENDS = "import sys; sys.exit('DB_URL is not set')"
+"""A server that says why it ends."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def own(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     """A hub whose servers these tests may switch."""
-    servers = {"desk": stdio([sys.executable, str(SERVER)])}
+    servers = {"desk": stdio([sys.executable, str(SERVER)]), "ends": stdio([sys.executable, "-c", ENDS])}
     async with serving(tmp_path_factory.mktemp("own"), servers, limits=PATIENT) as running:
         yield running
 
@@ -78,6 +83,15 @@ async def test_what_was_put_into_the_file_is_seen_to_arrive(browser: Browser, tm
         await expect(add).to_contain_text("The hub has desk.")
         await add.get_by_role("link", name="desk").click()
         await expect(page.get_by_role("region", name="desk")).to_contain_text("ready")
+
+
+async def test_a_server_that_ends_has_its_reason_and_the_command_to_copy(browser: Browser, own: HubProcess) -> None:
+    async with console(browser, own.port, "overview") as page:
+        attention = page.get_by_role("complementary", name="Needs attention")
+        await expect(attention).to_contain_text("It wrote: DB_URL is not set. Fix: run it by hand and read its output.")
+        await expect(attention.locator(".cmd code")).to_have_text(shlex.join([sys.executable, "-c", ENDS]))
+        await attention.get_by_role("link", name="ends is not connected").click()
+        await expect(page.get_by_role("region", name="ends", exact=True)).to_contain_text("Exited with code 1")
 
 
 async def test_a_server_is_disabled_and_enabled_again(browser: Browser, own: HubProcess) -> None:

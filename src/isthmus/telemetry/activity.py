@@ -29,7 +29,7 @@ from isthmus.core.ports import (
     Recorder,
 )
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Kind, Outcome, Surface
+from isthmus.model.calls import Kind, Outcome, Result, Surface
 from isthmus.model.faults import Executed, Fault
 from isthmus.model.names import ServerName
 
@@ -101,10 +101,11 @@ class RecentCalls:
                 call.name,
                 call.surface,
                 server,
-                (outcome.server, outcome.reason, outcome.executed, outcome.message, outcome.is_denied)
-                if isinstance(outcome, Fault)
-                else outcome.is_error,
-                (inflight.link is not None, inflight.wait_seconds, inflight.steps, inflight.name),
+                outcome.is_error if isinstance(outcome, Result) else _ending_of(outcome),
+                inflight.link is not None,
+                inflight.wait_seconds,
+                inflight.steps,
+                inflight.name,
             )
         )
         if self._is_capturing:
@@ -137,13 +138,15 @@ class RecentCalls:
         at = number - self._count - 1
         if number < 1 or not -len(self._calls) <= at < 0:
             return None
-        call, way = ended_call(number, self._calls[at]), self._calls[at][-1]
+        call = ended_call(number, self._calls[at])
+        *_, was_sent, wait_seconds, noted, name = self._calls[at]
         arguments, result = (None, None) if self._capture is None else self._capture.texts.get(number, (None, None))
         if arguments is not None:
             self._note("capture.read", caller=reader.name, tenant=reader.tenant, call=number, name=call.name)
-        tool = f"{call.server}.{way[3]}" if call.kind == "tool" and call.server is not None else None
-        is_cut = way[2] is not None and len(way[2]) >= STEPS_MAX
-        return CallDetails(call, tool, steps_of(call, way), is_cut, arguments, result)
+        tool = f"{call.server}.{name}" if call.kind == "tool" and call.server is not None else None
+        is_cut = noted is not None and len(noted) >= STEPS_MAX
+        steps = steps_of(call, noted, was_sent=was_sent, wait_seconds=wait_seconds)
+        return CallDetails(call, tool, steps, is_cut, arguments, result)
 
     # -- capture -------------------------------------------------------------------------------------------------------
 
@@ -244,21 +247,27 @@ class RecentCalls:
             self._timer = asyncio.get_running_loop().call_later(FEED_SECONDS, self._feed)
 
 
-_Way: TypeAlias = tuple[bool, float, Sequence[tuple[str, float]] | None, str]
-"""Whether a call was sent, how long it waited in the queue, the steps that it noted, and the server's own name of the
-tool."""
+_Noted: TypeAlias = Sequence[tuple[str, float]]
+"""The steps that a call noted on its way, with their times."""
 
 _Ending: TypeAlias = bool | tuple[ServerName | None, str, Executed, str, bool]
 """Whether a result is an error. Of a fault: server, reason, whether the tool ran, message, whether it was denied."""
 
-_Kept: TypeAlias = tuple[float, float, Caller, str, Kind, str, Surface, ServerName | None, _Ending, _Way]
-"""When a call ended, how long it took, its caller, frontend, kind, name and surface, the server, its end and its way. A
-bare tuple, because every call creates one; few of them are ever looked at."""
+_Kept: TypeAlias = tuple[
+    float, float, Caller, str, Kind, str, Surface, ServerName | None, _Ending, bool, float, _Noted | None, str
+]
+"""When a call ended, how long it took, its caller, frontend, kind, name, surface, server and end; whether it was
+sent, how long it waited in the queue, its steps, and the server's own name of the tool. One bare tuple, because every
+call creates one; few of them are ever looked at. It keeps no argument, no result and no exception alive."""
+
+
+def _ending_of(fault: Fault) -> _Ending:
+    return fault.server, fault.reason, fault.executed, fault.message, fault.is_denied
 
 
 def ended_call(number: int, kept: _Kept) -> EndedCall:
     """A call as a reader sees it."""
-    at, seconds, caller, frontend, kind, name, surface, server, ending, _ = kept
+    at, seconds, caller, frontend, kind, name, surface, server, ending, *_ = kept
     # At `/mcp/{server}` a name has no server in front.
     name = f"{surface.server}.{name}" if surface.style == "own" else name
     about = (number, at, seconds, caller.name, caller.tenant, frontend, kind, name)
@@ -285,9 +294,8 @@ class _Texts(NamedTuple):
     result: CapturedText | None
 
 
-def steps_of(call: EndedCall, way: _Way) -> list[CallStep]:
+def steps_of(call: EndedCall, noted: _Noted | None, *, was_sent: bool, wait_seconds: float) -> list[CallStep]:
     """The way of a call in the order of time, from `received` to `done`."""
-    was_sent, wait_seconds, noted, _ = way
     times: dict[str, float] = {}
     """When the call came as far as this last; the hub may send it a second time."""
     events: list[CallStep] = []

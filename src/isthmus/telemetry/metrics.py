@@ -21,8 +21,7 @@ from typing import Literal, TypeAlias
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.figures import CALL_BOUNDS, Histogram
 from isthmus.core.ports import AuditGate, Recorder
-from isthmus.model.calls import Kind, Outcome
-from isthmus.model.faults import Fault
+from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.mcp.calls import METHODS
 
@@ -114,22 +113,41 @@ class CallSeries:
         """Bytes of its results."""
 
 
+class OutcomeCount:
+    """The calls of one server that ended in one way."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+
+
 @dataclass(slots=True)
 class ServerCounts:
     """The calls of one server."""
 
-    seconds: float = 0.0
     late: int = 0
     """Replies that came after the end of their call."""
-    outcomes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Calls by outcome: `result`, `tool_error`, or the reason of a fault."""
+    by_outcome: defaultdict[str, OutcomeCount] = field(default_factory=lambda: defaultdict(OutcomeCount))
+    """By outcome: `result`, `tool_error`, or the reason of a fault."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     """How long the last calls took, while the figures are being read."""
 
     @property
+    def outcomes(self) -> dict[str, int]:
+        """Calls by outcome."""
+        return {outcome: count.calls for outcome, count in self.by_outcome.items()}
+
+    @property
     def calls(self) -> int:
         """All calls."""
-        return sum(self.outcomes.values())
+        return sum(count.calls for count in self.by_outcome.values())
+
+    @property
+    def seconds(self) -> float:
+        """What all calls took together."""
+        return sum(count.seconds for count in self.by_outcome.values())
 
     def figures(self) -> dict[str, object]:
         """The counts as JSON has them, with percentiles of the last calls."""
@@ -147,7 +165,7 @@ class ServerCounts:
             "calls": self.calls,
             "seconds": round(self.seconds, 6),
             "late": self.late,
-            "outcomes": dict(self.outcomes),
+            "outcomes": self.outcomes,
             "latency": latency,
         }
 
@@ -161,8 +179,8 @@ class CallMetrics:
     def __init__(self, tools_max: int = 1_000, *, measures_servers: bool = False) -> None:
         self._tools_max = tools_max
         self._measures_servers = measures_servers
-        self._known: dict[CallKey, tuple[CallSeries, ServerCounts, str]] = {}
-        """What a call with this key is counted in, and its outcome there."""
+        self._known: dict[CallKey, tuple[CallSeries, ServerCounts, OutcomeCount]] = {}
+        """What a call with this key is counted in."""
         self.series: dict[CallKey, CallSeries] = {}
         self.servers: dict[ServerName | None, ServerCounts] = {}
         self.waits: dict[ServerName, Histogram] = {}
@@ -176,34 +194,31 @@ class CallMetrics:
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call. The time for which a person held it is not the server's."""
         call, was_sent = inflight.call, inflight.link is not None
-        waited = inflight.wait_seconds
-        if inflight.steps is not None and (held := inflight.held_seconds(seconds)):
-            seconds, waited = seconds - held, max(0.0, waited - held)
-        if isinstance(outcome, Fault):
-            word: str = outcome.reason
-            executed: str = outcome.executed
-            payload = None
-        else:
-            payload = outcome.payload
+        held = 0.0 if inflight.steps is None else inflight.held_seconds(seconds)
+        seconds -= held
+        received = 0
+        if isinstance(outcome, Result):  # asked first: the usual class is recognised at once
+            received = len(outcome.payload)
             if outcome.asked_by is not None:
                 word, executed = "asked", "unknown"
             else:
                 word, executed = "tool_error" if outcome.is_error else "ok", "yes" if was_sent else "no"
+        else:
+            word, executed = outcome.reason, outcome.executed
         kind = call.kind
         tool = inflight.name if kind == "tool" and server is not None else ""
         key = (server, tool, kind, call.frontend, word, executed)
-        series, counts, name = self._known.get(key) or self._find(key)
+        series, counts, ended = self._known.get(key) or self._find(key)
         durations = series.durations
         durations.buckets[bisect_left(CALL_BOUNDS, seconds)] += 1
         durations.sum += seconds
-        counts.outcomes[name] += 1
-        counts.seconds += seconds
+        ended.calls += 1
+        ended.seconds += seconds
         if was_sent:
             if series.at_server is not None:
-                series.at_server.observe(seconds - waited)
-            series.sent_bytes += len(memoryview(call.arguments))
-            if payload is not None:
-                series.received_bytes += len(memoryview(payload))
+                series.at_server.observe(seconds - max(0.0, inflight.wait_seconds - held))
+            series.sent_bytes += len(call.arguments)
+            series.received_bytes += received
         if self._watched_until:
             self._sample(counts, seconds)
 
@@ -234,9 +249,9 @@ class CallMetrics:
         else:
             counts.recent.append(seconds)
 
-    def _find(self, key: CallKey) -> tuple[CallSeries, ServerCounts, str]:
-        word = key[4]
-        found = (self._series_of(key), self._counts_of(key[0]), "result" if word in ("ok", "asked") else word)
+    def _find(self, key: CallKey) -> tuple[CallSeries, ServerCounts, OutcomeCount]:
+        word, counts = key[4], self._counts_of(key[0])
+        found = (self._series_of(key), counts, counts.by_outcome["result" if word in ("ok", "asked") else word])
         if len(self._known) < KNOWN_KEYS_MAX:
             self._known[key] = found
         return found

@@ -74,12 +74,12 @@ def test_the_way_of_a_call_is_in_the_order_of_time(
     noted: list[tuple[str, float]] | None,
     expected: str,
 ) -> None:
-    steps = steps_of(ended(), (was_sent, waited, noted, "echo"))
+    steps = steps_of(ended(), noted, was_sent=was_sent, wait_seconds=waited)
     assert ", ".join(f"{each.step} {each.seconds:g}" for each in steps) == expected
 
 
 def test_a_call_without_an_answer_has_no_first_byte() -> None:
-    steps = steps_of(ended(outcome="timed_out", executed="unknown"), (True, 0.0, None, "echo"))
+    steps = steps_of(ended(outcome="timed_out", executed="unknown"), None, was_sent=True, wait_seconds=0.0)
     assert [each.step for each in steps] == ["received", "sent", "done"]
 
 

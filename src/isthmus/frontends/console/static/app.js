@@ -26,6 +26,17 @@ const PAGES = [
   { id: "doctor", title: "Doctor", operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
 ];
 
+/** The letter that leads to each page after `g`: the first one of its title that no page before it has. */
+const LETTERS = PAGES.reduce((found, { id, title }) => {
+  const letter = [...title.toLowerCase(), ..."abcdefghijklmnopqrstuvwxyz"].find((each) => each !== " " && !found.has(each));
+  return letter ? found.set(letter, id) : found;
+}, /** @type {Map<string, string>} */ (new Map()));
+const letterOf = (/** @type {string} */ page) => [...LETTERS].find(([, id]) => id === page)?.[0];
+/** Whether `g` was pressed: the navigation shows the letters, and the next key is one of them. */
+const isGoing = signal(false);
+/** Whether the navigation is open, where the window is too narrow to show it beside the page. */
+const isMenuOpen = signal(false);
+
 /** The pages that are loaded, by id; null if that failed. */
 const loaded = signal(/** @type {Record<string, any>} */ ({}));
 async function load(/** @type {{id: string, title: string}} */ { id, title }) {
@@ -40,7 +51,7 @@ const route = signal(readRoute());
 function readRoute() {
   return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
 }
-addEventListener("hashchange", () => { route.value = readRoute(); });
+addEventListener("hashchange", () => { route.value = readRoute(); isMenuOpen.value = false; });
 
 // -- theme -------------------------------------------------------------------------------------------------------------
 
@@ -68,16 +79,18 @@ function App() {
   useEffect(() => { if (isReady) firstShown(); }, [isReady]);
   return html`<div class="app">
     <a class="skip" href="#main" onClick=${(/** @type {Event} */ e) => { e.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to content</a>
-    <header class="side">
+    <header class=${isMenuOpen.value || isGoing.value ? "side open" : "side"}>
       <div class="brand"><${Mark} /><span>Isthmus</span></div>
-      <nav aria-label="Pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
+      <${MenuButton} title=${current.title} pages=${pages} />
+      <nav aria-label="Pages" id="pages">${pages.map((each) => html`<${NavLink} key=${each.id} page=${each} isCurrent=${each === current} />`)}</nav>
       <div class="foot">
         <button class="plain" onClick=${switchTheme}>Light or dark</button>
-        <a class="hide" href="../docs">REST API</a>
-        <span class="hide">Version ${session.value.version}</span>
+        <button class="plain" onClick=${showKeys}>Keys</button>
+        <a href="../docs">REST API</a>
+        <span>Version ${session.value.version}</span>
         ${session.value.needsKey
-          ? html`<span class="hide">Signed in as <b>${session.value.caller}</b></span><${SignOut} />`
-          : html`<span class="hide">Open hub: no key needed</span>`}
+          ? html`<span>Signed in as <b>${session.value.caller}</b></span><${SignOut} />`
+          : html`<span>Open hub: no key needed</span>`}
       </div>
     </header>
     <main id="main" tabindex="-1">
@@ -106,12 +119,17 @@ function firstShown() {
 
 const Mark = () => html`<svg viewBox="0 0 26 26" aria-hidden="true"><path d="M0 5c6 0 7 5 13 5s7-5 13-5v5c-5 0-7 3-7 3s2 3 7 3v5c-6 0-7-5-13-5s-7 5-13 5v-5c5 0 7-3 7-3s-2-3-7-3z" fill="var(--sea)" /></svg>`;
 
+/** Opens the navigation in a narrow window. It says what waits on the other pages. */
+function MenuButton(/** @type {any} */ { title, pages }) {
+  const alerts = pages.filter((/** @type {any} */ each) => each.title !== title && each.badge?.()?.alert).length;
+  return html`<button type="button" class="menu" aria-expanded=${isMenuOpen.value} aria-controls="pages" onClick=${() => { isMenuOpen.value = !isMenuOpen.value; }}>${title}
+    ${alerts ? html`<b class="alert">${alerts} ${alerts === 1 ? "page needs" : "pages need"} you</b>` : null}</button>`;
+}
+
 function NavLink(/** @type {any} */ { page, isCurrent }) {
-  const badge = page.badge?.(), element = useRef(/** @type {any} */ (null));
-  // On a phone the navigation is one line that scrolls.
-  useEffect(() => { if (isCurrent) element.current.scrollIntoView({ block: "nearest", inline: "center" }); }, [isCurrent]);
-  return html`<a ref=${element} href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined}>${page.title}
-    ${badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
+  const badge = page.badge?.(), letter = letterOf(page.id);
+  return html`<a href=${link(page.id)} aria-current=${isCurrent ? "page" : undefined} onClick=${() => { isMenuOpen.value = false; }}>${page.title}
+    ${isGoing.value && letter ? html`<kbd>${letter}</kbd>` : badge && html`<b class=${badge.alert ? "alert" : ""}>${badge.text}</b>`}</a>`;
 }
 
 function SignOut() {
@@ -189,29 +207,49 @@ function Search(/** @type {any} */ { pages }) {
 
 // -- keys --------------------------------------------------------------------------------------------------------------
 
-const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["1 – 9, 0", "go to a page; 0 is the tenth"], ["?", "these keys"], ["Esc", "close"]];
+const KEYS = [["/", "find a tool, server, call or page"], ["j  k", "next, previous in a list"], ["Enter", "read what is picked"], ["Esc", "close"], ["?", "these keys"]];
+const GO_MS = 4000;
+function showKeys() {
+  const dialog = /** @type {HTMLDialogElement | null} */ (document.querySelector("dialog.keys"));
+  if (!dialog?.open) dialog?.showModal();
+}
 
 function Keys() {
   const dialog = useRef(/** @type {any} */ (null));
   useEffect(() => {
+    let timer = 0;
+    const going = (/** @type {boolean} */ now) => {
+      isGoing.value = now;
+      clearTimeout(timer);
+      if (now) timer = setTimeout(() => going(false), GO_MS);
+    };
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
-      if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
-      const page = /^\d$/.test(event.key) ? pagesOf()[(Number(event.key) + 9) % 10] : undefined;
-      if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
-      else if (event.key === "?") dialog.current.showModal();
-      else if (page) go(link(page.id));
+      if (target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey || event.key === "Shift") return;
+      if (isGoing.value) {
+        const page = pagesOf().find((each) => each.id === LETTERS.get(event.key.toLowerCase()));
+        going(false);
+        if (page) { dialog.current.close(); go(link(page.id)); }
+      }
+      else if (event.key === "g") going(true);
+      else if (event.key === "/") document.querySelector(/** @type {any} */ ("[data-search]"))?.focus();
+      else if (event.key === "?") showKeys();
+      else if (event.key === "Escape" && isMenuOpen.value) isMenuOpen.value = false;
       else if ((event.key === "j" || event.key === "k") && !target.matches("[data-keys]")) {
         document.querySelector(/** @type {any} */ ("[data-keys]"))?.focus();
         document.activeElement?.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: false }));
-        return event.preventDefault();
       } else return;
       event.preventDefault();
+      event.stopPropagation();
     };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
+    // Before the lists: after `g`, `k` is a page and not the row above.
+    addEventListener("keydown", onKey, true);
+    return () => { clearTimeout(timer); removeEventListener("keydown", onKey, true); };
   }, []);
-  return html`<dialog ref=${dialog} aria-label="Keys"><h2>Keys</h2><dl class="facts pad">${KEYS.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
+  return html`<dialog class="keys" ref=${dialog} aria-label="Keys"><h2>Keys</h2>
+    <dl class="facts pad">${KEYS.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
+    <h2>Pages: <kbd>g</kbd>, then</h2>
+    <dl class="facts pad pages">${pagesOf().map((each) => html`<div key=${each.id}><dt><kbd>${letterOf(each.id)}</kbd></dt><dd>${each.title}</dd></div>`)}</dl>
     <form method="dialog"><button>Close</button></form></dialog>`;
 }
 

@@ -40,13 +40,17 @@ export const stateOf = (/** @type {any} */ server) => {
   return { word, look };
 };
 
+const sentence = (/** @type {string} */ text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
 /** What is wrong with a server, and its fix or the command that helps; null if nothing is. */
 export function troubleOf(/** @type {any} */ server) {
-  const reason = server.reason ? `${server.reason[0].toUpperCase()}${server.reason.slice(1)}.`.replace(/\.\.$/, ".") : "";
+  const reason = server.reason ? sentence(`${server.reason[0].toUpperCase()}${server.reason.slice(1)}`) : "";
   const last = (server.detail ?? "").trim().split("\n").pop();
-  const why = last && !reason.includes(last) ? `${reason} It wrote: ${last}` : reason;
+  const why = last && !reason.includes(last) ? `${reason} It wrote: ${sentence(last)}` : reason;
+  // A fix that is a command ends with it, as `isthmus doctor` prints it.
+  const [, advice, byHand] = /^(run it by hand and read its output): (.+)$/s.exec(server.fix ?? "") ?? [];
   switch (server.state) {
-    case "retrying": return { look: "bad", title: `${server.name} is not connected`, text: server.fix ? `${why} Fix: ${server.fix}.` : why, command: server.fix ? "" : `isthmus logs ${server.name}` };
+    case "retrying": return { look: "bad", title: `${server.name} is not connected`, text: server.fix ? `${why} Fix: ${sentence(advice ?? server.fix)}` : why, command: byHand ?? (server.fix ? "" : `isthmus logs ${server.name}`) };
     case "login": return { look: "warn", title: `${server.name} needs a login`, text: reason, command: `isthmus login ${server.name}` };
     case "away": return { look: "warn", title: `${server.name} is away`, text: `${reason} Its tools stay listed; calls fail until it dials in again.`.trim(), command: "" };
     default: return null;
@@ -222,7 +226,8 @@ export function Beside({ id, back, list, children = null }) {
     from.current = root.current.querySelector("[data-keys], tr[aria-selected=true] a");
     // Who moves in the list by keys goes on there.
     const isMoving = active?.matches("[data-keys]") && (!NARROW.matches || active.matches(":focus-visible"));
-    if (wasShown && !isMoving) panel().focus({ preventScroll: true });
+    // On a busy machine this runs late: the reader may be in the panel already.
+    if (wasShown && !isMoving && !panel().contains(active)) panel().focus({ preventScroll: true });
     const onKey = (/** @type {KeyboardEvent} */ event) => {
       const target = /** @type {HTMLElement} */ (event.target);
       if (event.key === "Enter" && target.matches("[data-keys]")) panel().focus({ preventScroll: true });

@@ -46,13 +46,13 @@ export function Access(/** @type {any} */ { title, rest, search }) {
         <${Filter} label="Filter tools" value=${tool} set=${setTool} />
         <select aria-label="Frontend" value=${frontend} onChange=${(/** @type {any} */ e) => setFrontend(e.target.value)}><option value="">Any frontend</option>${["mcp", "sse", "a2a", "rest"].map((each) => html`<option>${each}</option>`)}</select></div>
       <${Bad} text=${problem} />
-      ${found ? html`<div class=${`scroll matrix${only ? " one" : ""}`} tabindex="0" role="region" aria-label="Who can reach what"><table>
-        <thead><tr><th>Server</th>${found.callers.map((/** @type {any} */ each) => html`<th title=${each.set ? `Bound to the set ${each.set}` : undefined}><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
+      ${found ? html`<div class=${`scroll matrix${only ? " one" : ""}`} tabindex="0" role="region" aria-label="Who can reach what"><table class=${only ? "" : "cards"} role="table">
+        <thead role="rowgroup"><tr role="row"><th role="columnheader">Server</th>${found.callers.map((/** @type {any} */ each) => html`<th role="columnheader" title=${each.set ? `Bound to the set ${each.set}` : undefined}><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
         ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
       ${found?.callersLeftOut || found?.servers.length > most ? html`<p class="empty">There are more callers or servers: filter the callers, or choose one.</p>` : null}
     </section>
-    ${only ? null : html`<p class=${`why note${why ? " told" : ""}`} role="status">${why || "Open a server, and choose a cell to see why."}</p>`}`;
+    ${only ? null : html`<p class=${`why note${why ? " told" : ""}`} role="status">${why || "The figures count tools, prompts and resources. Open a server, and choose a cell to see why."}</p>`}`;
 }
 
 /** One server: how much of it callers reach and, if it is open, each of its features. */
@@ -62,15 +62,15 @@ function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
   const [cursor, setCursor] = useState("");
   const [page, problem] = useAnswer(isOpen ? at("v1/access", { ...filters, cursor }) : "", server.features);
   const all = server.features;
-  return html`<tbody>
-    <tr><th scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setPicked(!isPicked)}>${server.name}</button></th>
-      ${server.reached.map((/** @type {number} */ n) => html`<td title=${all ? "Entries are tools, prompts and resources" : undefined}><${State} look=${!all ? "none" : n === all ? "" : n ? "part" : "idle"}>${all ? `${n} of ${count(all, "entry", "entries")}` : "nothing listed"}</${State}></td>`)}${only && html`<td class="wrap"></td>`}</tr>
-    ${isOpen && page?.features.map((/** @type {any} */ row) => html`<tr key=${row.list + row.name}><th scope="row" class="leaf"><code>${row.name}</code> <span class="dim">${row.list === "tools" ? "" : row.list.slice(0, -1)}</span></th>
+  return html`<tbody role="rowgroup">
+    <tr role="row"><th role="rowheader" scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setPicked(!isPicked)}>${server.name}</button></th>
+      ${server.reached.map((/** @type {number} */ n, /** @type {number} */ i) => html`<td role="cell" data-head=${nameOf(callers[i])} title=${all ? `${n} of its ${count(all, "entry", "entries")}: tools, prompts and resources` : "It lists no tools, prompts or resources"}><${State} look=${!all ? "none" : n === all ? "" : n ? "part" : "idle"}>${all ? `${n} of ${all}` : "none"}</${State}></td>`)}${only && html`<td class="wrap"></td>`}</tr>
+    ${isOpen && page?.features.map((/** @type {any} */ row) => html`<tr role="row" key=${row.list + row.name}><th role="rowheader" scope="row" class="leaf"><code>${row.name}</code> <span class="dim">${row.list === "tools" ? "" : row.list.slice(0, -1)}</span></th>
       ${row.cells.map((/** @type {any} */ cell, /** @type {number} */ i) => {
         const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", cell.by === "definition" ? "warn" : "idle"];
         const state = html`<${State} look=${look}>${word}</${State}>`;
         const tell = () => onWhy(`${nameOf(callers[i])}, ${row.name}: ${word}, ${cell.reason}.`);
-        return html`<td>${only ? state : html`<button type="button" class="cell" onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
+        return html`<td role="cell" data-head=${nameOf(callers[i])}>${only ? state : html`<button type="button" class="cell" onClick=${tell} onFocus=${tell} onMouseEnter=${tell}>${state}</button>`}</td>`;
       })}${only && html`<td class="dim wrap">${row.cells[0].reason}</td>`}</tr>`)}
     ${problem || page?.next || cursor ? html`<tr><td colspan=${callers.length + 2}>${problem}${cursor && html`<button type="button" onClick=${() => setCursor("")}>First page</button> `}${page?.next && html`<button type="button" onClick=${() => setCursor(page.next)}>Next page</button>`}</td></tr>` : null}
   </tbody>`;

@@ -194,7 +194,7 @@ function Map(/** @type {any} */ { recent, now }) {
     })}
     ${shown.map((server) => {
       const y = rightY.get(server.name) ?? 0, { word, look } = stateOf(server), p50 = latency.get(server.name);
-      const about = server.state === "ready" ? [server.transport, p50 ? took(p50) : "", count(server.tools, session.value.needsKey ? "tool for you" : "tool", session.value.needsKey ? "tools for you" : "tools")].filter(Boolean).join(" · ") : word;
+      const about = server.state === "ready" ? [server.transport, p50 ? took(p50) : "", session.value.needsKey ? `${server.tools} for you` : count(server.tools, "tool")].filter(Boolean).join(" · ") : word;
       return html`<a key=${server.name} href=${link("servers", server.name)}><rect class="card" x=${RIGHT.x} y=${y} width=${RIGHT.width} height=${CARD} rx="9" />
         <${Shape} look=${look} x=${690} y=${y + 19} /><text x="704" y=${y + 23}>${cut(server.name, 24)}</text><text class="sub" x="704" y=${y + 41}>${cut(about, 32)}</text></a>`;
     })}
@@ -276,7 +276,7 @@ function Attention(/** @type {any} */ { recent }) {
     ${held.value ? html`<div class="todo"><${State} look="warn">${count(held.value, "call waits", "calls wait")} for approval</${State}><p>A rule holds ${held.value === 1 ? "it" : "them"} until you decide. <a href=${link("approvals")}>Review</a></p></div>` : null}
     ${items.slice(0, 4).map(({ server, trouble }) => {
       const refused = recent.filter((/** @type {any} */ call) => call.server === server.name && call.executed === "no" && call.outcome !== "result").length;
-      return html`<div class="todo" key=${server.name}><${State} look=${trouble?.look}>${trouble?.title}</${State}>
+      return html`<div class="todo" key=${server.name}><${State} look=${trouble?.look}><a href=${link("servers", server.name)}>${trouble?.title}</a></${State}>
         <p>${trouble?.text} ${refused ? `${count(refused, "call was", "calls were")} not sent.` : ""}</p>
         ${trouble?.command ? html`<${Command} text=${trouble.command} />` : null}</div>`;
     })}

@@ -27,9 +27,9 @@ export function Servers(/** @type {any} */ { title, rest, search }) {
   return html`<div class="top"><h1>${title}</h1><span>${count(servers.value.length, "server")}${down ? `, ${down} not working` : ""}</span>${search}</div>
     ${session.value.operator ? html`<p><a class="button" href=${link("servers", ADD)}>Add a server</a></p>` : null}
     ${name && name !== ADD && !server && servers.value.length ? html`<p class="note">There is no server ${name}.</p>` : null}
-    <${Beside} id=${server?.name ?? (isAdding ? ADD : "")} back=${link("servers")} list=${html`<section class="panel">${sorted.length ? html`<${VirtualRows} className="columns" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
+    <${Beside} id=${server?.name ?? (isAdding ? ADD : "")} back=${link("servers")} list=${html`<section class="panel">${sorted.length ? html`<${VirtualRows} className="servers" label="Servers" items=${sorted} keyOf=${(/** @type {any} */ each) => each.name} selected=${name ?? ""}
         onPick=${(/** @type {any} */ each) => go(link("servers", each.name))}
-        head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">${session.value.needsKey ? "Your tools" : "Tools"}</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
+        head=${html`<th>Server</th><th>State</th><th class="hide">Transport</th><th class="r">${session.value.needsKey ? html`<span class="longer">Your </span>tools` : "Tools"}</th><th class="r hide">Calls</th><th class="r">p50</th><th class="hide">Latency</th>`}
         row=${(/** @type {any} */ each) => {
           const { word, look } = stateOf(each), counted = figures.get(each.name);
           return html`<td><a href=${link("servers", each.name)}>${each.name}</a></td><td><${State} look=${look}>${word}</${State}></td><td class="dim hide">${each.transport ?? ""}</td>
