@@ -25,6 +25,7 @@ import isthmus
 from isthmus import library
 from isthmus.cli.main import SECTIONS, cli
 from isthmus.config.approvals import APPROVAL_KEYS
+from isthmus.config.budgets import BUDGET_KEYS
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
 from isthmus.config.fleets import FLEET_KEYS
@@ -75,6 +76,8 @@ def _table(name: str) -> str:
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_KEYS.items()))
     if name == "approvals":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in APPROVAL_KEYS.items()))
+    if name == "budgets":
+        return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in BUDGET_KEYS.items()))
     if name == "set-tools":
         return _rows(("Key", "Meaning"), ((f"`{key}`", doc) for key, doc in SET_TOOL_KEYS.items()))
     if name == "findings":

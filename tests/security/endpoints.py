@@ -101,6 +101,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "REST, calls that wait": Endpoint("GET", "/v1/approvals"),
     "REST, a call that waits": Endpoint("GET", "/v1/approvals/none"),
     "REST, allowing a call": _posts("/v1/approvals/allow/none", {"for": "once"}),
+    "REST, budgets": Endpoint("GET", "/v1/budgets"),
     "REST, denying a call": _posts("/v1/approvals/deny/none", {"reason": "no"}),
     "REST, the configuration": Endpoint("GET", "/v1/configuration"),
     "REST, tasks": Endpoint("GET", "/v1/tasks"),

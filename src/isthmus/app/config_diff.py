@@ -99,6 +99,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
     found |= {Place(None, "fleets").at(name).path: settings for name, settings in configuration.fleets.items()}
     found["approvals"] = tuple(rule.name for rule in configuration.approvals)  # their order counts
     found |= {Place(None, "approvals").at(rule.name).path: rule for rule in configuration.approvals}
+    found |= {Place(None, "budgets").at(budget.name).path: budget for budget in configuration.budgets}
     for table, settings in tables:
         found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
     for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):

@@ -28,6 +28,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleets import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
@@ -216,6 +217,8 @@ class RunningHub:
         self.targets = self._targets(environment)
         self.approvals = CallApprovals(self.journal, time.time, self.note)
         self._change_approvals()
+        self.budgets = CallBudgets(self.journal, self.background, self.note)
+        self._change_budgets()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
@@ -312,6 +315,12 @@ class RunningHub:
         rules = self.configuration.approvals
         self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
         self.approvals.change(rules)
+
+    def _change_budgets(self) -> None:
+        """Count calls as the budgets say. Without budgets, calls do not pass them at all."""
+        budgets = self.configuration.budgets
+        self.hub.budgets = self.targets.annex.budgets = self.budgets if budgets else None
+        self.budgets.change(budgets)
 
     def required_servers(self) -> frozenset[ServerName]:
         """The servers without which the hub is not ready."""
@@ -418,6 +427,7 @@ class RunningHub:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)
         self._change_approvals()
+        self._change_budgets()
         return difference
 
     def calls(self) -> int:
@@ -455,6 +465,7 @@ class RunningHub:
             self.recent_calls.close()
             self.tool_search.close()
             use_reader(None, instead_of=self.reader)
+            await self.budgets.aclose()
             await self.background.aclose()
             if self.cassette is not None:
                 await self.cassette.aclose(statuses, lambda server: redactions.get(server, str))

@@ -209,6 +209,17 @@ class HubMetrics:
         out.gauge(
             "isthmus_approvals_waiting", "Calls that wait for a person's decision.", [("", running.approvals.waiting)]
         )
+        budgets = running.budgets
+        out.counter(
+            "isthmus_budget_refusals_total",
+            "Calls that a budget had no room for.",
+            by_label("budget", {each.name: budgets.refusals[each.name] for each in budgets.budgets}),
+        )
+        out.gauge(
+            "isthmus_budget_counters",
+            "Callers, tenants, sets or tools that a budget counts.",
+            by_label("budget", budgets.counts()),
+        )
         out.gauge("isthmus_tasks", "Unfinished tasks in memory, by state.", by_label("state", running.tasks.counts()))
 
     def _storage(self, out: Exposition) -> None:

@@ -396,6 +396,7 @@ async def _recover(running: RunningHub, identities: Identities, audit_log: Audit
     running.tasks.offline_queue.find_caller = find_caller
     running.approvals.has_operator = True
     await running.approvals.load()
+    await running.budgets.load()
     lost = await running.tasks.recover()
     if audit_log is not None:
         audit_log.tasks_lost(lost)
@@ -426,7 +427,12 @@ def _rest(
 ) -> RestHttp:
     """The REST frontend, with everything that operators may see and do."""
     parts = RestParts(
-        TaskBrowser(running), sessions, LiveAccess(running, identities), LiveAudit(running), running.approvals
+        TaskBrowser(running),
+        sessions,
+        LiveAccess(running, identities),
+        LiveAudit(running),
+        running.approvals,
+        running.budgets,
     )
     return RestHttp(running.hub, auth, relay, monitor.figures, admin=running, parts=parts)
 

@@ -280,6 +280,9 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         yield from _below("fleets", name, [(key, getattr(fleet, key)) for key in FLEET_KEYS])
     for rule in configuration.approvals:
         yield from _below("approvals", rule.name, _approval_values(rule))
+    for budget in configuration.budgets:
+        pairs: list[Pair] = [(key, getattr(budget, key)) for key in _names(budget) if key not in ("name", "costs")]
+        yield from _below("budgets", budget.name, [*pairs, ("costs", dict(budget.costs))])
     for name, tenant in configuration.tenants.known.items():
         bounds = tenant.bounds
         limits: list[Pair] = [] if bounds is None else [("allow", bounds.allow), ("deny", bounds.deny)]

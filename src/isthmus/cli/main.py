@@ -64,6 +64,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),
         "approvals": ("approvals.approvals", "Decide about calls that wait for a person."),
+        "budgets": ("budgets.budgets", "Print how much of each budget is used."),
         "audit": ("audit.audit", "Verify, tail or export the audit log."),
         "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
     },

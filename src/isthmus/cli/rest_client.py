@@ -280,6 +280,11 @@ class HubClient:
         """Allow or deny a call that waits; for operators."""
         return await self._operate("POST", f"/v1/approvals/{what}/{_path_part(id)}", body)
 
+    async def budgets(self, cursor: str) -> bytes:
+        """Budgets, and a page of what was used of them; of all callers for operators."""
+        query = urlencode({"limit": "500", **({"cursor": cursor} if cursor else {})})
+        return await self._operate("GET", f"/v1/budgets?{query}")
+
     async def findings(self) -> Sequence[FindingInfo]:
         """The problems of the hub's configuration; none if this caller is no operator."""
         response = await self._request("GET", "/v1/configuration")

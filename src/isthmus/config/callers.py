@@ -29,6 +29,7 @@ ISSUERS = "issuers"
 SETS = "sets"
 FLEETS = "fleets"
 APPROVALS = "approvals"
+BUDGETS = "budgets"
 DEFAULT_TENANT = "default"
 
 CALLER_KEYS: Mapping[str, str] = {
@@ -381,6 +382,11 @@ def _all_patterns(document: Document) -> Iterator[tuple[Place, str]]:
                 yield from _patterns_in(place.at("frontends", frontend), narrowed, _FRONTEND_KEYS)
     for name, entry in document.section(APPROVALS).items():
         yield from _patterns_in(Place(document.file, APPROVALS).at(name), entry, ("tools",))
+    for name, entry in document.section(BUDGETS).items():
+        place = Place(document.file, BUDGETS).at(name)
+        yield from _patterns_in(place, entry, ("tools",))
+        costs = entry.get("costs") if isinstance(entry, dict) else None
+        yield from ((place.at("costs", pattern), pattern) for pattern in (costs if isinstance(costs, dict) else ()))
     for name, entry in document.section(SETS).items():
         place = Place(document.file, SETS).at(name)
         yield from _patterns_in(place, entry, ("tools", "prompts", "resources", "exclude"))

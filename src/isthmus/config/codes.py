@@ -150,8 +150,8 @@ UNKNOWN_TABLE = FindingCode(
     "ISC-305",
     "unknown-table",
     "correct its spelling or remove it",
-    "A table of our own file is unknown. If it looks like `callers`, `tenants`, `issuers`, `approvals` or `extensions`,"
-    " the file is refused.",
+    "A table of our own file is unknown. If it looks like `callers`, `tenants`, `issuers`, `approvals`, `budgets` or"
+    " `extensions`, the file is refused.",
 )
 UNKNOWN_CLIENT = FindingCode(
     "ISC-306",
@@ -310,6 +310,22 @@ BAD_FLEET = FindingCode(
     "fix the entry, then: isthmus config check",
     "A fleet under `[fleets]` has a mistake, or the name of a server. It is left out; its members are listed"
     " themselves.",
+)
+
+# -- budgets -------------------------------------------------------------------------------------------------
+
+BAD_BUDGET = FindingCode(
+    "ISC-451",
+    "bad-budget",
+    "fix the budget, then: isthmus config check",
+    "A budget under `[budgets]` has a mistake. The file is refused: without the budget, calls would have no limit.",
+)
+IDLE_BUDGET = FindingCode(
+    "ISC-452",
+    "idle-budget",
+    "correct the name, or remove it",
+    "A budget under `[budgets]` names a caller, a tenant or a set that the file does not have, but that looks like one"
+    " of its names. The budget may limit nothing.",
 )
 
 # -- extensions ----------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from typing import Literal
 
 from isthmus.config import codes
 from isthmus.config.approvals import idle_rules, read_approvals
+from isthmus.config.budgets import read_budgets, unknown_names
 from isthmus.config.callers import (
     APPROVALS,
+    BUDGETS,
     CALLERS,
     FLEETS,
     ISSUERS,
@@ -43,22 +45,10 @@ from isthmus.upstream.targets.settings import TargetSettings
 
 AccessMode = Literal["open", "keys"]
 
-_TABLES = dict.fromkeys(
-    (
-        *HUB_TABLES,
-        CALLERS,
-        TENANTS,
-        ISSUERS,
-        IMPORT,
-        CREDENTIALS,
-        EXTENSIONS,
-        SETS,
-        FLEETS,
-        APPROVALS,
-        "mcpServers",
-        "servers",
-    )
-)
+_NEEDED = (CALLERS, TENANTS, ISSUERS, EXTENSIONS, APPROVALS, BUDGETS)
+"""Tables whose absence would lift restrictions."""
+
+_TABLES = dict.fromkeys((*HUB_TABLES, *_NEEDED, IMPORT, CREDENTIALS, SETS, FLEETS, "mcpServers", "servers"))
 
 
 def load(
@@ -162,6 +152,9 @@ class _Loading:
         self._findings += [*misspelt_grants(document, servers), *set_findings]
         approvals = read_approvals(document, variables)
         self._findings += idle_rules(approvals, document)
+        budgets = read_budgets(document)
+        names = {"callers": {caller.name for _, caller in callers}, "tenants": tenants.known, "sets": sets}
+        self._findings += unknown_names(budgets, document, names)
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,
@@ -172,6 +165,7 @@ class _Loading:
             sets=sets,
             fleets=fleets,
             approvals=approvals,
+            budgets=budgets,
             callers=callers,
             named=_caller_names(document),
             tenants=tenants,
@@ -224,13 +218,14 @@ def _check_tables(document: Document) -> list[Finding]:
     """Return findings about the outermost keys of a file.
 
     Raises:
-        ConfigError: a key is probably a mistyped `callers`, `issuers`, `tenants`, `approvals` or `extensions`.
+        ConfigError: a key is probably a mistyped `callers`, `issuers`, `tenants`, `approvals`, `budgets` or
+            `extensions`.
             Ignoring it would leave the hub open, or lift restrictions.
     """
     place, dialect = Place(document.file), document.dialect
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
-        if dialect.has_hub and closest_match(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS, APPROVALS):
+        if dialect.has_hub and closest_match(key, _TABLES) in _NEEDED:
             raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
     if dialect.is_own:
         return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]

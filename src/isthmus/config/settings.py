@@ -19,6 +19,7 @@ from isthmus.config.extensions import Extensions
 from isthmus.config.files import home_folder, usual_state
 from isthmus.config.findings import Finding
 from isthmus.core.access.approval_rules import ApprovalRule
+from isthmus.core.access.budget_rules import Budget
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.fleets import FleetSettings
 from isthmus.core.catalog.pins import PINNINGS, Pinning
@@ -160,6 +161,8 @@ class Configuration:
     """Servers that callers see as one, by name."""
     approvals: tuple[ApprovalRule, ...] = ()
     """Which calls a person must allow first; the first rule that matches decides."""
+    budgets: tuple[Budget, ...] = ()
+    """How much callers may use in a period."""
     callers: tuple[tuple[bytes, Caller], ...] = ()
     """The digest of each key and its caller, ready for `identity.keys.KeyRing`; a caller may have several."""
     named: frozenset[str] = frozenset()

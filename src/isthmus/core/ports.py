@@ -887,6 +887,55 @@ class ApprovalAdmin(Protocol):
         """Decide about a request; None if it does not exist. Raises `ApprovalAlreadyDecided` and `OSError`."""
 
 
+class BudgetEntry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A budget as configured. Members that are None are not limited, or not for the viewer."""
+
+    name: str
+    per: str
+    period: str
+    calls: int | None = None
+    result_bytes: int | None = None
+    cost: float | None = None
+    callers: tuple[str, ...] | None = None
+    tenants: tuple[str, ...] | None = None
+    sets: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = None
+    costs: Mapping[str, float] | None = None
+    refused: int | None = None
+    """Calls that it refused since the hub started."""
+
+
+class BudgetCount(msgspec.Struct, frozen=True, rename="camel"):
+    """What one caller, tenant, set or tool has used of a budget in the present period."""
+
+    budget: str
+    subject: Mapping[str, str]
+    """Whose it is: names of a `caller` and its `tenant`, or of a `tenant`, `set` or `tool`; empty for the hub."""
+    began: float
+    renewed: float
+    """When the next period begins, in seconds since 1970."""
+    calls: int
+    result_bytes: int
+    cost: float
+
+
+class BudgetList(msgspec.Struct, frozen=True):
+    """Budgets, and some of their counters."""
+
+    budgets: tuple[BudgetEntry, ...]
+    counters: tuple[BudgetCount, ...]
+    total: int
+    """The number of counters on all pages."""
+    next: str | None
+
+
+class BudgetAdmin(Protocol):
+    """What people may see of budgets: `core.calls.budgets`."""
+
+    def list(self, viewer: Caller, *, limit: int, after: str) -> BudgetList:
+        """Budgets and a page of counters. Raises `ValueError` for a bad cursor."""
+
+
 class ConfigurationFinding(msgspec.Struct, frozen=True):
     """A problem of the configuration that the hub runs with."""
 

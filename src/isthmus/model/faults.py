@@ -97,6 +97,10 @@ FAULTS: Mapping[str, FaultRow] = {
         "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "Too many bytes at once",
         "Try again in a moment, or raise caller_bytes or tenant_bytes under [limits]."),
+    "budget_exceeded": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unavailable",
+        "The budget is used up",
+        "Wait until the budget is renewed; `isthmus budgets` shows how much is used."),
     "target_refused": FaultRow(
         "no", INVALID_PARAMS, 403, INVALID_PARAMS, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "Address not allowed",
@@ -306,6 +310,18 @@ class TooManyBytes(CallerFault):
             f"Too many bytes at once: requests and unread responses of {who} hold {held} of at most {most} bytes"
         )
         self.retry_after = 1.0
+
+
+class BudgetExceeded(CallerFault):
+    """A budget of the operator has no room for the call in this period."""
+
+    reason = "budget_exceeded"
+
+    def __init__(self, budget: str, used: str, renewed: str, retry_after: float | None) -> None:
+        """`retry_after` is None if the call never fits."""
+        later = f"it is renewed at {renewed}" if retry_after is not None else "it has never room for this call"
+        super().__init__(f"The budget {budget} is used up: {used}; {later}. The tool did not run")
+        self.retry_after = retry_after
 
 
 class TargetRefused(CallerFault):

@@ -262,6 +262,16 @@ MISTAKES = [
         "isthmus.toml: approvals.b decides about no call: a comes first and matches the same calls (move it before a)",
     ),
     Mistake(
+        codes.BAD_BUDGET,
+        "[budgets.a]\ncalls = 'many'\n",
+        "isthmus.toml: budgets.a.calls must be a whole number, not 'many' (write what it must be)",
+    ),
+    Mistake(
+        codes.IDLE_BUDGET,
+        '[callers.agent]\nkey = "0123456789abcdef"\nallow = ["*"]\n[budgets.a]\ncalls = 1\ncallers = ["agnet"]\n',
+        "isthmus.toml: budgets.a.callers.0 must name one of the callers in this file, not 'agnet'",
+    ),
+    Mistake(
         codes.BAD_EXTENSION,
         '[extensions]\nidentity = ["nobody-has-this"]',
         "isthmus.toml: extensions.identity.nobody-has-this must be an entry point of isthmus.identity "

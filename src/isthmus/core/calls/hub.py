@@ -53,6 +53,7 @@ from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:  # they start calls
     from isthmus.core.calls.approvals import CallApprovals
+    from isthmus.core.calls.budgets import CallBudgets
     from isthmus.core.calls.fleets import Fleets
 
 log = structlog.get_logger(__name__)
@@ -128,6 +129,7 @@ class Hub:
         """Servers that callers see as one; set by `Fleets`."""
         self._stages = STAGES
         self._approvals: CallApprovals | None = None
+        self._budgets: CallBudgets | None = None
         self._snapshot = Snapshot(0, {}, self._checks)
         self._changed: dict[ServerName, ServerStatus | None] = {}
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
@@ -172,7 +174,17 @@ class Hub:
     @approvals.setter
     def approvals(self, approvals: CallApprovals | None) -> None:
         self._approvals = approvals
-        self._stages = STAGES if approvals is None else HOLDING_STAGES
+        self._stages = stages_of(self)
+
+    @property
+    def budgets(self) -> CallBudgets | None:
+        """Counts calls and refuses those without room; None without budgets, so that calls pay nothing for it."""
+        return self._budgets
+
+    @budgets.setter
+    def budgets(self, budgets: CallBudgets | None) -> None:
+        self._budgets = budgets
+        self._stages = stages_of(self)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class Hub:
 
     def proceed(self, inflight: InFlight) -> None:
         """Continue with a call that a person has allowed, from the stage after the one that held it."""
-        self._run(inflight, STAGES[STAGES.index(validate) + 1 :])
+        self._run(inflight, self._stages[STAGES.index(validate) + 1 :])
         inflight.keep_timeout()
 
     def _run(self, inflight: InFlight, stages: Iterable[Stage]) -> None:
@@ -724,7 +736,20 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     return server_queue.submit(inflight)
 
 
+def charge_and_submit(hub: Hub, inflight: InFlight) -> Fault | None:
+    """`submit`, if the budgets of the operator have room for the call. An answer from the cache costs nothing."""
+    assert hub.budgets is not None
+    return hub.budgets.charge(hub, inflight) or submit(hub, inflight)
+
+
 STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)
 
-HOLDING_STAGES: tuple[Stage, ...] = (find, validate_and_hold, use_cache, submit)
-"""The stages of a hub with rules for approvals."""
+
+def stages_of(hub: Hub) -> tuple[Stage, ...]:
+    """The stages of a hub's calls: with rules for approvals, and with budgets, one of them does more."""
+    return (
+        find,
+        validate if hub.approvals is None else validate_and_hold,
+        use_cache,
+        submit if hub.budgets is None else charge_and_submit,
+    )

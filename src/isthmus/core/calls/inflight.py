@@ -154,8 +154,8 @@ class InFlight:
     The hub's stages set `route`, `name` and `server_queue`; the server's queue sets `link` when it sends the call; the
     link uses `carriage` for its own data (a request id, a connection), which is `EXPENSIVE` before that while the
     arguments are checked in a worker. `name` is the server's own name for the tool. `keep`, if set, receives the
-    outcome to cache it. While its end is being written to the audit log (`is_sealed`), it has ended for its server and
-    not yet for its caller.
+    outcome: to cache it, and for approvals and budgets. While its end is being written to the audit log (`is_sealed`),
+    it has ended for its server and not yet for its caller.
     """
 
     __slots__ = (
@@ -528,6 +528,8 @@ class InFlight:
             if self.carriage is UNWRITTEN:
                 self.server_queue.return_slot(self)
             self.server_queue.call_ended(self, self.outcome)
+        if self.keep is not None:
+            self.keep(self, self.outcome)
 
     def waited(self) -> None:
         """It is sent now, after it waited in its queue. Its timeout starts: the server could not answer before."""
@@ -548,6 +550,8 @@ class InFlight:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
             self.counted_by.leave(self.call.caller.tenant)
+        if self.keep is not None:
+            self.keep(self, self.outcome)
         return True
 
     def fail(self, fault: Fault) -> None:

@@ -26,6 +26,7 @@ from isthmus.core.ports import (
     ApprovalAlreadyDecided,
     ApprovalVerdict,
     AuditReports,
+    BudgetAdmin,
     CaptureOrder,
     CaptureState,
     EndedCall,
@@ -122,6 +123,10 @@ APPROVALS_MAX = 100
 APPROVALS_DEFAULT = 50
 """Approvals of one page. Each has its arguments, which may have 64 KiB."""
 
+BUDGETS_MAX = 500
+BUDGETS_DEFAULT = 100
+"""Counters of one page."""
+
 ACTIVITY_MAX = 500
 ACTIVITY_DEFAULT = 100
 
@@ -172,6 +177,7 @@ class RestParts(msgspec.Struct, frozen=True):
     access: AccessReports | None = None
     audit: AuditReports | None = None
     approvals: ApprovalAdmin | None = None
+    budgets: BudgetAdmin | None = None
 
 
 NO_PARTS = RestParts()
@@ -506,6 +512,20 @@ class RestRequest:
         except OSError as error:
             return refusal("storage_failed", str(error))
         return _unknown_approval(self.argument) if decided is None else msgspec.json.encode(decided)
+
+    async def budgets(self) -> Answer:
+        """Budgets and what was used of them, by this caller or by all."""
+        admin = self._frontend.parts.budgets
+        if admin is None:
+            return _not_offered()
+        given = self.parameter("limit") or str(BUDGETS_DEFAULT)
+        limit = int(given) if given.isdecimal() and len(given) <= NUMBER_LENGTH_MAX else BUDGETS_MAX + 1
+        if limit > BUDGETS_MAX:
+            return refusal("bad_request", f"limit must be a whole number from 0 to {BUDGETS_MAX}, not {given!r}")
+        try:
+            return msgspec.json.encode(admin.list(self.caller, limit=limit, after=self.parameter("cursor") or ""))
+        except ValueError as error:
+            return refusal("bad_request", str(error))
 
     async def configuration(self) -> Answer:
         """The problems of the configuration."""
@@ -1084,6 +1104,7 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "list_definitions": RestRequest.definitions,
     "approve_definition": RestRequest.approve,
     "list_approvals": RestRequest.approvals,
+    "list_budgets": RestRequest.budgets,
     "get_approval": RestRequest.approval,
     "allow_call": RestRequest.allow_call,
     "deny_call": RestRequest.deny_call,

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from isthmus import __version__
+from isthmus.core.access.budget_rules import PERIODS, PERS
 from isthmus.core.ports import AccessBy
 from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
@@ -145,6 +146,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Capture": _open({"capture": _capture_state()}),
         "Approvals": _open({"approvals": _array_of("Approval"), "total": COUNT, "next": NULLABLE_TEXT}),
         "Approval": _approval(),
+        "Budgets": _budgets(),
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
@@ -346,6 +348,39 @@ def _capture_state() -> dict[str, Any]:
         }
     )
     return {"description": "Null if nothing is captured.", "anyOf": [state, {"type": "null"}]}
+
+
+def _budgets() -> dict[str, Any]:
+    names = {"type": "array", "items": TEXT}
+    limits = {"calls": COUNT, "resultBytes": COUNT, "cost": {"type": "number"}}
+    budget = _open(
+        {"name": TEXT, "per": {"enum": list(PERS)}, "period": {"enum": list(PERIODS)}},
+        {
+            **limits,
+            "callers": names,
+            "tenants": names,
+            "sets": names,
+            "tools": names,
+            "costs": OPEN_OBJECT,
+            "refused": {**COUNT, "description": "Calls that it refused since the hub started; for operators."},
+        },
+    )
+    counter = _open(
+        {
+            "budget": TEXT,
+            "subject": {**OPEN_OBJECT, "description": "Whose it is: `caller` and `tenant`, `tenant`, `set` or `tool`."},
+            "began": {"type": "number"},
+            "renewed": {"type": "number", "description": "When it is renewed, in seconds since 1970."},
+            **limits,
+        }
+    )
+    shown = {
+        "budgets": {"type": "array", "items": budget},
+        "counters": {"type": "array", "items": counter},
+        "total": COUNT,
+        "next": NULLABLE_TEXT,
+    }
+    return _open(shown)
 
 
 def _approval() -> dict[str, Any]:

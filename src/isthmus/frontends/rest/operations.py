@@ -16,9 +16,9 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log", "Activity", "CallDetails", "Capture", "Definitions", "Definition", "Configuration", "ServerPreview",
-    "SwitchedServer", "Approvals", "Approval", "Access", "AccessServers", "AccessPreview", "Audit", "AuditVerdict",
-    "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
-    "RelayDevices", "Tasks", "Task", "Sessions", "Document",
+    "SwitchedServer", "Approvals", "Approval", "Budgets", "Access", "AccessServers", "AccessPreview", "Audit",
+    "AuditVerdict", "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer",
+    "RelayTools", "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
 """The schemas of results; the OpenAPI document defines each."""
 
@@ -211,6 +211,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "get_approval", "GET", "/v1/approvals/{id}", "One of them; callers see their own.", "Approval",
     ),
     Operation(
+        "list_budgets", "GET", "/v1/budgets",
+        "Budgets, and what was used of them in the present period; operators see those of all callers.", "Budgets",
+        (LIMIT, CURSOR),
+    ),
+    Operation(
         "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
         "Configuration",
     ),
@@ -313,6 +318,7 @@ TAGS = {
     "cancel": "Tasks and sessions",
     "sessions": "Tasks and sessions",
     "approvals": "Access and audit",
+    "budgets": "Access and audit",
     "access": "Access and audit",
     "audit": "Access and audit",
     "relay": "Relay",

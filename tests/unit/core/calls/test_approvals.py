@@ -113,9 +113,9 @@ async def test_a_hub_without_rules_has_the_stages_that_it_always_had() -> None:
     stage = Stage()
     before = stage.hub._stages
     stage.hub.approvals = Held().approvals
-    assert stage.hub._stages is not before
+    assert stage.hub._stages != before
     stage.hub.approvals = None
-    assert stage.hub._stages is before
+    assert stage.hub._stages == before
 
 
 async def test_a_held_call_is_sent_once_it_is_allowed() -> None:

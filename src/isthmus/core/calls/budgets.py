@@ -1,0 +1,621 @@
+"""Budgets: counts the calls, the bytes of results and the cost of callers, and refuses calls that have no room left.
+
+The hub asks `charge` in its last stage. A call is charged before it is sent, so calls at the same time cannot exceed a
+limit together; if it provably did not run, the charge is returned. The bytes of a result count when the call ends.
+
+    call ──▶ charge ──▶ no room in a budget: fault
+                └─ room in all: counted ──▶ queue of the server ──▶ end: bytes counted, or the charge returned
+
+Counters are in memory and in the journal. A background task writes those that changed, `WRITE_SECONDS` after the first
+change, all together: a call never waits for that. A crash forgets what was counted since the last write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import structlog
+
+from isthmus.core.access.budget_rules import COST_DIGITS, Budget, Per, Period, period_at
+from isthmus.core.access.policy import Labels, Policy, is_of_agent, is_of_label
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.catalog.rules import NO_TOOL_RULES, labels_of
+from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, ServerStatus, Snapshot
+from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, WriteResult
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call, Kind, Outcome, Result
+from isthmus.model.faults import BudgetExceeded, Fault
+from isthmus.model.features import Feature
+from isthmus.model.names import FeatureName, ServerName
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.hub import Hub
+    from isthmus.core.calls.inflight import InFlight
+
+log = structlog.get_logger(__name__)
+
+BUDGET = "budget"
+"""The `Document.kind` of counters."""
+
+OWNER = "budgets"
+STATE = "counted"
+
+WRITE_SECONDS = 0.5
+"""How long changes are gathered before they are written; what a crash may forget, with the time of one write."""
+
+RETRY_SECONDS = 5.0
+"""The pause after a write that failed."""
+
+CLOSE_SECONDS = 5.0
+"""How long closing waits for the last write."""
+
+SWEEP_SECONDS = 600.0
+"""How often counters of periods that are over are removed."""
+
+WRITE_MAX = 500
+"""Counters in one write."""
+
+READ_AT_ONCE = 500
+
+COUNTERS_MAX = 100_000
+"""All counters; beyond it calls that need another one are refused. Only tokens of issuers can have so many callers."""
+
+CACHED_MAX = 20_000
+"""Callers, and tools, whose budgets are cached."""
+
+COUNTED: frozenset[Kind] = frozenset({"tool", "prompt", "resource", "method", "task_result"})
+"""Calls that count. The result of a server's task counts its bytes only: the call that started it was counted."""
+
+Key: TypeAlias = tuple[str, Per, Period, tuple[str, ...]]
+"""Name of the budget, what a counter belongs to, its period, and whose it is."""
+
+Who: TypeAlias = tuple[str, str, str | None]
+"""Tenant, caller and set of a call."""
+
+Limit: TypeAlias = Literal["calls", "result_bytes", "cost"]
+
+_NOUNS: Mapping[Limit, str] = {"calls": "calls", "result_bytes": "bytes of results", "cost": "cost units"}
+
+
+class StoredCounter(msgspec.Struct, frozen=True):
+    """A counter in the journal."""
+
+    budget: str
+    per: Per
+    period: Period
+    subject: tuple[str, ...]
+    began: float
+    calls: int
+    result_bytes: int
+    cost: float
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(StoredCounter).decode
+
+
+class _Counter:
+    """What was counted in the present period of one subject."""
+
+    __slots__ = ("began", "calls", "cost", "ends", "is_changed", "key", "number", "result_bytes", "told", "version")
+
+    def __init__(self, key: Key, number: int, began: float, ends: float) -> None:
+        self.key = key
+        self.number = number
+        self.began = began
+        self.ends = ends
+        self.calls = 0
+        self.result_bytes = 0
+        self.cost = 0.0
+        self.version = 0
+        """Of the stored document; 0 if there is none."""
+        self.is_changed = False
+        self.told = False
+        """Whether the audit log has that it is used up."""
+
+    def renew(self, now: float) -> None:
+        """Begin the period of this moment, if another one is over. A clock that goes back renews nothing."""
+        if now >= self.ends:
+            self.began, self.ends = period_at(self.key[2], now)
+            self.calls = self.result_bytes = 0
+            self.cost = 0.0
+            self.told = False
+
+    def document(self, *, is_over: bool) -> Document:
+        """The next version of its document; one whose period is over is deleted."""
+        body = StoredCounter(*self.key, self.began, self.calls, self.result_bytes, self.cost)
+        text = None if is_over else _encode(body)
+        return Document(BUDGET, OWNER, _id_of(self.key), self.version + 1, self.ends, text, state=STATE)
+
+
+class _Matched(NamedTuple):
+    """Budgets that are about a tool, with what a call of it costs there; and the tool, as counters know it."""
+
+    costs: Mapping[str, float]
+    subject: str
+
+
+class _Charge(NamedTuple):
+    counter: _Counter
+    began: float
+    cost: float
+
+
+class CallBudgets:
+    """The budgets of one hub, in memory and in the journal."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        background: BackgroundTasks,
+        record: Callable[..., None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`record` writes an event into the audit log."""
+        self._journal = journal
+        self._background = background
+        self._record = record
+        self.now = now
+        """The time since 1970: periods begin by the clock on the wall."""
+        self.budgets: tuple[Budget, ...] = ()
+        self.refusals: Counter[str] = Counter()
+        """By budget, since the hub started."""
+        self._counters: dict[Key, _Counter] = {}
+        self._numbers = count(1)
+        self._changed: dict[Key, _Counter] = {}
+        """Counters to be written."""
+        self._has_changes = asyncio.Event()
+        self._writing = asyncio.Lock()
+        """Held during a write: the next one needs the versions that it leaves."""
+        self._is_writer_started = False
+        self._is_failing = False
+        self._about: dict[Who, tuple[Budget, ...]] = {}
+        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _Matched] = {}
+        self._snapshots: dict[Hub, Snapshot] = {}
+
+    def change(self, budgets: Sequence[Budget]) -> None:
+        """Apply other budgets. Counters of those with the same name, `per` and `period` continue."""
+        if tuple(budgets) == self.budgets:
+            return
+        self.budgets = tuple(budgets)
+        self._about.clear()
+        self._matches.clear()
+        if self.budgets and not self._is_writer_started:
+            self._is_writer_started = True
+            self._background.spawn("budgets", self._write_changes())
+
+    async def load(self) -> None:
+        """Read what the last hub counted. Call it before callers are admitted. Raises `OSError`."""
+        now = self.now()
+        while await self._journal.prune(BUDGET, (STATE,), before=now, limit=READ_AT_ONCE) >= READ_AT_ONCE:
+            pass
+        last: Document | None = None
+        while found := await self._journal.all_in(BUDGET, (STATE,), limit=READ_AT_ONCE, after=last):
+            last = found[-1]
+            for document in found:
+                try:
+                    stored = _decode(document.body or b"")
+                except msgspec.MsgspecError as error:  # one that another version wrote must not stop the hub
+                    log.error("a stored counter of a budget cannot be decoded", id=document.id, error=str(error))
+                    continue
+                key = (stored.budget, stored.per, stored.period, stored.subject)
+                counter = self._counters[key] = _Counter(key, next(self._numbers), stored.began, document.at)
+                counter.version = document.version
+                counter.calls, counter.result_bytes, counter.cost = stored.calls, stored.result_bytes, stored.cost
+
+    # -- the stage of a call -------------------------------------------------------------------------------------------
+
+    def charge(self, hub: Hub, inflight: InFlight) -> Fault | None:
+        """Count a call that is about to be sent in every budget that is about it, or return why it has no room."""
+        call = inflight.call
+        who = (call.caller.tenant, call.caller.name, call.set)
+        about = self._about.get(who)
+        if about is None:
+            about = self._find_about(who)
+        if not about or call.kind not in COUNTED:
+            return None
+        matched = self._match(hub, inflight)
+        now = self.now()
+        charges: list[_Charge] = []
+        full: list[tuple[float, BudgetExceeded]] = []
+        for budget in about:
+            cost = matched.costs.get(budget.name)
+            if cost is None:
+                continue
+            counter = self._counter(budget, call, matched.subject, now)
+            if counter is None:
+                self.refusals[budget.name] += 1
+                return _too_many(budget, now)
+            charges.append(_Charge(counter, counter.began, cost))
+            if call.kind != "task_result" and (fault := _check(budget, counter, cost, now)) is not None:
+                full.append((counter.ends, fault))
+                self._refused(budget, counter, call)
+        if full:
+            # The last one to be renewed decides when another try can succeed.
+            return max(full, key=lambda each: (each[1].retry_after is None, each[0]))[1]
+        if not charges:
+            return None
+        if call.kind != "task_result":
+            for counter, _, cost in charges:
+                counter.calls += 1
+                counter.cost = round(counter.cost + cost, COST_DIGITS)
+                self._note(counter)
+        inflight.keep = partial(self._on_end, charges, inflight.keep)
+        return None
+
+    def _find_about(self, who: Who) -> tuple[Budget, ...]:
+        if len(self._about) > CACHED_MAX:
+            self._about.clear()
+        self._about[who] = about = tuple(budget for budget in self.budgets if budget.is_about(*who))
+        return about
+
+    def _match(self, hub: Hub, inflight: InFlight) -> _Matched:
+        snapshot, route, kind = hub.snapshot, inflight.target, inflight.call.kind
+        if self._snapshots.get(hub) is not snapshot or len(self._matches) > CACHED_MAX:
+            self._snapshots[hub] = snapshot
+            self._matches.clear()
+        own = route.own or route.feature
+        # These may reach any tool of their server.
+        is_blind = kind in ("method", "task_result") or inflight.name == CALL_BY_ARGUMENT
+        key = (hub, own.server, inflight.name, own.digest, is_blind)
+        matched = self._matches.get(key)
+        if matched is None:
+            status = snapshot.server_statuses.get(own.server)
+            names = (FeatureName(inflight.name), own.name)
+            found = {
+                budget.name: _cost(budget, own, names, status, is_blind=is_blind)
+                for budget in self.budgets
+                if _covers(budget.tools or ("*",), own, names, status, is_blind=is_blind)
+            }
+            matched = self._matches[key] = _Matched(found, _subject_of(own, status, is_blind=is_blind))
+        return matched
+
+    def _counter(self, budget: Budget, call: Call, tool: str, now: float) -> _Counter | None:
+        """The counter of a call, in its present period; None if there are too many."""
+        subject = _subject(budget.per, call.caller, call.set, tool)
+        key = (budget.name, budget.per, budget.period, subject)
+        counter = self._counters.get(key)
+        if counter is None:
+            if len(self._counters) >= COUNTERS_MAX:
+                return None
+            counter = self._counters[key] = _Counter(key, next(self._numbers), *period_at(budget.period, now))
+        elif now >= counter.ends:
+            counter.renew(now)
+        return counter
+
+    def _on_end(
+        self,
+        charges: Sequence[_Charge],
+        keep: Callable[[InFlight, Outcome], None] | None,
+        inflight: InFlight,
+        outcome: Outcome,
+    ) -> None:
+        """Count the bytes of a result; return the charge of a call that provably did not run."""
+        now = self.now()
+        if isinstance(outcome, Result):
+            size = len(memoryview(outcome.payload))
+            for counter, _, _ in charges:
+                counter.renew(now)
+                counter.result_bytes += size
+                self._note(counter)
+        elif outcome.executed == "no" and inflight.call.kind != "task_result":
+            for counter, began, cost in charges:
+                if counter.began == began:
+                    counter.calls -= 1
+                    counter.cost = round(counter.cost - cost, COST_DIGITS)
+                    self._note(counter)
+        if keep is not None:
+            keep(inflight, outcome)
+
+    def _refused(self, budget: Budget, counter: _Counter, call: Call) -> None:
+        self.refusals[budget.name] += 1
+        if not counter.told:
+            # Once for each counter and period; the record of each call has the reason of its end.
+            counter.told = True
+            facts = {"budget": budget.name, "caller": call.caller.name, "tenant": call.caller.tenant, "tool": call.name}
+            self._record("budget.exceeded", **facts, per=budget.per, renewed=_moment(counter.ends))
+            log.warning("a budget is used up", **facts, per=budget.per, renewed=_moment(counter.ends))
+
+    # -- the journal ---------------------------------------------------------------------------------------------------
+
+    def _note(self, counter: _Counter) -> None:
+        if not counter.is_changed:
+            counter.is_changed = True
+            self._changed[counter.key] = counter
+            self._has_changes.set()
+
+    async def _write_changes(self) -> None:
+        """Write what changed, again and again, and remove counters whose period is over."""
+        loop = asyncio.get_running_loop()
+        swept = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._has_changes.wait()
+            except TimeoutError:
+                pass
+            if loop.time() - swept >= SWEEP_SECONDS:
+                swept, now = loop.time(), self.now()
+                for counter in [each for each in self._counters.values() if each.ends <= now]:
+                    self._note(counter)
+            await asyncio.sleep(WRITE_SECONDS)
+            if not await self.flush():
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def flush(self) -> bool:
+        """Write what has changed until now; False if the journal did not store all of it."""
+        async with self._writing:
+            left = len(self._changed)
+            while left > 0 and self._changed:
+                some = list(islice(self._changed.values(), WRITE_MAX))
+                left -= len(some)
+                if not await self._write(some):
+                    return False
+            if not self._changed:
+                self._has_changes.clear()
+            return True
+
+    async def _write(self, counters: Sequence[_Counter]) -> bool:
+        now = self.now()
+        documents: list[Document] = []
+        for counter in counters:
+            del self._changed[counter.key]
+            counter.is_changed = False
+            if counter.ends > now or counter.version:
+                documents.append(counter.document(is_over=counter.ends <= now))
+        written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        self._journal.write(documents, lambda result: None if written.done() else written.set_result(result))
+        result = await written if documents else "kept"
+        if result == "kept":
+            self._is_failing = False
+            self._stored(counters, documents)
+            return True
+        if not self._is_failing:
+            self._is_failing = True
+            log.error("counters of budgets could not be stored: a crash would forget them", result=result)
+        for counter in counters:
+            self._note(counter)
+            if result != "refused":  # it may be stored, or something else is
+                try:
+                    kept = await self._journal.read(BUDGET, OWNER, _id_of(counter.key))
+                except OSError:
+                    break
+                counter.version = 0 if kept is None else kept.version
+        return False
+
+    def _stored(self, counters: Iterable[_Counter], documents: Iterable[Document]) -> None:
+        """Note the versions of stored counters, and remove those whose period is over."""
+        by_id = {document.id: document for document in documents}
+        for counter in counters:
+            document = by_id.get(_id_of(counter.key))
+            if document is not None:
+                counter.version = 0 if document.body is None else document.version
+            if not counter.version and not counter.is_changed and counter.ends <= self.now():
+                self._counters.pop(counter.key, None)
+
+    async def aclose(self) -> None:
+        """Write what was counted last. Call it after the last call has ended."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.flush()
+        except TimeoutError:
+            log.error("counters of budgets could not be stored before the end")
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    def counts(self) -> Mapping[str, int]:
+        """The number of counters of each configured budget."""
+        found = Counter(key[0] for key in self._counters)
+        return {budget.name: found[budget.name] for budget in self.budgets}
+
+    def list(self, viewer: Caller, *, limit: int, after: str) -> BudgetList:
+        """Budgets and what was counted: all for operators, else those about the viewer, with its own counters.
+
+        Raises:
+            ValueError: there is no such cursor.
+        """
+        if after and not after.isdecimal():
+            raise ValueError("cursor is invalid: use the `next` of a page")
+        if not viewer.is_operator:
+            return self._own(viewer)
+        now, since = self.now(), int(after or 0)
+        known = {(budget.name, budget.per, budget.period): budget for budget in self.budgets}
+        live = [each for each in self._counters.values() if each.key[:3] in known and each.ends > now]
+        page = list(islice((each for each in live if each.number > since), limit + 1))
+        shown = tuple(_count_of(known[each.key[:3]], each, each.key[3]) for each in page[:limit])
+        following = str(page[limit - 1].number) if limit and len(page) > limit else None
+        entries = tuple(_entry_of(each, self.refusals[each.name]) for each in self.budgets)
+        return BudgetList(entries, shown, len(live), following)
+
+    def _own(self, viewer: Caller) -> BudgetList:
+        now = self.now()
+        about = [each for each in self.budgets if each.is_about(viewer.tenant, viewer.name, viewer.grants.set)]
+        shown = []
+        for budget in about:
+            if budget.per in ("tool", "hub") or (budget.per == "set" and viewer.grants.set is None):
+                continue  # what all others use as well is for operators
+            subject = _subject(budget.per, viewer, viewer.grants.set, "")
+            key = (budget.name, budget.per, budget.period, subject)
+            counter = self._counters.get(key)
+            if counter is None or counter.ends <= now:
+                counter = _Counter(key, 0, *period_at(budget.period, now))
+            shown.append(_count_of(budget, counter, subject))
+        entries = tuple(_entry_of(each, None) for each in about)
+        return BudgetList(entries, tuple(shown), len(shown), None)
+
+
+def _id_of(key: Key) -> str:
+    """The `Document.id` of a counter; names may be longer than an id."""
+    return hashlib.sha256(_encode(key)).hexdigest()
+
+
+def _subject(per: Per, caller: Caller, set: str | None, tool: str) -> tuple[str, ...]:
+    """Whose counter it is."""
+    match per:
+        case "caller":
+            return caller.tenant, caller.name
+        case "tenant":
+            return (caller.tenant,)
+        case "set":
+            return (set or "",)
+        case "tool":
+            return (tool,)
+        case "hub":
+            return ()
+
+
+def _subject_of(own: Feature, status: ServerStatus | None, *, is_blind: bool) -> str:
+    """A tool as counters know it. Names that a caller can make up share a counter."""
+    if "#" in own.server:  # a server that a caller named by its address
+        return "#"
+    listed = () if status is None or is_blind else (status.tools, *(each.tools for each in status.variants.values()))
+    is_listed = any(tool.name == own.name for tools in listed for tool in tools)
+    return f"{own.server}.{own.name if is_listed else '*'}"
+
+
+def _covers(
+    patterns: tuple[str, ...],
+    feature: Feature,
+    names: tuple[FeatureName, ...],
+    status: ServerStatus | None,
+    *,
+    is_blind: bool,
+    is_sure: bool = False,
+) -> bool:
+    """Whether patterns are about a call, or may be; as in permissions, what servers claim is believed by neither."""
+    rules = NO_TOOL_RULES if status is None else status.rules
+    policy = Policy(
+        Grants(("*",), patterns),
+        lambda server: None if status is None or server != feature.server else status.agent,
+        lambda _: rules.tags_of_all,
+    )
+    if is_blind:
+        return not policy.may_use_all_of(feature.server)
+    labels = labels_of(feature, rules)
+    if is_sure:
+        labels = Labels(labels.believed, labels.believed)
+    return any(policy.denies(feature.server, name, labels) for name in names)
+
+
+def _cost(
+    budget: Budget,
+    feature: Feature,
+    names: tuple[FeatureName, ...],
+    status: ServerStatus | None,
+    *,
+    is_blind: bool,
+) -> float:
+    """What a call costs: by the most exact pattern, and by the dearest of several.
+
+    What only the server claims about a tool can make it dearer and not cheaper.
+    """
+    found = []
+    for is_sure in (True, False):
+        matching = [
+            (0 if is_blind else _rank(pattern), cost)
+            for pattern, cost in budget.costs
+            if _covers((pattern,), feature, names, status, is_blind=is_blind, is_sure=is_sure)
+        ]
+        found.append(max(matching, default=(0, 1.0))[1])
+    return max(found)
+
+
+def _rank(pattern: str) -> int:
+    """How exact a pattern is: a tool, a server, a group of tools, everything."""
+    if pattern == "*":
+        return 0
+    if is_of_agent(pattern) or is_of_label(pattern):
+        return 1
+    return 2 if pattern.partition(".")[2] in ("", "*") else 3
+
+
+def _check(budget: Budget, counter: _Counter, cost: float, now: float) -> BudgetExceeded | None:
+    """The fault of a call that has no room. Results may be of any size: their budget is used up once it is reached."""
+    full: Limit | None = None
+    if budget.calls is not None and counter.calls >= budget.calls:
+        full = "calls"
+    elif budget.result_bytes is not None and counter.result_bytes >= budget.result_bytes:
+        full = "result_bytes"
+    elif budget.cost is not None and round(counter.cost + cost, COST_DIGITS) > budget.cost:
+        full = "cost"
+    if full is None:
+        return None
+    limit = getattr(budget, full)
+    said = f"{getattr(counter, full):g}" if full == "cost" else str(getattr(counter, full))
+    used = f"{said} of {limit:g}" if full == "cost" else f"{said} of {limit}"
+    wanted = f", and this call costs {cost:g}" if full == "cost" else ""
+    text = f"{used} {_NOUNS[full]} this {budget.period} for {_whose(budget.per, counter.key[3])}{wanted}"
+    is_hopeless = limit == 0 or (full == "cost" and cost > limit)
+    return BudgetExceeded(budget.name, text, _moment(counter.ends), None if is_hopeless else counter.ends - now)
+
+
+def _too_many(budget: Budget, now: float) -> BudgetExceeded:
+    ends = period_at(budget.period, now)[1]
+    text = f"the hub has {COUNTERS_MAX} counters of budgets, and this call needs another one"
+    return BudgetExceeded(budget.name, text, _moment(ends), ends - now)
+
+
+def _whose(per: Per, subject: tuple[str, ...]) -> str:
+    match per:
+        case "caller":
+            return f"the caller {subject[1]}"
+        case "tenant":
+            return f"the tenant {subject[0]}"
+        case "set":
+            return f"the set {subject[0]}" if subject[0] else "calls outside of sets"
+        case "tool":
+            return "this tool"  # the caller may know it by another name
+        case "hub":
+            return "the hub"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _entry_of(budget: Budget, refused: int | None) -> BudgetEntry:
+    """A budget as people see it. Only operators learn whom else it is about, and how often it refused a call."""
+    is_all = refused is not None
+    return BudgetEntry(
+        budget.name,
+        budget.per,
+        budget.period,
+        budget.calls,
+        budget.result_bytes,
+        budget.cost,
+        budget.callers if is_all else None,
+        budget.tenants if is_all else None,
+        budget.sets if is_all else None,
+        budget.tools if is_all else None,
+        dict(budget.costs) if is_all else None,
+        refused,
+    )
+
+
+def _count_of(budget: Budget, counter: _Counter, subject: tuple[str, ...]) -> BudgetCount:
+    names: dict[str, str] = {}
+    match budget.per:
+        case "caller":
+            names = {"tenant": subject[0], "caller": subject[1]}
+        case "tenant" | "set" | "tool":
+            names = {budget.per: subject[0]}
+        case "hub":
+            pass
+    return BudgetCount(
+        budget.name,
+        names,
+        counter.began,
+        counter.ends,
+        counter.calls,
+        counter.result_bytes,
+        counter.cost,
+    )

@@ -1,0 +1,393 @@
+"""Budgets count what is sent, refuse what has no room, and are renewed by the clock on the wall."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.access.approval_rules import ApprovalRule
+from isthmus.core.access.budget_rules import Budget, Period, period_at
+from isthmus.core.audit import Fact
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls import budgets as module
+from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.calls.budgets import BUDGET, CallBudgets
+from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.ports import Document, OnWritten, WriteResult
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call, Result
+from isthmus.model.faults import BudgetExceeded, Lost, NotConnected
+from isthmus.model.features import Tool
+from isthmus.storage.memory import MemoryJournal
+from tests.faults.watching import eventually
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, call, ready, resource, tool
+
+OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)
+ANNA = Caller("anna", "research", Grants(("*",)))
+BERT = Caller("bert", "research", Grants(("*",)))
+EVE = Caller("eve", "sales", Grants(("*",)))
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
+
+
+class StubbornJournal(MemoryJournal):
+    """Answers writes with these results first; one that is `unknown` is written all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[WriteResult] = []
+
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        if not self.results:
+            super().write(documents, done, facts)
+            return
+        result = self.results.pop(0)
+        if result == "unknown":
+            super().write(documents, lambda _: None, facts)
+        asyncio.get_running_loop().call_soon(done, result)
+
+
+class Counted(Stage):
+    """A hub with budgets, and a clock that the test moves. Every call is answered at once."""
+
+    def __init__(self, *budgets: Budget, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
+        super().__init__(*(tools or (tool("read"), tool("write"))))
+        self.time = NOON
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.journal = journal or StubbornJournal()
+        self.budgets = CallBudgets(
+            self.journal, BackgroundTasks(), lambda event, **about: self.told.append((event, about)), lambda: self.time
+        )
+        self.hub.budgets = self.budgets
+        self.budgets.change(budgets)
+        self.link.at_once = lambda inflight: inflight.finish(DONE)
+
+    def call(self, name: str = "files.read", caller: Caller = ANYONE) -> BudgetExceeded | None:
+        """Make a call; the fault of a refused one."""
+        return self.make(call(name, caller=caller))
+
+    def make(self, made: Call) -> BudgetExceeded | None:
+        _, listener = self.start(made)
+        (end,) = listener.ends
+        assert isinstance(end, Result | BudgetExceeded), end
+        return end if isinstance(end, BudgetExceeded) else None
+
+    def used(self, budget: str) -> dict[tuple[str, ...], tuple[int, int, float]]:
+        """What the counters of a budget have, by the names of their subjects."""
+        shown = self.budgets.list(OPERATOR, limit=100, after="").counters
+        own = [each for each in shown if each.budget == budget]
+        return {tuple(each.subject.values()): (each.calls, each.result_bytes, each.cost) for each in own}
+
+
+async def test_a_hub_without_budgets_has_the_stages_that_it_always_had() -> None:
+    stage = Stage()
+    before = stage.hub._stages
+    stage.hub.budgets = Counted().budgets
+    assert stage.hub._stages != before
+    stage.hub.budgets = None
+    assert stage.hub._stages == before
+
+
+async def test_a_refusal_says_which_budget_how_much_is_used_and_when_it_is_renewed() -> None:
+    stage = Counted(Budget("day", calls=2))
+    assert [stage.call(), stage.call()] == [None, None]
+    fault = stage.call()
+    assert fault is not None
+    assert fault.executed == "no"
+    assert fault.retry_after == 12 * 3600
+    assert fault.message == (
+        "The budget day is used up: 2 of 2 calls this day for the caller anyone; it is renewed at"
+        " 2026-11-19T00:00:00Z. The tool did not run"
+    )
+    assert len(stage.link.sent) == 2
+    assert stage.call() is not None
+    assert [event for event, _ in stage.told] == ["budget.exceeded"], "once for each counter and period"
+    assert stage.budgets.refusals == {"day": 2}
+
+
+async def test_it_is_renewed_at_midnight_and_not_before() -> None:
+    stage = Counted(Budget("day", calls=1))
+    stage.call()
+    midnight = NOON + 12 * 3600
+    stage.time = midnight - 0.001
+    assert stage.call() is not None
+    stage.time = midnight
+    assert stage.call() is None
+    assert stage.call() is not None
+    stage.time = midnight - 60  # the clock was set back: nothing is renewed twice
+    assert stage.call() is not None
+
+
+@pytest.mark.parametrize(
+    ("period", "at", "ends"),
+    [
+        ("hour", "2026-11-18T12:59:59", "2026-11-18T13:00:00"),
+        ("day", "2028-02-28T23:00:00", "2028-02-29T00:00:00"),
+        ("month", "2028-02-01T00:00:00", "2028-03-01T00:00:00"),
+        ("month", "2026-12-31T23:59:59", "2027-01-01T00:00:00"),
+    ],
+)
+def test_periods_are_those_of_utc(period: Period, at: str, ends: str) -> None:
+    began, over = period_at(period, datetime.fromisoformat(f"{at}+00:00").timestamp())
+    assert over == datetime.fromisoformat(f"{ends}+00:00").timestamp()
+    assert period_at(period, over)[0] == over
+    assert period_at(period, began) == (began, over)
+
+
+async def test_each_caller_tenant_and_tool_has_its_own_counter_as_the_budget_says() -> None:
+    stage = Counted(
+        Budget("caller", calls=10),
+        Budget("tenant", calls=10, per="tenant"),
+        Budget("tool", calls=10, per="tool", tools=("files.write",)),
+        Budget("hub", calls=10, per="hub"),
+        Budget("sets", calls=10, sets=("some",)),
+    )
+    for name, caller in (("files.read", ANNA), ("files.write", BERT), ("files.write", EVE)):
+        stage.call(name, caller)
+    counts = {each: {who: calls for who, (calls, _, _) in stage.used(each).items()} for each in ("caller", "tenant")}
+    assert counts["caller"] == {("research", "anna"): 1, ("research", "bert"): 1, ("sales", "eve"): 1}
+    assert counts["tenant"] == {("research",): 2, ("sales",): 1}
+    assert stage.used("tool")["files.write",][0] == 2
+    assert stage.used("hub")[()][0] == 3
+    assert stage.used("sets") == {}
+
+
+async def test_one_caller_that_used_its_budget_costs_no_other() -> None:
+    stage = Counted(Budget("anna", calls=0, callers=("anna",)), Budget("sales", calls=1, tenants=("sales",)))
+    fault = stage.call(caller=ANNA)
+    assert fault is not None
+    assert fault.retry_after is None, "it never fits"
+    assert stage.call(caller=BERT) is None
+    assert stage.call(caller=EVE) is None
+    assert stage.call(caller=EVE) is not None
+
+
+async def test_a_call_needs_room_in_every_budget_and_a_refused_one_is_counted_in_none() -> None:
+    stage = Counted(Budget("hour", calls=1, period="hour"), Budget("day", calls=5))
+    stage.call()
+    fault = stage.call()
+    assert fault is not None
+    assert fault.retry_after == 3600
+    assert stage.used("day")["default", "anyone"][0] == 1
+    stage.budgets.change((Budget("hour", calls=1, period="hour"), Budget("day", calls=1)))
+    fault = stage.call()
+    assert fault is not None
+    assert fault.retry_after == 12 * 3600, "the later of the two"
+
+
+@pytest.mark.parametrize(
+    ("name", "hints", "cost"),
+    [
+        ("read", {}, 0.1),
+        ("write", {}, 5.0),
+        ("delete", {"readOnlyHint": True}, 0.1),  # what the server claims makes nothing cheaper
+        ("delete", {"readOnlyHint": False, "destructiveHint": True}, 3.0),
+    ],
+)
+async def test_the_most_exact_pattern_says_what_a_call_costs(name: str, hints: Any, cost: float) -> None:
+    costs = (("*", 0.1), ("files.write", 5.0), ("hint:destructive", 3.0), ("hint:read-only", 0.01), ("tag:none", 9.0))
+    safe = {"readOnlyHint": False, "destructiveHint": False}
+    tools = (tool("read", annotations=safe), tool("write"), tool("delete", annotations=hints))
+    stage = Counted(Budget("units", cost=100, costs=costs), tools=tools)
+    stage.hub.publish(ready(*tools, rules=ToolRules(is_trusted=not hints.get("readOnlyHint", False))))
+    if hints.get("readOnlyHint"):
+        cost = 3.0  # an untrusted server's tool may destroy something
+    for _ in range(3):
+        stage.call(f"files.{name}")
+    assert stage.used("units")["default", "anyone"][2] == round(3 * cost, 6)
+
+
+async def test_a_call_that_costs_more_than_is_left_waits_and_a_cheaper_one_does_not() -> None:
+    stage = Counted(Budget("units", cost=6, costs=(("files.write", 4), ("*", 1))))
+    assert stage.call("files.write") is None
+    fault = stage.call("files.write")
+    assert fault is not None
+    assert "4 of 6 cost units this day for the caller anyone, and this call costs 4" in fault.message
+    assert stage.call("files.read") is None
+
+
+async def test_the_bytes_of_results_count_when_calls_end() -> None:
+    stage = Counted(Budget("bytes", result_bytes=20))
+    payload = msgspec.Raw(b'{"content":["0123456789"]}')
+    stage.link.at_once = lambda inflight: inflight.finish(Result(payload))
+    assert stage.call() is None
+    fault = stage.call()
+    assert fault is not None
+    assert "26 of 20 bytes of results" in fault.message
+
+
+async def test_a_call_that_provably_did_not_run_is_not_counted() -> None:
+    stage = Counted(Budget("day", calls=1))
+    stage.link.at_once = None
+    inflight, _ = stage.start(call())
+    inflight.finish(NotConnected(SERVER, "it is gone"))
+    assert stage.used("day")["default", "anyone"][0] == 0
+    inflight, _ = stage.start(call())
+    inflight.finish(Lost(SERVER, "it broke", executed="unknown"))
+    assert stage.used("day")["default", "anyone"][0] == 1
+    stage.time += 86_400
+    inflight, _ = stage.start(call())
+    stage.time += 86_400
+    stage.start(call())
+    inflight.finish(NotConnected(SERVER, "it is gone"))
+    assert stage.used("day")["default", "anyone"][0] == 1, "what is returned belongs to a day that is over"
+
+
+async def test_a_call_that_is_put_back_or_abandoned_is_not_counted() -> None:
+    stage = Counted(Budget("day", calls=1))
+    stage.link.at_once = None
+    inflight, _ = stage.start(call())
+    inflight.link = None
+    inflight.abandon()
+    assert stage.used("day")["default", "anyone"][0] == 0
+
+
+async def test_calls_at_the_same_time_cannot_exceed_a_limit_together() -> None:
+    stage = Counted(Budget("day", calls=2))
+    stage.link.at_once = None
+    ends = [stage.start(call())[1].ends for _ in range(4)]
+    assert [len(each) for each in ends] == [0, 0, 1, 1]
+
+
+async def test_an_answer_from_the_cache_costs_nothing() -> None:
+    stage = Counted(Budget("day", calls=1))
+    stage.hub.publish(ready(tool("read"), rules=ToolRules(cached=("read",), cache_seconds=60)))
+    assert [stage.call(), stage.call(), stage.call()] == [None, None, None]
+    assert len(stage.link.sent) == 1
+
+
+async def test_resources_count_and_unlisted_names_share_the_counter_of_their_server() -> None:
+    stage = Counted(Budget("each", calls=2, per="tool"))
+    stage.hub.publish(ready(resources=[resource("file:///a"), resource("file:///b")]))
+    stage.make(call("file:///a", kind="resource"))
+    stage.make(call("file:///b", kind="resource"))
+    assert stage.used("each") == {("files.*",): (2, 2 * len(memoryview(DONE.payload)), 2.0)}
+
+
+async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -> None:
+    stage = Counted(Budget("day", calls=0))
+    approvals = CallApprovals(stage.journal, lambda: stage.time, lambda *_, **__: None)
+    approvals.has_operator = True
+    stage.hub.approvals = approvals
+    approvals.change((ApprovalRule("all", ("*",)),))
+    _, listener = stage.start(call())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    (waiting,) = approvals.list(OPERATOR).approvals
+    await approvals.decide(waiting.id, "allow", OPERATOR, "")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert isinstance(listener.fault, BudgetExceeded)
+    stage.budgets.change((Budget("day", calls=1),))
+    assert stage.call() is None, "nobody is asked again"
+
+
+async def test_a_change_keeps_the_counters_of_a_budget_with_the_same_name_per_and_period() -> None:
+    stage = Counted(Budget("a", calls=1), Budget("b", calls=1))
+    stage.call()
+    stage.budgets.change((Budget("a", calls=2), Budget("b", calls=5, period="hour")))
+    assert stage.used("a")["default", "anyone"][0] == 1
+    assert stage.used("b") == {}
+    stage.budgets.change(())
+    stage.budgets.change((Budget("a", calls=1),))
+    assert stage.call() is not None, "a budget that was removed for a moment is not renewed by that"
+
+
+async def test_counters_survive_and_those_of_a_period_that_is_over_do_not() -> None:
+    first = Counted(Budget("hour", calls=9, period="hour"), Budget("day", calls=9, cost=9))
+    first.call()
+    await first.budgets.flush()
+    first.call()
+    assert await first.budgets.flush()
+    second = Counted(*first.budgets.budgets, journal=first.journal)
+    second.time = NOON + 3600
+    await second.budgets.load()
+    assert second.used("hour") == {}
+    assert second.used("day") == first.used("day")
+    second.call()
+    assert await second.budgets.flush()
+    stored = await second.journal.all_in(BUDGET, ("counted",), limit=10)
+    assert [json.loads(each.body or b"")["calls"] for each in stored] == [1, 3]
+
+
+@pytest.mark.parametrize("result", ["refused", "unknown", "conflict"])
+async def test_a_write_that_fails_is_repeated_with_all_that_was_counted(result: WriteResult) -> None:
+    journal = StubbornJournal()
+    stage = Counted(Budget("day", calls=9), journal=journal)
+    stage.call()
+    journal.results = [result]
+    assert not await stage.budgets.flush()
+    stage.call()
+    assert await stage.budgets.flush()
+    (stored,) = await journal.all_in(BUDGET, ("counted",), limit=10)
+    assert json.loads(stored.body or b"")["calls"] == 2
+
+
+async def test_a_stored_counter_that_cannot_be_read_stops_nothing() -> None:
+    journal = MemoryJournal()
+    journal.write([Document(BUDGET, "budgets", "x", 1, NOON * 2, b"[]", state="counted")], lambda _: None)
+    stage = Counted(Budget("day", calls=1), journal=journal)
+    await stage.budgets.load()
+    assert stage.call() is None
+
+
+async def test_the_writer_writes_by_itself_and_removes_counters_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
+    stage = Counted(Budget("day", calls=9))
+
+    async def stored(count: int) -> None:
+        async def is_so() -> bool:
+            return len(await stage.journal.all_in(BUDGET, ("counted",), limit=10)) == count
+
+        await eventually(is_so, f"{count} counters are stored")
+
+    stage.call()
+    await stored(1)
+    stage.time += 86_400
+    await stored(0)
+    await eventually(lambda: stage.budgets.counts() == {"day": 0}, "the counter is removed")
+    assert stage.call() is None
+    await stored(1)
+
+
+async def test_more_counters_than_the_hub_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNTERS_MAX", 1)
+    stage = Counted(Budget("day", calls=9))
+    assert stage.call(caller=ANNA) is None
+    fault = stage.call(caller=BERT)
+    assert fault is not None
+    assert "1 counters of budgets" in fault.message
+    assert stage.call(caller=ANNA) is None
+
+
+async def test_a_caller_sees_its_own_counters_and_operators_all_page_by_page() -> None:
+    stage = Counted(
+        Budget("day", calls=9, callers=("anna", "bert")),
+        Budget("all", calls=9, per="tenant"),
+        Budget("hub", calls=9, per="hub"),
+    )
+    stage.call(caller=ANNA)
+    stage.call(caller=EVE)
+    own = stage.budgets.list(BERT, limit=10, after="")
+    assert [(each.name, each.callers) for each in own.budgets] == [("day", None), ("all", None), ("hub", None)]
+    assert [(each.budget, each.subject, each.calls) for each in own.counters] == [
+        ("day", {"tenant": "research", "caller": "bert"}, 0),
+        ("all", {"tenant": "research"}, 1),
+    ]
+    seen, after = [], ""
+    while True:
+        page = stage.budgets.list(OPERATOR, limit=2, after=after)
+        seen += [each.budget for each in page.counters]
+        if page.next is None:
+            break
+        after = page.next
+    assert seen == ["day", "all", "hub", "all"]
+    assert page.total == 4
+    with pytest.raises(ValueError, match="cursor is invalid"):
+        stage.budgets.list(OPERATOR, limit=2, after="x")
