@@ -32,6 +32,7 @@ from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleets import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.tool_search import SearchTools, ToolSearch
 from isthmus.core.pauses import use_reader
 from isthmus.core.ports import (
@@ -219,6 +220,8 @@ class RunningHub:
         self._change_approvals()
         self.budgets = CallBudgets(self.journal, self.background, self.note)
         self._change_budgets()
+        self.cuts = ResultCuts()
+        self._change_cuts()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
@@ -315,6 +318,22 @@ class RunningHub:
         rules = self.configuration.approvals
         self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
         self.approvals.change(rules)
+
+    def _change_cuts(self) -> None:
+        """Cut large results as the configuration says. Without limits, calls pay nothing for it."""
+        configuration, limits = self.configuration, self.configuration.hub.limits
+        sets = {name: each.max_result_bytes for name, each in configuration.sets.items()}
+        servers = {each.name: each.max_result_bytes for each in configuration.servers}
+        found = ResultLimits(
+            configuration.hub.max_result_bytes,
+            {name: most for name, most in sets.items() if most is not None},
+            {name: most for name, most in servers.items() if most is not None},
+        )
+        own = (caller.max_result_bytes for _, caller in configuration.callers)
+        is_cutting = bool(found.hub or any(found.sets.values()) or any(found.servers.values()) or any(own))
+        self.cuts.change(found, limits)
+        for hub in (self.hub, self.targets.annex):
+            hub.change_cuts(self.cuts, is_cutting=is_cutting)
 
     def _change_budgets(self) -> None:
         """Count calls as the budgets say. Without budgets, calls do not pass them at all."""
@@ -428,6 +447,7 @@ class RunningHub:
         self.targets.change(configuration.targets, self.callers)
         self._change_approvals()
         self._change_budgets()
+        self._change_cuts()
         return difference
 
     def calls(self) -> int:
@@ -465,6 +485,7 @@ class RunningHub:
             self.recent_calls.close()
             self.tool_search.close()
             use_reader(None, instead_of=self.reader)
+            self.cuts.kept.close()
             await self.budgets.aclose()
             await self.background.aclose()
             if self.cassette is not None:

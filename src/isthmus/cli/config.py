@@ -329,6 +329,7 @@ def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Itera
     yield "set", caller.grants.set
     yield "targets", caller.may_name_targets
     yield "operator", caller.is_operator
+    yield "max_result_bytes", caller.max_result_bytes
     yield (
         "frontends",
         {frontend: {"allow": list(held.allow), "deny": list(held.deny)} for frontend, held in caller.frontends},

@@ -19,6 +19,7 @@ from isthmus.config.findings import CodedError, ConfigError, Finding, Place, clo
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.policy import check_pattern, is_of_agent, is_of_label
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
+from isthmus.core.calls.result_cuts import check_result_limit
 from isthmus.identity.keys import KeyTooShort, parse_key
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName, Grants
@@ -45,6 +46,8 @@ CALLER_KEYS: Mapping[str, str] = {
     " server it may call everything.",
     "set": "The only [set](sets.md) that it sees, on every frontend; `allow` and `deny` still apply.",
     "expose": "Which tools it lists, as in `[hub]`; what its set or the hub says if not set.",
+    "max_result_bytes": "Larger results are [cut](budgets.md#large-results), as in `[hub]`; what its set, the server or"
+    " the hub says if not set.",
     "operator": "Whether it sees the state, the logs and the figures of every server, what every caller can reach, and"
     " the audit log over REST, and may restart, enable and disable servers, and forget those of the relay.",
     "frontends": "Restrictions on single frontends. See [Permissions](permissions.md).",
@@ -109,6 +112,19 @@ def exposure(fields: Mapping[str, object]) -> Exposure | None:
         return None
     read: Exposure = values.typed("expose", Exposure, given)
     return read
+
+
+def result_limit(fields: Mapping[str, object]) -> int | None:
+    """Return the longest result of a caller or a set; None if the entry does not say.
+
+    Raises:
+        ValueError: it is too short.
+    """
+    if (given := fields.get("max_result_bytes")) is None:
+        return None
+    limit = values.integer("max_result_bytes", given)
+    check_result_limit(limit)
+    return limit
 
 
 # -- [callers] -----------------------------------------------------------------------------------------------
@@ -180,7 +196,15 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
         _frontend_grants(frontend, given)
         for frontend, given in values.table("frontends", fields.get("frontends", {})).items()
     )
-    caller = Caller(parse_caller_name(name), tenant, grants, may_name, frontends=frontends, is_operator=is_operator)
+    caller = Caller(
+        parse_caller_name(name),
+        tenant,
+        grants,
+        may_name,
+        frontends=frontends,
+        is_operator=is_operator,
+        max_result_bytes=result_limit(fields),
+    )
     return _CallerEntry(digests, tenants.bound(caller), _expiry(fields.get("expires")))
 
 

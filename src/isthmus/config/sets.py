@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from isthmus.config import codes, values
-from isthmus.config.callers import CALLERS, ISSUERS, SETS, exposure, patterns
+from isthmus.config.callers import CALLERS, ISSUERS, SETS, exposure, patterns, result_limit
 from isthmus.config.entry_conversion import json_table
 from isthmus.config.files import Document
 from isthmus.config.findings import Finding, Place, closest_match
@@ -33,6 +33,8 @@ SET_KEYS: Mapping[str, str] = {
     "description_max": "Longest description of a tool, in characters; longer ones are cut at the end of a sentence."
     " 20 or more.",
     "expose": "Which tools the set lists, as in `[hub]`; the hub's `expose` if not set.",
+    "max_result_bytes": "Larger results are [cut](budgets.md#large-results), as in `[hub]`; what the server or the hub"
+    " says if not set.",
     TOOL: 'Changes of single tools: `[sets.NAME.tool."server.tool"]`, with the keys below.',
 }
 """The keys of `[sets.NAME]`, with their sentence in the reference."""
@@ -139,6 +141,7 @@ def _read_set(name: str, entry: object, variables: Variables, servers: Collectio
     if "description_max" in fields:
         given["description_max"] = values.integer("description_max", fields["description_max"])
     given["expose"] = exposure(fields)
+    given["max_result_bytes"] = result_limit(fields)
     tools = values.table(TOOL, fields.get(TOOL, {}))
     with values.below(TOOL):
         given[TOOL] = {tool: _read_tool(tool, table, variables) for tool, table in tools.items()}

@@ -21,6 +21,7 @@ from isthmus.config.findings import Finding
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.access.budget_rules import Budget
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
+from isthmus.core.calls.result_cuts import check_result_limit
 from isthmus.core.catalog.fleets import FleetSettings
 from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.catalog.sets import SetSettings
@@ -64,6 +65,8 @@ class HubSettings:
     names: NameStyle = "canonical"
     expose: Exposure = "all"
     """Which tools lists have: those of servers, or tools of the hub that find and call them."""
+    max_result_bytes: int = 0
+    """Larger results are cut; 0 for no limit."""
     pin: Pinning = "warn"
     """What happens to a tool whose definition changes."""
     open_programs: OpenPrograms = "warn"
@@ -108,6 +111,7 @@ class HubSettings:
         ):
             if (value := getattr(self, key)) not in known:
                 raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")
+        check_result_limit(self.max_result_bytes)
         if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
             raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
         if self.cassette is not None and (not self.cassette.strip() or "\0" in self.cassette):

@@ -104,6 +104,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "expose": "Which tools callers list: `all`, or with `search` only two that find and call the others, see"
             " [Tool search](search.md); or with `code` those that find them and run scripts, see"
             " [Code mode](code-mode.md).",
+            "max_result_bytes": "Larger results of tools are [cut](budgets.md#large-results); 0 for no limit, else 2048"
+            " or more. A caller, a set or a server may have its own.",
             "hosts": "`Host` headers to accept beside the hub's own. On loopback only its own are accepted; elsewhere"
             " all are, unless this key is set.",
             "origins": "Origins of web pages that may call. See [Web pages](concepts.md#web-pages).",
@@ -161,6 +163,10 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " responses over HTTP that a caller with a key has not read."
             " More requests get 429 and `too_many_bytes` (`executed: no`).",
             "tenant_bytes": "The same for all callers of a tenant together.",
+            "kept_result_seconds": "How long the whole of a result that was cut stays readable. See"
+            " [Large results](budgets.md#large-results).",
+            "caller_kept_bytes": "Bytes of such results of one caller that are kept; the oldest are dropped.",
+            "kept_bytes": "The same for all callers together.",
             "tools_per_server": "Entries of each list of a server.",
             "depth": "How deep JSON may nest.",
             "request_bytes": "A request of a caller, which may also have at most 100,000 JSON values.",

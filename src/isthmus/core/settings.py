@@ -59,6 +59,12 @@ class Limits:
     """How many bytes of long requests and unread responses of one caller may be in the whole hub."""
     tenant_bytes: int = 256 * MIB
     """The same for all callers of a tenant together."""
+    kept_result_seconds: float = 3600.0
+    """How long the whole of a result that was cut stays readable."""
+    caller_kept_bytes: int = 64 * MIB
+    """How many bytes of such results of one caller are kept; the oldest are dropped."""
+    kept_bytes: int = 256 * MIB
+    """The same for all callers; the oldest of the caller with the most bytes are dropped."""
     tools_per_server: int = 1000
     depth: int = 64
     """The nesting depth of JSON."""

@@ -97,6 +97,9 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     """A digest of what its token may do elsewhere, where tokens are exchanged: a token with fewer rights must not be
     served with what another token of the same caller was exchanged for."""
 
+    max_result_bytes: int | None = None
+    """Larger results are cut; 0 for no limit, None for what its set, the server or the hub says."""
+
     def on(self, frontend: FrontendName) -> Caller:
         """The caller as it comes by a frontend: with the same identity, and with what that frontend allows."""
         return _on(self, frontend) if self.frontends else self

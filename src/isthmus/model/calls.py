@@ -159,7 +159,8 @@ class Call(msgspec.Struct, frozen=True):
     comes_back: bool = False
     """The caller accepts a question as the result and answers it with another call."""
     frontend: str = msgspec.field(default="", name="face")
-    """The frontend, for the audit log only; it decides nothing. Stored as `face`."""
+    """The frontend, for the audit log, and for results that are cut: some clients check what is left. Stored as `face`.
+    """
     timeout: float | None = None
     lasts: bool = False
     """It belongs to a task: no caller waits on a connection, so it may take as long as `hard_seconds`."""
@@ -192,6 +193,9 @@ class Call(msgspec.Struct, frozen=True):
 
     fleet: str = ""
     """The fleet that makes it at one of its members; for the audit log."""
+
+    knows_links: bool = True
+    """Whether the caller's protocol version has resource links; MCP has them since 2025-06-18."""
 
     @property
     def set(self) -> str | None:

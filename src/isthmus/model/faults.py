@@ -257,8 +257,8 @@ class UnknownResource(CallerFault):
 
     reason = "unknown_resource"
 
-    def __init__(self, uri: str, candidates: tuple[str, ...] = ()) -> None:
-        meant = f"; it could be {' or '.join(candidates)}" if candidates else ""
+    def __init__(self, uri: str, candidates: tuple[str, ...] = (), why: str = "") -> None:
+        meant = f"; it could be {' or '.join(candidates)}" if candidates else f"; {why}" if why else ""
         super().__init__(f"Resource not found: {uri}{meant}")
         self.uri = uri
 

@@ -62,6 +62,8 @@ class ReplayLink(BaseLink):
 
     carrier = "cassette"
     takes_methods = True
+    is_cacheable = False
+    """A replaying hub caches nothing: every recorded call comes here."""
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits, player: Player) -> None:
         super().__init__(server, me, limits)
@@ -105,8 +107,6 @@ class ReplayLink(BaseLink):
         call = inflight.call
         extra = Raw(msgspec.json.encode(call.extra)) if call.extra else ABSENT
         found = self._player.find(GivenCall(self.server, call.kind, inflight.name, call.arguments, extra))
-        # A replaying hub caches nothing: every recorded call comes here.
-        inflight.keep = None
         if isinstance(found, str):
             inflight.finish(NotRecorded(self.server, found))
             return

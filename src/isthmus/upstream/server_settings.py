@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import urlsplit
 
+from isthmus.core.calls.result_cuts import check_result_limit
 from isthmus.core.cassette import Player
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
@@ -422,6 +423,16 @@ class ServerSettings:
             "Calls that may wait for a free slot.", at_least=0, limit="max_queued", keeps_links=True, is_noticed=True
         ),
     )
+    max_result_bytes: int | None = field(
+        default=None,
+        metadata=_key(
+            "Larger results of its tools are [cut](budgets.md#large-results), as in `[hub]`; what the hub says if not"
+            " set.",
+            at_least=0,
+            keeps_links=True,
+            is_noticed=True,
+        ),
+    )
     disabled: bool = field(
         default=False, metadata=_key("Switches the server off.", in_clients=True, aliases=("enabled",))
     )
@@ -473,6 +484,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for key, value in declared_values(self):
             key.check(value)
+        check_result_limit(self.max_result_bytes)
 
     def redact(self, text: str) -> str:
         """Return `text` with this server's secrets replaced by `***`."""

@@ -569,13 +569,12 @@ class CallApprovals:
         """Learn how an allowed call ends. Later, because the stages set what is called at its end."""
         keep = inflight.keep
 
-        def on_end(inflight: InFlight, outcome: Outcome) -> None:
+        def on_end(inflight: InFlight, outcome: Outcome) -> Outcome | None:
             if isinstance(outcome, Fault) and outcome.executed == "no":
                 self.not_sent(inflight)
             elif isinstance(outcome, Result) and outcome.asked_by is not None:
                 self._credit(inflight, self._now() + QUESTION_SECONDS, needs_answers=True)
-            if keep is not None:
-                keep(inflight, outcome)
+            return outcome if keep is None else keep(inflight, outcome)
 
         if inflight.outcome is None:
             inflight.keep = on_end

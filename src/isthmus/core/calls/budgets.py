@@ -39,7 +39,7 @@ from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
-    from isthmus.core.calls.inflight import InFlight
+    from isthmus.core.calls.inflight import InFlight, Keep
 
 log = structlog.get_logger(__name__)
 
@@ -295,10 +295,10 @@ class CallBudgets:
     def _on_end(
         self,
         charges: Sequence[_Charge],
-        keep: Callable[[InFlight, Outcome], None] | None,
+        keep: Keep | None,
         inflight: InFlight,
         outcome: Outcome,
-    ) -> None:
+    ) -> Outcome | None:
         """Count the bytes of a result; return the charge of a call that provably did not run."""
         now = self.now()
         if isinstance(outcome, Result):
@@ -313,8 +313,7 @@ class CallBudgets:
                     counter.calls -= 1
                     counter.cost = round(counter.cost - cost, COST_DIGITS)
                     self._note(counter)
-        if keep is not None:
-            keep(inflight, outcome)
+        return outcome if keep is None else keep(inflight, outcome)
 
     def _refused(self, budget: Budget, counter: _Counter, call: Call) -> None:
         self.refusals[budget.name] += 1

@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # they start calls
     from isthmus.core.calls.approvals import CallApprovals
     from isthmus.core.calls.budgets import CallBudgets
     from isthmus.core.calls.fleets import Fleets
+    from isthmus.core.calls.result_cuts import ResultCuts
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +131,9 @@ class Hub:
         self._stages = STAGES
         self._approvals: CallApprovals | None = None
         self._budgets: CallBudgets | None = None
+        self.cuts: ResultCuts | None = None
+        """Cuts large results, and has those that were cut; see `change_cuts`."""
+        self.is_cutting = False
         self._snapshot = Snapshot(0, {}, self._checks)
         self._changed: dict[ServerName, ServerStatus | None] = {}
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
@@ -185,6 +189,14 @@ class Hub:
     def budgets(self, budgets: CallBudgets | None) -> None:
         self._budgets = budgets
         self._stages = stages_of(self)
+
+    def change_cuts(self, cuts: ResultCuts, *, is_cutting: bool) -> None:
+        """Cut large results from now on, or no longer; those that were cut stay readable."""
+        if is_cutting or self.cuts is not None:
+            self.cuts = cuts
+        if is_cutting != self.is_cutting:
+            self.is_cutting = is_cutting
+            self._stages = stages_of(self)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -283,10 +295,12 @@ class Hub:
             self._loop.call_later(max(waits.values()), again.start)
         return bool(waits)
 
-    def cache_result(self, changes: int, inflight: InFlight, outcome: Outcome) -> None:
+    def cache_result(self, changes: int, inflight: InFlight, outcome: Outcome) -> Outcome:
         """Cache how a call ended, if that is allowed and its server is still the same; see `ResultCache.keep`."""
-        if inflight.server_queue is self.server_queues.get(inflight.target.feature.server):
+        is_same = inflight.server_queue is self.server_queues.get(inflight.target.feature.server)
+        if is_same and getattr(inflight.link, "is_cacheable", True):
             self.result_cache.keep(inflight, outcome, inflight.target.keep_seconds, self.now(), changes)
+        return outcome
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
@@ -526,8 +540,9 @@ class Hub:
     # -- shutting down -------------------------------------------------------------------------------------------------
 
     def running(self) -> int:
-        """Calls that are running, queued, or waiting for the audit log."""
+        """Calls that are running or queued, wait for the audit log, or have a result that is being cut."""
         waiting = 0 if self.audit_gate is None else self.audit_gate.waiting
+        waiting += 0 if self.cuts is None else self.cuts.cutting
         return waiting + sum(
             server_queue.running + server_queue.queued
             for server_queue in (*self.server_queues.values(), *self._leaving)
@@ -601,6 +616,8 @@ def find(hub: Hub, inflight: InFlight) -> Outcome | Held | None:
         inflight.route = route
         inflight.name = route.feature.name
         return None
+    if hub.cuts is not None and call.kind == "resource" and call.name.startswith(hub.cuts.URI):
+        return hub.cuts.read(hub, inflight) or HELD
     view = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
     found = view.find(call.kind, call.name)
     if found is None:
@@ -630,6 +647,8 @@ def _start_virtual(hub: Hub, inflight: InFlight, route: VirtualRoute) -> Outcome
             return BadArguments(call.name, detail)
         longest = hub.limits.hard_seconds
         inflight.limit(longest if call.timeout is None else min(call.timeout, longest), hub.deadlines)
+        if hub.is_cutting and hub.cuts is not None:
+            hub.cuts.watch(inflight)
         virtual.start(inflight)
         return HELD
     inflight.call = redirected
@@ -704,6 +723,14 @@ def use_cache(hub: Hub, inflight: InFlight) -> Outcome | None:
     return cached
 
 
+def use_cache_and_cut(hub: Hub, inflight: InFlight) -> Outcome | None:
+    """`use_cache`, and have a large result cut, cached or not. The cache has the whole."""
+    cached = use_cache(hub, inflight)
+    assert hub.cuts is not None
+    hub.cuts.watch(inflight)
+    return cached
+
+
 def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     """Start the clock and submit the call to its server's queue, which sends, queues or refuses it.
 
@@ -746,10 +773,10 @@ STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)
 
 
 def stages_of(hub: Hub) -> tuple[Stage, ...]:
-    """The stages of a hub's calls: with rules for approvals, and with budgets, one of them does more."""
+    """The stages of a hub's calls: approvals, limits of results and budgets each give one of them more to do."""
     return (
         find,
         validate if hub.approvals is None else validate_and_hold,
-        use_cache,
+        use_cache_and_cut if hub.is_cutting else use_cache,
         submit if hub.budgets is None else charge_and_submit,
     )

@@ -113,6 +113,10 @@ class Deadlines:
         self._timer = self._loop.call_later(TICK_SECONDS, self._turn) if self._buckets else None
 
 
+Keep: TypeAlias = "Callable[[InFlight, Outcome], Outcome | None]"
+"""Receives how a call ended and returns what the caller gets; None if that takes a moment, and `deliver` is called
+again."""
+
 UNWRITTEN = object()
 """The `carriage` of a call that has a slot, and is sent once its exchange has stored that it may be sent."""
 
@@ -154,8 +158,8 @@ class InFlight:
     The hub's stages set `route`, `name` and `server_queue`; the server's queue sets `link` when it sends the call; the
     link uses `carriage` for its own data (a request id, a connection), which is `EXPENSIVE` before that while the
     arguments are checked in a worker. `name` is the server's own name for the tool. `keep`, if set, receives the
-    outcome: to cache it, and for approvals and budgets. While its end is being written to the audit log (`is_sealed`),
-    it has ended for its server and not yet for its caller.
+    outcome, once: to cache it, for approvals and budgets, and to cut large results. While its end is being written to
+    the audit log (`is_sealed`), it has ended for its server and not yet for its caller.
     """
 
     __slots__ = (
@@ -204,7 +208,7 @@ class InFlight:
         self.exchange = exchange
         self.route: Route | None = None
         self.name = call.name
-        self.keep: Callable[[InFlight, Outcome], None] | None = None
+        self.keep: Keep | None = None
         self.server_queue: ServerQueue | None = None
         self.link: Link | None = None
         self.carriage: object = None
@@ -493,7 +497,11 @@ class InFlight:
         """Send the outcome to the caller. With an audit gate, that calls it once the log has the outcome or cannot."""
         self.outcome = outcome
         if self.keep is not None:
-            self.keep(self, outcome)
+            keep, self.keep = self.keep, None
+            shown = keep(self, outcome)
+            if shown is None:
+                return
+            self.outcome = outcome = shown
         if self.questions:
             # Before the caller receives the end: afterwards it may have no stream to retract them.
             questions, self.questions = self.questions, ()
@@ -528,8 +536,7 @@ class InFlight:
             if self.carriage is UNWRITTEN:
                 self.server_queue.return_slot(self)
             self.server_queue.call_ended(self, self.outcome)
-        if self.keep is not None:
-            self.keep(self, self.outcome)
+        self._drop_keep(self.outcome)
 
     def waited(self) -> None:
         """It is sent now, after it waited in its queue. Its timeout starts: the server could not answer before."""
@@ -550,9 +557,14 @@ class InFlight:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
             self.counted_by.leave(self.call.caller.tenant)
-        if self.keep is not None:
-            self.keep(self, self.outcome)
+        self._drop_keep(self.outcome)
         return True
+
+    def _drop_keep(self, outcome: Outcome) -> None:
+        """Tell `keep` that the call was not sent."""
+        if self.keep is not None:
+            keep, self.keep = self.keep, None
+            keep(self, outcome)
 
     def fail(self, fault: Fault) -> None:
         """End the call with a fault; a call that was sent and asked something may have run, whatever came after."""

@@ -68,6 +68,8 @@ class SetSettings:
     """Changes by tool, named `server.tool`."""
     expose: Exposure | None = None
     """Which tools its lists have; None for what the hub says."""
+    max_result_bytes: int | None = None
+    """Larger results are cut; None for what the server or the hub says."""
     variants: dict[tuple[str, bytes, tuple[str, ...]], SetVariant | str] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )

@@ -297,6 +297,8 @@ class DuplexSession:
         if isinstance(read, JsonRpcReply):
             return self._reply(read)
         call, token = read
+        if self._hub.is_cutting and era == "legacy" and self.version in legacy.LINKLESS:
+            call = msgspec.structs.replace(call, knows_links=False)
         if call.client_caps or (call.extra and needs_session(call)):
             call = msgspec.structs.replace(call, session=session, shares_link=shares_link)
         id = bytes(request.id)

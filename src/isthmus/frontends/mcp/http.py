@@ -664,6 +664,8 @@ class McpHttpRequest:
         call, token = read
         if PARENT_HEADER in self._headers:
             call = with_http_context(call, self._headers[PARENT_HEADER], self._headers.get(STATE_HEADER))
+        if self._methods.hub.is_cutting and session is not None and session.version in legacy.LINKLESS:
+            call = msgspec.structs.replace(call, knows_links=False)
         if session is not None and (call.client_caps or (call.extra and needs_session(call))):
             call = msgspec.structs.replace(call, session=session.id)
         loop = self._frontend.loop

@@ -449,11 +449,10 @@ class ModernClientInput:
         used: MutableMapping[str, float] = self._used.get(owner_of(call), {})
         keep = inflight.keep
 
-        def release_if_unsent(inflight: InFlight, outcome: Outcome) -> None:
+        def release_if_unsent(inflight: InFlight, outcome: Outcome) -> Outcome | None:
             if isinstance(outcome, Fault) and outcome.executed == "no":
                 used.pop(state.number, None)
-            if keep is not None:
-                keep(inflight, outcome)
+            return outcome if keep is None else keep(inflight, outcome)
 
         if inflight.outcome is not None:
             release_if_unsent(inflight, inflight.outcome)

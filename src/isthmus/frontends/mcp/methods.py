@@ -73,6 +73,9 @@ from isthmus.wire.mcp.tasks import (
 INITIALIZE_SECONDS = 2.0
 """How long `initialize` waits for starting servers; most local ones are ready by then."""
 
+KEPT_RESULTS: frozenset[Ability] = frozenset({"resources"})
+"""What clients need to read the whole of results that were cut."""
+
 LISTS: frozenset[Ability] = frozenset({"tools", "prompts", "resources"})
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
@@ -178,7 +181,8 @@ class McpMethods:
         about which nothing is known, all lists are announced.
         """
         view = await self.hub.view_for(caller, surface, client_caps, within=INITIALIZE_SECONDS)
-        return view, view.claimed | LISTS if self.hub.awaits(view.servers) else view.claimed
+        claimed = view.claimed | KEPT_RESULTS if self.hub.is_cutting else view.claimed
+        return view, claimed | LISTS if self.hub.awaits(view.servers) else claimed
 
     def _enabled_tasks(self) -> HubTasks | None:
         """The hub tasks, if the operator wants them."""

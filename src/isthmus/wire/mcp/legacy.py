@@ -24,6 +24,8 @@ from isthmus.wire.mcp.messages import (
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 LATEST = VERSIONS[-1]
+LINKLESS = frozenset(VERSIONS[:2])
+"""Versions without resource links: their clients reject a result that has one."""
 SESSION_HEADER = "mcp-session-id"
 EVENT_HEADER = "last-event-id"
 
