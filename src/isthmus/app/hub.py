@@ -217,11 +217,8 @@ class RunningHub:
             self.background.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
         self.approvals = CallApprovals(self.journal, time.time, self.note)
-        self._change_approvals()
-        self.budgets = CallBudgets(self.journal, self.background, self.note)
-        self._change_budgets()
-        self.cuts = ResultCuts()
-        self._change_cuts()
+        self.budgets, self.cuts = CallBudgets(self.journal, self.background, self.note), ResultCuts()
+        self._change_rules()
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
@@ -313,14 +310,16 @@ class RunningHub:
                 if place.path not in known:
                     yield place.finding(note.text, code=code)
 
-    def _change_approvals(self) -> None:
-        """Hold calls as the rules say. Without rules, calls do not pass the approvals at all."""
-        rules = self.configuration.approvals
+    def _change_rules(self) -> None:
+        """Hold, count and cut as the configuration says. Calls do not pass what has no rules at all."""
+        rules, budgets = self.configuration.approvals, self.configuration.budgets
         self.hub.approvals = self.targets.annex.approvals = self.approvals if rules else None
         self.approvals.change(rules)
+        self.hub.budgets = self.targets.annex.budgets = self.budgets if budgets else None
+        self.budgets.change(budgets)
+        self._change_cuts()
 
     def _change_cuts(self) -> None:
-        """Cut large results as the configuration says. Without limits, calls pay nothing for it."""
         configuration, limits = self.configuration, self.configuration.hub.limits
         sets = {name: each.max_result_bytes for name, each in configuration.sets.items()}
         servers = {each.name: each.max_result_bytes for each in configuration.servers}
@@ -334,12 +333,6 @@ class RunningHub:
         self.cuts.change(found, limits)
         for hub in (self.hub, self.targets.annex):
             hub.change_cuts(self.cuts, is_cutting=is_cutting)
-
-    def _change_budgets(self) -> None:
-        """Count calls as the budgets say. Without budgets, calls do not pass them at all."""
-        budgets = self.configuration.budgets
-        self.hub.budgets = self.targets.annex.budgets = self.budgets if budgets else None
-        self.budgets.change(budgets)
 
     def required_servers(self) -> frozenset[ServerName]:
         """The servers without which the hub is not ready."""
@@ -445,9 +438,7 @@ class RunningHub:
         if self.pins is not None:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)
-        self._change_approvals()
-        self._change_budgets()
-        self._change_cuts()
+        self._change_rules()
         return difference
 
     def calls(self) -> int:

@@ -112,7 +112,8 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ),
         (
             {**GOOD, "denny": ["*"]},
-            " must have only key, expires, allow, deny, tenant, targets, set, expose, operator, frontends, not 'denny'",
+            " must have only key, expires, allow, deny, tenant, targets, set, expose, max_result_bytes,"
+            " operator, frontends, not 'denny'",
         ),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),

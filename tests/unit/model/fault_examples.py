@@ -9,7 +9,14 @@ from isthmus.model.names import ServerName
 
 SERVER = ServerName("files")
 
-_ARGUMENTS = {"str": "some text", "int": 7, "float": 2.5, "ServerName": SERVER, "Executed": "unknown"}
+_ARGUMENTS = {
+    "str": "some text",
+    "int": 7,
+    "float": 2.5,
+    "float | None": 2.5,
+    "ServerName": SERVER,
+    "Executed": "unknown",
+}
 """A value for each type that a fault is made from."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -298,10 +299,10 @@ def test_json_is_written_as_a_text_in_slices_between_characters(monkeypatch: pyt
     payload = json.dumps({"content": [], "structuredContent": {"é€😀": '\n"x'}}, ensure_ascii=False).encode()
     split = split_result(payload)
     kept = module._Kept(("t", "a"), Raw(payload), split, 0.0, len(payload))
-    passes = contents_passes(f"{URI}x", kept)
-    try:
-        while True:
-            next(passes)
-    except StopIteration as done:
-        (content,) = json.loads(bytes(done.value))["contents"]
+
+    def contents() -> Iterator[Raw]:
+        yield (yield from contents_passes(f"{URI}x", kept))  # type: ignore[misc]
+
+    (*_, payload) = contents()
+    (content,) = json.loads(bytes(payload))["contents"]
     assert content["text"] == json.dumps({"é€😀": '\n"x'}, ensure_ascii=False)
