@@ -64,8 +64,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),
         "approvals": ("approvals.approvals", "Decide about calls that wait for a person."),
-        "budgets": ("budgets.budgets", "Print how much of each budget is used."),
         "audit": ("audit.audit", "Verify, tail or export the audit log."),
+        "budgets": ("budgets.budgets", "Print how much of each budget is used."),
         "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
     },
 }

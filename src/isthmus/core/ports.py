@@ -925,7 +925,7 @@ class BudgetList(msgspec.Struct, frozen=True):
     budgets: tuple[BudgetEntry, ...]
     counters: tuple[BudgetCount, ...]
     total: int
-    """The number of counters on all pages."""
+    """The number of counters, with those whose period has just ended."""
     next: str | None
 
 

@@ -61,6 +61,9 @@ CLOSE_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
 """How often counters of periods that are over are removed."""
 
+SWEEP_MAX = 10_000
+"""Counters that are marked as over in one turn of the event loop."""
+
 WRITE_MAX = 500
 """Counters in one write."""
 
@@ -344,8 +347,11 @@ class CallBudgets:
                 pass
             if loop.time() - swept >= SWEEP_SECONDS:
                 swept, now = loop.time(), self.now()
-                for counter in [each for each in self._counters.values() if each.ends <= now]:
+                over = [each for each in self._counters.values() if each.ends <= now]
+                for at, counter in enumerate(over, 1):
                     self._note(counter)
+                    if not at % SWEEP_MAX:
+                        await asyncio.sleep(0)
             await asyncio.sleep(WRITE_SECONDS)
             if not await self.flush():
                 await asyncio.sleep(RETRY_SECONDS)
@@ -428,12 +434,13 @@ class CallBudgets:
             return self._own(viewer)
         now, since = self.now(), int(after or 0)
         known = {(budget.name, budget.per, budget.period): budget for budget in self.budgets}
-        live = [each for each in self._counters.values() if each.key[:3] in known and each.ends > now]
-        page = list(islice((each for each in live if each.number > since), limit + 1))
+        later = (each for each in self._counters.values() if each.number > since)
+        live = (each for each in later if each.ends > now and each.key[:3] in known)
+        page = list(islice(live, limit + 1))
         shown = tuple(_count_of(known[each.key[:3]], each, each.key[3]) for each in page[:limit])
         following = str(page[limit - 1].number) if limit and len(page) > limit else None
         entries = tuple(_entry_of(each, self.refusals[each.name]) for each in self.budgets)
-        return BudgetList(entries, shown, len(live), following)
+        return BudgetList(entries, shown, sum(self.counts().values()), following)
 
     def _own(self, viewer: Caller) -> BudgetList:
         now = self.now()
