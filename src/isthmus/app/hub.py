@@ -198,15 +198,7 @@ class RunningHub:
             self.tasks.storage_quota.share_of = self.journal.share_of
         state = Path(configuration.hub.state)
         self.hub.add_virtual_tools("code", SearchTools(self.tool_search))
-        self._hub_tasks = HubTasks(
-            self.hub,
-            self.tasks,
-            self.journal,
-            self.background,
-            lambda: self.configuration.tasks,
-            lambda: self.configuration.a2a.keep,
-            time.time,
-        )
+        self._hub_tasks = self._make_hub_tasks()
         self.scripts = open_scripts(
             self.hub, self.tasks, self._hub_tasks, self.background, configuration.code, self.journal, state
         )
@@ -233,6 +225,17 @@ class RunningHub:
         hub.change_exposure(configuration.hub.expose)
         hub.validation = ValidationWorker(self.background, environment)
         return hub
+
+    def _make_hub_tasks(self) -> HubTasks:
+        return HubTasks(
+            self.hub,
+            self.tasks,
+            self.journal,
+            self.background,
+            lambda: self.configuration.tasks,
+            lambda: self.configuration.a2a.keep,
+            time.time,
+        )
 
     def _carrier_of(self, server: ServerName) -> str | None:
         server_status = self.hub.snapshot.server_statuses.get(server)

@@ -34,7 +34,7 @@ from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, J
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Kind, Outcome, Result
 from isthmus.model.faults import BudgetExceeded, Fault
-from isthmus.model.features import Feature
+from isthmus.model.features import Feature, Tool
 from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class CallBudgets:
         self._is_writer_started = False
         self._is_failing = False
         self._about: dict[Who, tuple[Budget, ...]] = {}
-        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _Matched] = {}
+        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool, ServerName], _Matched] = {}
         self._snapshots: dict[Hub, Snapshot] = {}
 
     def change(self, budgets: Sequence[Budget]) -> None:
@@ -226,6 +226,8 @@ class CallBudgets:
             about = self._find_about(who)
         if not about or call.kind not in COUNTED:
             return None
+        if hub.fleets is not None and inflight.target.feature.server in hub.fleets:
+            return None  # the calls of its members count
         matched = self._match(hub, inflight)
         now = self.now()
         charges: list[_Charge] = []
@@ -269,16 +271,20 @@ class CallBudgets:
         own = route.own or route.feature
         # These may reach any tool of their server.
         is_blind = kind in ("method", "task_result") or inflight.name == CALL_BY_ARGUMENT
-        key = (hub, own.server, inflight.name, own.digest, is_blind)
+        fleet = ServerName(inflight.call.fleet)
+        key = (hub, own.server, inflight.name, own.digest, is_blind, fleet)
         matched = self._matches.get(key)
         if matched is None:
-            status = snapshot.server_statuses.get(own.server)
             names = (FeatureName(inflight.name), own.name)
-            found = {
-                budget.name: _cost(budget, own, names, status, is_blind=is_blind)
-                for budget in self.budgets
-                if _covers(budget.tools or ("*",), own, names, status, is_blind=is_blind)
-            }
+            found: dict[str, float] = {}
+            # A budget may name the member of a fleet, or the fleet.
+            for feature in (own, Tool.of(fleet, own.name, own.definition)) if fleet else (own,):
+                status = snapshot.server_statuses.get(feature.server)
+                for budget in self.budgets:
+                    if _covers(budget.tools or ("*",), feature, names, status, is_blind=is_blind):
+                        cost = _cost(budget, feature, names, status, is_blind=is_blind)
+                        found[budget.name] = max(cost, found.get(budget.name, 0.0))
+            status = snapshot.server_statuses.get(own.server)
             matched = self._matches[key] = _Matched(found, _subject_of(own, status, is_blind=is_blind))
         return matched
 

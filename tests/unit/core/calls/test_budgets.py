@@ -26,6 +26,7 @@ from isthmus.model.faults import BudgetExceeded, Lost, NotConnected
 from isthmus.model.features import Tool
 from isthmus.storage.memory import MemoryJournal
 from tests.faults.watching import eventually
+from tests.unit.core.calls.test_fleets import Lab
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, call, ready, resource, tool
 
 OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)
@@ -267,6 +268,19 @@ async def test_resources_count_and_unlisted_names_share_the_counter_of_their_ser
     stage.make(call("file:///a", kind="resource"))
     stage.make(call("file:///b", kind="resource"))
     assert stage.used("each") == {("files.*",): (2, 2 * len(memoryview(DONE.payload)), 2.0)}
+
+
+async def test_a_call_of_a_fleet_counts_once_for_each_member_by_either_name() -> None:
+    lab = Lab("m1", "m2", read_only=("*",))
+    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    told.change((Budget("fleet", calls=9, tools=("lab.*",)), Budget("member", calls=9, tools=("m1.read",))))
+    lab.start("all")
+    for name in ("m1", "m2"):
+        lab.finish(name)
+    lab.start("m2")
+    lab.finish("m2")
+    shown = told.list(OPERATOR, limit=9, after="").counters
+    assert {each.budget: each.calls for each in shown} == {"fleet": 3, "member": 1}
 
 
 async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -> None:

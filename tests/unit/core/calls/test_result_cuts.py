@@ -29,6 +29,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.faults import UnknownResource
 from isthmus.model.features import Tool
+from tests.unit.core.calls.test_fleets import Lab
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call, ready, tool
 
 LIMIT = 4096
@@ -209,6 +210,19 @@ async def test_scripts_and_functions_get_the_whole() -> None:
     stage = Cut()
     stage.answer = Result(Raw(b'{"content":["%b"]}' % (b"x" * 9 * LIMIT)))
     assert await stage.result(msgspec.structs.replace(call(), script="s1")) is stage.answer
+
+
+async def test_the_result_of_a_fleet_is_cut_and_those_of_its_members_are_not() -> None:
+    lab = Lab("m1", "m2", read_only=("*",))
+    cuts = ResultCuts(lambda: 0.0)
+    cuts.change(ResultLimits(LIMIT), Limits())
+    lab.hub.change_cuts(cuts, is_cutting=True)
+    listener = lab.start("all")
+    for name in ("m1", "m2"):
+        lab.finish(name, Result(Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * LIMIT))))
+    shown = json.loads(bytes((await result_of(listener)).payload))
+    assert "Cut by the hub" in json.dumps(shown)
+    assert len(cuts.kept) == 1
 
 
 async def test_a_cached_result_is_cut_for_each_caller_by_its_own_limit() -> None:
