@@ -439,6 +439,24 @@ async def test_removing_the_rules_lets_waiting_calls_run(tmp_path: Path) -> None
         assert (await call)["structuredContent"] == {"n": 1}
 
 
+async def test_calls_wait_once_a_caller_has_spent_so_much_of_a_budget(tmp_path: Path) -> None:
+    rules = {"dear": {"tools": ["bank.*"], "spent": {"budget": "day", "above": 4}}}
+    budgets = {"day": {"cost": 10, "costs": {"bank.echo": 2}}}
+    servers = {"bank": stdio(command())}
+    async with (
+        serving(tmp_path, servers, callers=CALLERS, approvals=rules, budgets=budgets, limits=PATIENT) as hub,
+        client(hub, "agent") as agent,
+        client(hub, "other") as other,
+        client(hub, "boss") as boss,
+    ):
+        for number in range(2):
+            assert (await agent.call({"n": number}))["structuredContent"] == {"n": number}
+        third = asyncio.ensure_future(agent.call({"n": 3}))
+        assert (await boss.decide("allow", await boss.id_of({"n": 3}))).status_code == 200
+        assert (await third)["structuredContent"] == {"n": 3}
+        assert (await other.call({"n": 1}))["structuredContent"] == {"n": 1}
+
+
 async def test_a_hub_that_shuts_down_does_not_wait_for_people(tmp_path: Path) -> None:
     servers = {"bank": stdio(command())}
     async with (

@@ -7,7 +7,7 @@ they fill. A file with a mistake in a rule is refused: without the rule, calls t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, get_args
 
 from isthmus.config import codes, values
@@ -16,7 +16,15 @@ from isthmus.config.entry_conversion import json_table
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.variables import UsedVariables, Variables
-from isthmus.core.access.approval_rules import TESTS, ApprovalRule, ApprovedBy, ArgumentTest, Test, path_of
+from isthmus.core.access.approval_rules import (
+    TESTS,
+    ApprovalRule,
+    ApprovedBy,
+    ArgumentTest,
+    SpentTest,
+    Test,
+    path_of,
+)
 
 APPROVAL_KEYS: Mapping[str, str] = {
     "tools": "Tools that the rule is about, in the patterns of permissions; all tools if only `destructive` is set.",
@@ -26,6 +34,8 @@ APPROVAL_KEYS: Mapping[str, str] = {
     " one of `equals`, `one_of`, `matches` (a regular expression), `above` and `below`: `amount = {above = 100}`. All"
     " of them must pass.",
     "callers": "Names of the callers that the rule is about; all if not set.",
+    "spent": "Only calls with which a [budget](budgets.md) has cost more than `above` in its period:"
+    ' `{budget = "agents", above = 5}`.',
     "approve": "`false` exempts these calls from the rules that follow. Default `true`.",
     "by": '`"operator"` (default), or `"caller"`: the user of the caller is asked, if its client can show a question.',
     "expires": "Seconds that a request waits for a decision, and that a decision is valid. Default 3600, at most"
@@ -42,6 +52,8 @@ _FIXES = (
     ("must be true where", "remove by and webhook, or write approve = true"),
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
+    ("must be the name of a table", "write the name of a budget of this file"),
+    ("must be true where spent", "remove spent, or write approve = true"),
     ("must have one test", "write one test, such as amount = {above = 100}"),
     (
         "must be a regular expression",
@@ -54,8 +66,10 @@ _FIXES = (
 """Parts of the mistakes in a rule, and what to write instead; the first match counts."""
 
 
-def read_approvals(document: Document | None, variables: Variables) -> tuple[ApprovalRule, ...]:
-    """Return the rules of a file, in its order.
+def read_approvals(
+    document: Document | None, variables: Variables, budgets: Container[str] = ()
+) -> tuple[ApprovalRule, ...]:
+    """Return the rules of a file, in its order. `budgets` are the names that they may use.
 
     Raises:
         ConfigError: a rule has a mistake.
@@ -67,7 +81,7 @@ def read_approvals(document: Document | None, variables: Variables) -> tuple[App
     findings: list[Finding] = []
     for name, entry in document.section(APPROVALS).items():
         try:
-            rules.append(_read_rule(name, entry, variables))
+            rules.append(_read_rule(name, entry, variables, budgets))
         except ValueError as error:
             fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
             findings.append(root.at(name).mistake(error, advice=fix, code=codes.BAD_APPROVAL_RULE))
@@ -89,7 +103,7 @@ def idle_rules(rules: tuple[ApprovalRule, ...], document: Document | None) -> li
 
 
 def _is_wider(first: ApprovalRule, second: ApprovalRule) -> bool:
-    if first.arguments or (first.destructive and not second.destructive):
+    if first.arguments or first.spent is not None or (first.destructive and not second.destructive):
         return False
     # An exemption believes less of what servers say, so patterns of labels may match fewer tools there.
     has_all = "*" in first.tools or not first.tools
@@ -99,7 +113,7 @@ def _is_wider(first: ApprovalRule, second: ApprovalRule) -> bool:
     )
 
 
-def _read_rule(name: str, entry: object, variables: Variables) -> ApprovalRule:
+def _read_rule(name: str, entry: object, variables: Variables, budgets: Container[str]) -> ApprovalRule:
     fields = values.table("", entry, APPROVAL_KEYS)
     given: dict[str, Any] = {"tools": patterns("tools", fields)}
     for key in ("destructive", "approve", "webhook_arguments"):
@@ -109,6 +123,12 @@ def _read_rule(name: str, entry: object, variables: Variables) -> ApprovalRule:
         raise ValueError("destructive must be true or absent, not false")
     if "callers" in fields:
         given["callers"] = values.texts("callers", fields["callers"])
+    if "spent" in fields:
+        test = values.table("spent", fields["spent"], ("budget", "above"))
+        budget = values.text("spent.budget", test.get("budget"))
+        if budget not in budgets:
+            raise ValueError(f"spent.budget must be the name of a table of [budgets], not {values.quoted(budget)}")
+        given["spent"] = SpentTest(budget, values.number("spent.above", test.get("above")))
     if "by" in fields:
         given["by"] = values.text("by", fields["by"])
         if given["by"] not in get_args(ApprovedBy):

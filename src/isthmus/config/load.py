@@ -150,9 +150,9 @@ class _Loading:
         servers = {*self._loaded.entries, *RESERVED, *fleets}
         sets, set_findings = read_sets(document, variables, servers)
         self._findings += [*misspelt_grants(document, servers), *set_findings]
-        approvals = read_approvals(document, variables)
-        self._findings += idle_rules(approvals, document)
         budgets = read_budgets(document)
+        approvals = read_approvals(document, variables, {each.name for each in budgets})
+        self._findings += idle_rules(approvals, document)
         names = {"callers": {caller.name for _, caller in callers}, "tenants": tenants.known, "sets": sets}
         self._findings += unknown_names(budgets, document, names)
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}

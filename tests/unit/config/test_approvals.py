@@ -10,7 +10,7 @@ from isthmus.app.config_diff import compare
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
-from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
+from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest, SpentTest
 
 
 def read(folder: Path, text: str, **environment: str) -> Configuration:
@@ -26,6 +26,13 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
     arguments = { amount = { below = 1.10 }, "/to.bank/0" = { one_of = ["a", 1] } }
     approve = false
 
+    [approvals.dear]
+    tools = ["*"]
+    spent = { budget = "agents", above = 2.5 }
+
+    [budgets.agents]
+    cost = 10
+
     [approvals.rest]
     destructive = true
     callers = ["agent"]
@@ -38,6 +45,7 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
     to = ArgumentTest(("to.bank", "0"), "one_of", ["a", 1])
     assert read(tmp_path, text, TOKEN="t").approvals == (
         ApprovalRule("small", ("bank.pay",), arguments=(amount, to), approve=False),
+        ApprovalRule("dear", ("*",), spent=SpentTest("agents", 2.5)),
         ApprovalRule(
             "rest",
             destructive=True,
@@ -57,6 +65,10 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
         ("tools = 'x'", "approvals.a.tools must be a list of texts, not 'x'"),
         ('tools = ["a*"]', "approvals.a.tools.0 must be *, server.*, server.tool"),
         ("destructive = false", "approvals.a.destructive must be true or absent, not false"),
+        (
+            'tools = ["*"]\nspent = { budget = "none", above = 1 }',
+            "approvals.a.spent.budget must be the name of a table of [budgets], not 'none'",
+        ),
         ('tools = ["*"]\ntool = 1', "approvals.a must have only tools, destructive"),
         ('tools = ["*"]\nexpires = 0', "approvals.a.expires must be 1 to 604800 seconds, not 0"),
         ('tools = ["*"]\nwebhook = "ftp://x"', "approvals.a.webhook must be an http or https address"),

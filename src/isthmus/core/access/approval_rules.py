@@ -272,6 +272,14 @@ def _values_at(value: object, path: Sequence[str]) -> Iterator[object]:
 
 
 @dataclass(frozen=True, slots=True)
+class SpentTest:
+    """Passes if the calls of a budget's counter in its period, with this call, cost more than `above`."""
+
+    budget: str
+    above: float
+
+
+@dataclass(frozen=True, slots=True)
 class ApprovalRule:
     """One rule: which calls it is about, and who decides. The first rule that matches a call decides."""
 
@@ -284,6 +292,8 @@ class ApprovalRule:
     """All of them must pass."""
     callers: tuple[str, ...] = ()
     """Names of callers; none for all."""
+    spent: SpentTest | None = None
+    """Only calls with which a budget has cost more than this."""
     approve: bool = True
     """False exempts calls from the rules that follow."""
     by: ApprovedBy = "operator"
@@ -305,6 +315,8 @@ class ApprovalRule:
             raise ValueError("webhook must be an http or https address")
         if not self.approve and (self.webhook is not None or self.by != "operator"):
             raise ValueError("approve must be true where by or webhook is set, not false")
+        if not self.approve and self.spent is not None:
+            raise ValueError("approve must be true where spent is set, not false")
 
     def is_about(self, caller: str) -> bool:
         """Whether it is about calls of this caller."""

@@ -196,11 +196,14 @@ class _Matched(NamedTuple):
     """The call may reach any tool of its server, so that arguments say nothing about it."""
 
 
-def _deciding_rule(matched: _Matched, call: Call) -> ApprovalRule | None:
+def _deciding_rule(matched: _Matched, hub: Hub, inflight: InFlight) -> ApprovalRule | None:
     """The first rule that is about a call. Raises `UnclearArguments`."""
-    arguments: object = None
+    call, arguments, budgets = inflight.call, None, hub.budgets
     for rule in matched.rules:
         if rule.is_about(call.caller.name):
+            spent = rule.spent
+            if spent is not None and (budgets is None or budgets.cost_with(hub, inflight, spent.budget) <= spent.above):
+                continue
             if rule.arguments and arguments is None:
                 arguments = read_arguments(call.arguments)
             if matched.is_blind or rule.passes(arguments):
@@ -295,7 +298,7 @@ class CallApprovals:
         if not matched.rules:
             return None
         try:
-            rule = _deciding_rule(matched, inflight.call)
+            rule = _deciding_rule(matched, hub, inflight)
             if rule is None or not rule.approve or self._is_approved_fleet(hub, inflight, rule):
                 return None
             text = canonical_text(read_arguments(inflight.call.arguments))
@@ -310,7 +313,7 @@ class CallApprovals:
         """Whether a fleet makes this call for one that the same rule has let pass: a person approves it once."""
         if not inflight.call.fleet or inflight.within is None or (outer := inflight.within()) is None:
             return False
-        return _deciding_rule(self._match(hub, outer, is_method=False), outer.call) is rule
+        return _deciding_rule(self._match(hub, outer, is_method=False), hub, outer) is rule
 
     def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _Matched:
         """The rules that may be about a call's tool."""

@@ -257,6 +257,17 @@ class CallBudgets:
         inflight.keep = partial(self._on_end, charges, inflight.keep)
         return None
 
+    def cost_with(self, hub: Hub, inflight: InFlight, name: str) -> float:
+        """What a budget's counter for this call has cost in its period, with this call; 0 if it is not about it."""
+        call, now = inflight.call, self.now()
+        who = (call.caller.tenant, call.caller.name, call.set)
+        budget = next((each for each in self._find_about(who) if each.name == name), None)
+        matched = self._match(hub, inflight)
+        if budget is None or name not in matched.costs:
+            return 0.0
+        counter = self._counter(budget, call, matched.subject, now)
+        return matched.costs[name] + (0.0 if counter is None else counter.cost)
+
     def _find_about(self, who: Who) -> tuple[Budget, ...]:
         if len(self._about) > CACHED_MAX:
             self._about.clear()
