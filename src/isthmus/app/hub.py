@@ -170,8 +170,6 @@ class RunningHub:
         self.end_capture = self.recent_calls.end_capture
         self.audit = audit
         self.hub = self._make_hub(environment)
-        self.fleets = Fleets(self.hub)
-        self.fleets.change(configuration.fleets)
         self.tool_search = ToolSearch(self.hub)
         self.hub.add_virtual_tools("search", *self.tool_search.tools())
         self.reader = LongReader(self.background, environment)
@@ -221,6 +219,7 @@ class RunningHub:
         if self.cassette is not None:
             hub.new_inflight = self.cassette.new_inflight
         hub.custom_policy = narrowing_of(configuration)
+        Fleets(hub).change(configuration.fleets)
         hub.change_sets(configuration.sets)
         hub.change_exposure(configuration.hub.expose)
         hub.validation = ValidationWorker(self.background, environment)
@@ -434,7 +433,7 @@ class RunningHub:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
-        self.fleets.change(configuration.fleets)
+        (self.hub.fleets or Fleets(self.hub)).change(configuration.fleets)
         self.hub.change_sets(configuration.sets)
         self.hub.change_exposure(configuration.hub.expose)
         self.scripts.change(configuration.code)
