@@ -72,7 +72,7 @@ def redact_beginning(payload: msgspec.Raw, redact: Redact, length: int) -> str:
         return text[:length]
     if len(whole) > length + AHEAD_BYTES:
         # An escape that is cut in half is no JSON, and a string without an end would be searched again and again.
-        half = text.rfind("\\", len(text) - 6)
+        half = text.rfind("\\", max(0, len(text) - 6))
         text = (text if half < 0 else text[:half]) + '""'
 
     def without(found: re.Match[str]) -> str:

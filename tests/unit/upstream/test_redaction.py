@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from isthmus.upstream.redaction import (
@@ -97,6 +97,7 @@ def test_the_beginning_of_a_text_contains_no_part_of_a_secret(*, is_ascii: bool,
     assert "abc" not in shown
 
 
+@example("\x1f", 0, 4)
 @given(some.recursive(some.text(), some.lists), some.integers(0, 60), some.integers(0, 40))
 def test_a_text_may_be_cut_anywhere(value: object, length: int, ahead: int) -> None:
     payload = msgspec.Raw(json.dumps(value).encode())
