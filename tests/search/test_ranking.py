@@ -24,6 +24,7 @@ from isthmus.core.catalog.snapshot import Route
 from isthmus.core.catalog.tool_index import NoFullTextSearch, ToolIndex, stem, words_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
+from tests.search.record import read_servers
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "search.md"
 
@@ -54,16 +55,24 @@ FILES = (
 # -- quality -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_data_are_as_large_as_the_documentation_says() -> None:
-    assert len(read_routes()) >= 200
-    assert len(read_queries()) >= 300
-    assert {answer for query in read_queries() for answer in query.answers} <= read_routes().keys()
+def test_the_data_are_as_the_documentation_says() -> None:
+    routes, queries, servers = read_routes(), read_queries(), read_servers()
+    page = PAGE.read_text()
+    assert f"{len(routes):,} tools of {len(servers)} servers" in page
+    assert f"{len(queries)} queries" in page
+    assert {answer for query in queries for answer in query.answers} <= routes.keys()
+    assert {each.feature.server for each in routes.values()} == {each.server for each in servers}
+
+
+def test_every_recorded_server_has_a_licence_that_lets_its_definitions_be_copied() -> None:
+    assert {each.licence for each in read_servers()} <= {"MIT", "Apache-2.0", "BSD-3-Clause", "ISC"}
 
 
 def test_the_ranking_beats_plain_ones_by_a_margin_also_for_queries_that_nobody_looked_at() -> None:
     routes, queries = read_routes(), read_queries()
     ours, bm25, substring = (make(routes) for make in (by_index, by_plain_bm25, by_substring))
-    for chosen, first, five in ((queries, 0.10, 0.10), (queries[1::2], 0.04, 0.08)):
+    for half, first, five in (("tuning", 0.12, 0.15), ("held-out", 0.08, 0.06)):
+        chosen = [query for query in queries if query.half == half]
         found, plain, simple = (quality_of(search, chosen) for search in (ours, bm25, substring))
         assert found.hit_1 >= plain.hit_1 + first
         assert found.hit_5 >= plain.hit_5 + five
@@ -120,6 +129,18 @@ def test_a_tool_is_found_by_forms_synonyms_typing_errors_and_beginnings(query: s
     assert index_of(*FILES).search(query, 3)[0] == first
 
 
+def test_the_first_sentence_of_a_description_counts_more_than_the_rest() -> None:
+    said = route("b", "two", "Fold large zeta widgets on request. Its colour can be chosen.")
+    mentioned = route("a", "one", "Print. No zeta widgets.")
+    assert index_of(mentioned, said).search("zeta widgets", 2) == ["b.two", "a.one"]
+
+
+def test_a_tool_that_deletes_comes_first_only_if_the_query_says_so() -> None:
+    index = index_of(route("x", "drop_view"), route("x", "make_view"))
+    assert index.search("view", 1) == ["x.make_view"]
+    assert index.search("remove view", 1) == ["x.drop_view"]
+
+
 def test_a_query_without_words_lists_tools_by_name() -> None:
     index = index_of(*FILES, fs__read_file=["safe"])
     assert index.search("", 2) == ["fs.delete-file", "fs.list_directory"]
@@ -163,7 +184,7 @@ def test_ten_thousand_tools_are_searched() -> None:
     index = ToolIndex()
     index.update(many_routes(read_routes()))
     assert len(index) == MANY
-    assert all(name.endswith(".podsLog") for name in index.search("logs of a pod", 10))
+    assert all(name.endswith(".kubectl_logs") for name in index.search("kubectl logs", 10))
     assert len(index.search("list", 10)) == 10
 
 

@@ -45,12 +45,27 @@ list or get something, and these words are counted afterwards, for the tools tha
 CANDIDATES_MAX = 100
 """Tools that are then ranked by what they cover of the query, the best by BM25."""
 
-WEIGHTS = {"name": 8.0, "title": 5.0, "server": 5.0, "description": 3.0, "arguments": 1.0, "meanings": 2.0, "labels": 0}
-"""The columns of the index, and how much a word in each counts for BM25. `meanings` are the groups of synonyms of the
-words in the first columns; `labels` are the server and the tags, by number, which searches are limited to."""
+SUMMARY_LENGTH_MAX = 200
+"""How long the first sentence of a description is at most."""
 
-COVERAGE = (1.0, 0.9, 0.9, 0.8, 0.3)
-"""How well a word of the query is covered by a tool that has it in its name, title, server, description, arguments."""
+WEIGHTS = {
+    "name": 8.0,
+    "title": 5.0,
+    "server": 5.0,
+    "summary": 4.0,
+    "description": 1.0,
+    "arguments": 1.0,
+    "meanings": 2.0,
+    "labels": 0,
+}
+"""The columns of the index, and how much a word in each counts for BM25. `summary` is the first sentence of the
+description, which says what a tool does; the rest says how to use it, and names much that other tools do. `meanings`
+are the groups of synonyms of the words in name, title and summary; `labels` are the server and the tags, by number,
+which searches are limited to."""
+
+COVERAGE = (1.0, 0.9, 0.9, 0.8, 0.4, 0.3)
+"""How well a word of the query is covered by a tool that has it in its name, title, server, summary, description,
+arguments."""
 
 MEANING = 0.8
 """How well a synonym in the name covers a word; one in the description covers it half as well."""
@@ -61,10 +76,13 @@ RELEVANCE = 0.3
 TIGHTNESS = 0.1
 """How much it counts if a name has no other words than those of the query."""
 
+DELETION = 0.1
+"""How much less a tool counts that deletes something, if the query does not say so."""
+
 SYNONYMS = (
     "list show get display view enumerate see",
     "get read retrieve fetch load open view",
-    "delete remove erase drop trash destroy discard clear",
+    "delete remove erase drop trash destroy discard clear forget empty purge",
     "create add make new insert compose generate",
     "update edit change modify set patch alter rename",
     "search find query look lookup locate",
@@ -73,19 +91,19 @@ SYNONYMS = (
     "start run execute launch begin invoke trigger",
     "move transfer rename",
     "copy duplicate clone fork",
-    "write save store put",
+    "write save store put push append",
     "file document doc",
     "folder directory dir",
     "repo repository project",
-    "issue ticket bug task story",
-    "message text chat conversation",
-    "email mail inbox",
+    "issue ticket bug task story card",
+    "message text chat conversation thread",
+    "email mail inbox gmail",
     "picture image photo screenshot",
-    "user person people member contact",
+    "user person people member contact colleague",
     "meeting event appointment calendar invitation",
-    "page website site url webpage",
+    "page website site url webpage tab",
     "comment reply answer respond feedback note",
-    "log history output",
+    "log history output activity changelog",
     "song music track",
     "database db sql",
     "upload attach attachment",
@@ -95,10 +113,34 @@ SYNONYMS = (
     "customer client",
     "bill invoice charge payment",
     "program command process",
-    "machine instance server vm",
-    "temperature warm cold weather",
+    "machine instance server vm host",
+    "temperature warm cold weather rain forecast",
     "several many multiple batch",
     "phone call",
+    "phone mobile device android",
+    "row record entry",
+    "column field",
+    "table sheet spreadsheet",
+    "excel workbook spreadsheet xlsx",
+    "word docx document",
+    "latest recent new newest last",
+    "share access permission restriction",
+    "assign give",
+    "subtitle transcript caption",
+    "chart diagram graph plot flowchart",
+    "status state",
+    "wiki confluence wikipedia",
+    "company organization business",
+    "lint style format",
+    "restart rollout redeploy",
+    "outline structure toc",
+    "popup dialog alert",
+    "route direction",
+    "rotate orientation",
+    "count number amount total",
+    "type enter fill",
+    "pipeline build workflow ci",
+    "replace substitute",
 )
 """Words that mean much the same where tools are described."""
 
@@ -122,8 +164,14 @@ ABBREVIATIONS = {
     "auth": "authentication",
     "doc": "document",
     "docs": "documentation",
+    "how many": "count number",
+    "turn on": "enable update",
+    "turn off": "disable update",
+    "look up": "search",
+    "log in": "login",
+    "sign in": "login",
 }
-"""What is written short, and what it means. Both are searched for."""
+"""What is written short or in two words, and what it means. Both are searched for."""
 
 _STOPWORDS = (
     "a about an and any are as at be by can could did do does for from had has have how i if in into is it its me my of"
@@ -135,7 +183,8 @@ STOPWORDS = frozenset(_STOPWORDS.split())
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_ENDINGS = (("ies", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", ""), ("e", ""))
+_ENDINGS = ((("ies", "y"), ("es", ""), ("s", "")), (("ing", ""), ("ed", ""), ("e", "")))
+_SENTENCE = re.compile(r"[.!?:]\s|\n")
 
 
 class NoFullTextSearch(RuntimeError):
@@ -159,10 +208,12 @@ def words_of(text: str) -> list[str]:
 @lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
     """A word without its usual ending. FTS5 stems what is left once more."""
-    if len(word) > 3 and not word.endswith("ss"):
-        for ending, instead in _ENDINGS:
-            if word.endswith(ending) and len(word) > len(ending) + 2:
-                return word[: -len(ending)] + instead
+    for endings in _ENDINGS:
+        if len(word) > 3 and not word.endswith("ss"):
+            for ending, instead in endings:
+                if word.endswith(ending) and len(word) > len(ending) + 2:
+                    word = word[: -len(ending)] + instead
+                    break
     return word
 
 
@@ -175,6 +226,7 @@ def _synonym_groups() -> dict[str, tuple[str, ...]]:
 
 
 _GROUPS = _synonym_groups()
+_DELETIONS = frozenset(_GROUPS[stem("delete")])
 
 
 def _stems(text: str) -> list[str]:
@@ -211,6 +263,7 @@ class IndexedTool(NamedTuple):
     name: str
     title: str
     server: str
+    summary: str
     description: str
     arguments: str
     meanings: str
@@ -222,14 +275,18 @@ class IndexedTool(NamedTuple):
         feature, definition = route.feature, route.feature.definition
         # Of `server.tool` only the second part: the server has a column of its own.
         name = _stems((feature.name if route.exposed.endswith(feature.name) else route.exposed)[:NAME_LENGTH_MAX])
-        title, description = (_stems(_text(definition.get(key))[:TEXT_LENGTH_MAX]) for key in ("title", "description"))
+        title, description = (_text(definition.get(key))[:TEXT_LENGTH_MAX].strip() for key in ("title", "description"))
+        sentence = _SENTENCE.search(description)
+        cut = min(SUMMARY_LENGTH_MAX, sentence.end() if sentence else len(description))
+        titled, summary = _stems(title), _stems(description[:cut])
         columns = (
             name,
-            title,
+            titled,
             _stems(feature.server),
-            description,
+            summary,
+            _stems(description[cut:]),
             _stems(" ".join(_argument_names(definition.get("inputSchema")))),
-            _groups((*name, *title, *description)),
+            _groups((*name, *titled, *summary)),
             _groups(name),
         )
         return cls(*(f" {' '.join(stems)} " for stems in columns))
@@ -318,14 +375,14 @@ class ToolIndex:
             route = routes.get(name)
             if route is None or route.feature.digest != row.digest or labels[name] != row.labels:
                 del self._rows[name], self._names[row.number]
-                self._database.execute(self._delete, (row.number, *row.tool[:6], row.labels))
+                self._database.execute(self._delete, (row.number, *row.tool[:7], row.labels))
                 self._counts.subtract(_counted(row))
         for name, route in routes.items():
             if name not in self._rows:
                 self._last += 1
                 row = self._rows[name] = _Row(self._last, route.feature.digest, IndexedTool.of(route), labels[name])
                 self._names[row.number] = name
-                self._database.execute(self._insert, (row.number, *row.tool[:6], row.labels))
+                self._database.execute(self._insert, (row.number, *row.tool[:7], row.labels))
                 self._counts.update(_counted(row))
         self._database.execute("COMMIT")
         self._counts = +self._counts
@@ -356,8 +413,9 @@ class ToolIndex:
     def _query_words(self, query: str) -> list[_QueryWord]:
         plain = words_of(query[:QUERY_LENGTH_MAX])
         words: dict[str, None] = {}
-        for word in plain:
-            words |= dict.fromkeys((word, *ABBREVIATIONS.get(word, "").split()))
+        for word, after in zip(plain, (*plain[1:], ""), strict=False):
+            meant = (ABBREVIATIONS.get(f"{word} {after}", ""), ABBREVIATIONS.get(word, ""))
+            words |= dict.fromkeys((word, *" ".join(meant).split()))
         words |= {joined: None for pair in pairwise(plain) if stem(joined := "".join(pair)) in self._counts}
         told = [word for word in words if word not in STOPWORDS] or list(words)
         stems = dict.fromkeys(known for word in told[:WORDS_MAX] for known in self._known_stems(word))
@@ -373,7 +431,8 @@ class ToolIndex:
             parts = [stem(word[:at]), stem(word[at:])]
             if all(part in self._counts for part in parts):
                 return parts
-        near = {typo: self._counts[typo] for typo in _typos(own) if typo in self._counts}
+        # Hardly anybody mistypes the first letter; most words that differ in it are other words.
+        near = {typo: self._counts[typo] for typo in _typos(own) if typo in self._counts and typo[0] == own[0]}
         return [own] if not near else [max(near, key=lambda typo: (near[typo], typo))]
 
     def _rarity(self, own: str, groups: tuple[str, ...]) -> float:
@@ -403,7 +462,7 @@ class ToolIndex:
 
 
 def _counted(row: _Row) -> set[str]:
-    return {word for text in row.tool[:6] for word in text.split()}
+    return {word for text in row.tool[:7] for word in text.split()}
 
 
 def _coverage(words: list[_QueryWord], tool: IndexedTool) -> float:
@@ -421,4 +480,6 @@ def _coverage(words: list[_QueryWord], tool: IndexedTool) -> float:
     name = tool.name.split()
     stems, groups = {word.stem for word in words}, {group for word in words for group in word.groups}
     named = sum(each in stems or not groups.isdisjoint(_GROUPS.get(each, ())) for each in name)
-    return covered / sum(word.rarity for word in words) + TIGHTNESS * named / max(1, len(name))
+    is_surprise = groups.isdisjoint(_DELETIONS) and any(_DELETIONS & {*_GROUPS.get(each, ())} for each in name)
+    score = covered / sum(word.rarity for word in words) + TIGHTNESS * named / max(1, len(name))
+    return score - DELETION if is_surprise else score
