@@ -19,6 +19,7 @@ FRAMEWORKS := .venv-frameworks
 FUZZ := .venv-fuzz
 AUDIT := .venv-audit
 DOCS := .venv-docs
+TOKENS := .venv-tokens
 SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
@@ -34,7 +35,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -123,6 +124,12 @@ telemetry: $(VENV)/.test ## measure what counting and tracing cost a call; fail 
 search: $(VENV)/.test ## measure tool search: how often the right tool is found beside plain rankings, and what a search costs with 10,000 tools
 	$(VENV)/bin/python -m bench.search $(ARGS)
 
+tokens: $(VENV)/.test $(TOKENS)/.ready ## count the tokens that 3, 10 and 50 real servers cost a model before its first word: plain, as a set, by search and as code
+	$(VENV)/bin/python -m bench.context $(ARGS)
+
+jobs: $(VENV)/.test $(NPM)/node_modules/.ready ## do ten jobs by a scripted agent in plain, search and code mode: calls, bytes to the model and time
+	$(VENV)/bin/python -m bench.jobs $(ARGS)
+
 console: $(VENV)/.test $(VENV)/.chromium ## measure the console at 1,000 servers, 10,000 tools and 500 calls a second, in a real browser; ARGS="--seconds 600" for long
 	$(VENV)/bin/python -m bench.console $(ARGS)
 
@@ -158,7 +165,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
-	for sdk in stdio mcp1 a2a10 a2a03 agentvault audit docs; do \
+	for sdk in stdio mcp1 a2a10 a2a03 agentvault audit docs tokens; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) requirements/frameworks.in --output-file requirements/frameworks.txt
@@ -167,7 +174,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(DOCS) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules $(LIBRARIES)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(DOCS) $(TOKENS) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules $(LIBRARIES)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -186,7 +193,7 @@ $(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
 	@touch $(VENV)/.serve $@
 
 # An SDK whose versions fit no other environment: .venv-x holds what requirements/x.txt names.
-$(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready $(DOCS)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
+$(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready $(DOCS)/.ready $(TOKENS)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
 	@echo "installing the SDK of $*.txt into .venv-$* …"
 	@.venv-$*/bin/python $(PIP_INSTALL) $(UNBOUND_$*) --require-hashes -r requirements/$*.txt
 	@touch $@
