@@ -35,7 +35,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -114,6 +114,9 @@ trust: $(VENV)/.test ## measure what identity, permission and audit cost a call;
 
 code: $(VENV)/.test ## measure what a call costs inside a script, and the start of a script; fail above 300 µs and 25 ms
 	$(VENV)/bin/python -m bench.code $(ARGS)
+
+beside: $(VENV)/.test ## measure ordinary calls beside scripts that loop, eat memory and call tools; fail above 1.2 times the quiet p99
+	$(VENV)/bin/python -m bench.beside $(ARGS)
 
 scripts: $(VENV)/.test ## kill the hub 200 times in the middle of scripts: no call may be repeated (about ten minutes); ISTHMUS_SCRIPT_KILLS=20 for fewer
 	ISTHMUS_SCRIPT_KILLS=$${ISTHMUS_SCRIPT_KILLS:-200} $(VENV)/bin/python -m pytest tests/faults/test_scripts_crash.py -s --timeout 3600 $(ARGS)

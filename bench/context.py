@@ -170,13 +170,14 @@ def text_of(tool: Mapping[str, Any]) -> str:
 
 @contextmanager
 def hub_of(servers: Mapping[str, object], **tables: object) -> Iterator[str]:
-    """Run a hub with these servers and a caller for each mode; its MCP address is yielded."""
+    """Run a hub with these servers and a caller for each mode, two of them for code; its MCP address is yielded."""
     with tempfile.TemporaryDirectory() as folder:
-        callers = {
+        callers: dict[str, dict[str, str]] = {
             "plain": {"expose": "all"},
-            "set": {"set": "work"},
+            **({"set": {"set": "work"}} if "sets" in tables else {}),
             "search": {"expose": "search"},
             "code": {"expose": "code"},
+            "other": {"expose": "code"},
         }
         config = {
             "hub": {"state": f"{folder}/state"},

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,6 +14,7 @@ from fastmcp import Client as FastMcpClient
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from isthmus.code.sandbox import NICENESS
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub
 from tests.faults.watching import eventually
@@ -181,6 +186,23 @@ async def test_a_script_may_make_so_many_calls(hub: CodeHub) -> None:
 
 async def test_a_script_may_be_so_long(hub: CodeHub) -> None:
     assert "script_bytes" in (await refused(hub, "#" * 30_000))["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_script_computes_with_a_lower_priority_than_the_hub(hub: CodeHub) -> None:
+    def niceness(pid: int) -> set[int]:
+        return {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in Path(f"/proc/{pid}/task").iterdir()}
+
+    def workers() -> list[int]:
+        children = " ".join(each.read_text() for each in Path(f"/proc/{hub.process.pid}/task").glob("*/children"))
+        return [pid for pid in map(int, children.split()) if "monty" in Path(f"/proc/{pid}/comm").read_text()]
+
+    own = os.getpriority(os.PRIO_PROCESS, hub.process.pid)
+    async with hub.raw() as raw:
+        running = asyncio.ensure_future(run(raw, "while True:\n    pass"))
+        await eventually(lambda: any(niceness(pid) == {min(19, own + NICENESS)} for pid in workers()), "a niced worker")
+        assert not running.done()
+        assert (await running)["structuredContent"]["error"] == "limit"
 
 
 async def test_a_script_may_sleep(hub: CodeHub) -> None:

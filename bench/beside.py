@@ -1,0 +1,225 @@
+"""`python -m bench.beside`: how long ordinary calls take while scripts of other callers do their worst.
+
+A hub has a server over HTTP. One caller calls it every few milliseconds. Two others keep every worker of the sandbox
+busy with scripts that loop for ever, eat memory, recurse, print without end, and call tools. Quiet and busy rounds take
+turns, and each has its p99; what is compared is the median of the rounds. As root, hub, server and caller run before
+everything else on the machine, see `prefer`; `--usual` lets them compete with workers and other programs. Ends with 1
+when the promise is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from statistics import median, quantiles
+from typing import Self
+
+import httpx2
+
+from bench.context import hub_of, key_of
+from bench.messages import asks
+from bench.processes import PORT_PRINTED, Program
+
+PROMISED = 1.2
+BEAT_SECONDS = 0.003
+WORKERS = 4
+
+SCRIPTS = {
+    "computing": (
+        "while True:\n    pass",
+        "found = []\nwhile True:\n    found.append('x' * 100_000)",
+        "def deeper(n: int) -> int:\n    return deeper(n + 1) + 1\ndeeper(0)",
+        "while True:\n    print('y' * 1000)",
+        "found = {}\nfor n in range(10**9):\n    found[n] = [n] * 100",
+        "2 ** (10 ** 9)",
+    ),
+    "calling": (
+        "for n in range(150):\n    await echo_echo(text='x' * 1000)",
+        "import asyncio\nwhile True:\n    await asyncio.gather(*[echo_echo(text='x') for n in range(50)])",
+    ),
+}
+"""What the scripts do. Each ends by a limit, or by itself, and another one begins. The promise is for those that
+compute: calls of a script are work of the hub like any others."""
+
+
+class Caller:
+    """Calls from a process of its own, and says how long each call took."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.beside", "--call", str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    async def p99(self) -> tuple[float, float]:
+        """The median and the p99 of one round, in milliseconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{self._seconds}\n")
+        self._process.stdin.flush()
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        cuts = quantiles(json.loads(line), n=100)
+        return cuts[49] * 1e3, cuts[98] * 1e3
+
+
+def call_for_ever(port: int) -> None:
+    """Be the caller: a line with seconds makes a round, and its latencies are printed."""
+    wires = [ask.wire for ask in asks("/mcp", "echo.echo", "modern", _key("plain"), first_id=1, count=1000)]
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for line in sys.stdin:
+            took: list[float] = []
+            end = time.perf_counter() + float(line)
+            while (began := time.perf_counter()) < end:
+                connection.sendall(wires[len(took) % len(wires)])
+                _read(connection)
+                took.append(time.perf_counter() - began)
+                time.sleep(max(0.0, BEAT_SECONDS - took[-1]))
+            print(json.dumps(took), flush=True)
+
+
+def _read(connection: socket.socket) -> None:
+    """Read one response."""
+    got = b""
+    while b"\r\n\r\n" not in got:
+        got += _more(connection)
+    head, body = got.split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    while len(body) < length:
+        body += _more(connection)
+
+
+def _more(connection: socket.socket) -> bytes:
+    chunk = connection.recv(65536)
+    if not chunk:
+        raise ConnectionError("the hub closed the connection")
+    return chunk
+
+
+def _key(mode: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key_of(mode)}"}
+
+
+class Scripts:
+    """Keeps the sandbox busy while its `async with` block lasts."""
+
+    def __init__(self, port: int, scripts: Sequence[str]) -> None:
+        self._port = port
+        self._scripts = scripts
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ended = 0
+
+    async def __aenter__(self) -> Self:
+        # One caller has at most half of the workers.
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(WORKERS)]
+        await asyncio.sleep(1.0)  # the first scripts compute
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        failed = [task for task in self._tasks if task.done()]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in failed:
+            task.result()
+        await asyncio.sleep(1.5)  # scripts end with their requests, and a new spare worker is warm
+
+    async def _run(self, number: int) -> None:
+        headers = _key("code" if number % 2 else "other")
+        url = f"http://127.0.0.1:{self._port}/v1/tools/run_code"
+        async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60.0) as http:
+            while True:
+                for turn in range(len(self._scripts)):
+                    script = self._scripts[(turn + 3 * number) % len(self._scripts)]
+                    answer = await http.post(url, json={"code": script})
+                    assert answer.status_code == 200, answer.text
+                    self.ended += 1
+
+
+def prefer() -> bool:
+    """Run this process, and what it starts, before everything else on the machine; not without the right to.
+
+    Workers do not inherit it. So what other programs do, and what workers compute, delays no call, and what is left is
+    what the hub itself does for scripts.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
+
+
+async def measure(rounds: int, seconds: float, *, usual: bool) -> int:
+    """Print the figures; 1 if the promise is not kept."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in ("quiet", *SCRIPTS)}
+    ended = dict.fromkeys(SCRIPTS, 0)
+    is_preferred = not usual and prefer()
+    with ExitStack() as held:
+        echo = held.enter_context(Program("bench.direct")).port(PORT_PRINTED)
+        servers = {"echo": {"url": f"http://127.0.0.1:{echo}/mcp", "type": "http"}}
+        url = held.enter_context(hub_of(servers, code={"cpu_seconds": 1.0, "workers": WORKERS}))
+        port = int(url.split(":")[2].split("/")[0])
+        caller = held.enter_context(Caller(port, seconds))
+        await caller.p99()
+        for _ in range(rounds):
+            found["quiet"].append(await caller.p99())
+            for kind, scripts in SCRIPTS.items():
+                async with Scripts(port, scripts) as running:
+                    found[kind].append(await caller.p99())
+                ended[kind] += running.ended
+    quiet = median(p99 for _, p99 in found["quiet"])
+    ratios = {kind: median(p99 for _, p99 in found[kind]) / quiet for kind in SCRIPTS}
+    _print("quiet", found["quiet"])
+    for kind, ratio in ratios.items():
+        _print(f"beside scripts that are {kind}", found[kind])
+        print(f"{'':34} {ratio:.2f} times the quiet p99; {ended[kind]} scripts ended")
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(f"{os.cpu_count()} cores, load average {load}, {'real-time' if is_preferred else 'usual'} priority")
+    print(f"promised beside scripts that are computing: at most {PROMISED:g} times the quiet p99")
+    return 1 if ratios["computing"] > PROMISED else 0
+
+
+def _print(name: str, rounds: Sequence[tuple[float, float]]) -> None:
+    p99s = sorted(p99 for _, p99 in rounds)
+    print(
+        f"{name:34} p50 {median(p50 for p50, _ in rounds):5.2f} ms, p99 {median(p99s):6.2f} ms"
+        f" (rounds: {p99s[0]:.2f} to {p99s[-1]:.2f})"
+    )
+
+
+def main() -> int:
+    """Measure, or be the caller."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--usual", action="store_true", help="with the usual priority, also as root")
+    parser.add_argument("--call", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.call:
+        call_for_ever(given.call)
+        return 0
+    return asyncio.run(measure(given.rounds, given.seconds, usual=given.usual))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
