@@ -197,10 +197,13 @@ class Call(msgspec.Struct, frozen=True):
     knows_links: bool = True
     """Whether the caller's protocol version has resource links; MCP has them since 2025-06-18."""
 
+    fleet_set: str | None = None
+    """The set in which the fleet's tool was called, of a call that a fleet makes: budgets and records are about it."""
+
     @property
     def set(self) -> str | None:
-        """The set in which its name is looked up, if any."""
-        return self.caller.grants.set or self.surface.set
+        """The set in which its name is looked up, or that of the fleet's tool, if any."""
+        return self.caller.grants.set or self.surface.set or self.fleet_set
 
     def __repr__(self) -> str:
         """Everything but the headers."""

@@ -222,6 +222,7 @@ class FleetLink:
             request_id=None,
             tool="",
             fleet=self.fleet.name,
+            fleet_set=call.set,
         )
 
     # -- which members -------------------------------------------------------------------------------------------------

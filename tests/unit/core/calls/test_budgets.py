@@ -19,9 +19,10 @@ from isthmus.core.calls import budgets as module
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import BUDGET, CallBudgets
 from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.ports import Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call, Result
+from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.faults import BudgetExceeded, Lost, NotConnected
 from isthmus.model.features import Tool
 from isthmus.storage.memory import MemoryJournal
@@ -281,6 +282,22 @@ async def test_a_call_of_a_fleet_counts_once_for_each_member_by_either_name() ->
     lab.finish("m2")
     shown = told.list(OPERATOR, limit=9, after="").counters
     assert {each.budget: each.calls for each in shown} == {"fleet": 3, "member": 1}
+
+
+async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> None:
+    lab = Lab("m1", "m2")
+    lab.hub.change_sets({"few": SetSettings(("lab.read",))})
+    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    told.change((Budget("few", calls=3, per="set", sets=("few",)),))
+    lab.start("all", name="read", surface=Surface(set="few"))
+    assert [link.sent[-1].call.set for link in lab.links.values()] == ["few", "few"], "records name it too"
+    for name in ("m1", "m2"):
+        lab.finish(name)
+    lab.start("m2", name="read", surface=Surface(set="few"))
+    refused = lab.start("m2", name="read", surface=Surface(set="few"))
+    assert isinstance(refused.fault, BudgetExceeded)
+    lab.start("m1")
+    assert len(lab.links["m1"].sent) == 2, "calls outside of the set have room"
 
 
 async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -> None:

@@ -44,10 +44,10 @@ class Lab:
         absent = ServerStatus(ServerName(name), "retrying", "it is broken", is_settled=True)
         self.hub.open_server_queue(queue, status if is_connected else absent)
 
-    def start(self, member: str | None = None, **options: Any) -> Listener:
+    def start(self, member: str | None = None, name: str = "lab.read", **options: Any) -> Listener:
         listener = Listener()
         arguments = {} if member is None else {"fleet_member": member}
-        self.inflight = self.hub.start(call("lab.read", arguments, **options), listener)
+        self.inflight = self.hub.start(call(name, arguments, **options), listener)
         return listener
 
     def finish(self, name: str, outcome: Outcome = DONE) -> None:
