@@ -250,6 +250,8 @@ class CallApprovals:
         """By digest: calls that were allowed once and may be made again."""
         self._used: WeakKeyDictionary[InFlight, Approval] = WeakKeyDictionary()
         """What allowed the calls that run."""
+        self._asked: WeakKeyDictionary[InFlight, ApprovalRule] = WeakKeyDictionary()
+        """The rules that held calls of fleets. One that has reached its members was allowed."""
         self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _Matched] = {}
         self._snapshots: dict[Hub, Snapshot] = {}
         self._sweeping: asyncio.TimerHandle | None = None
@@ -297,23 +299,26 @@ class CallApprovals:
         matched = self._match(hub, inflight, is_method=call.kind == "method")
         if not matched.rules:
             return None
+        self._asked.pop(inflight, None)
         try:
             rule = _deciding_rule(matched, hub, inflight)
-            if rule is None or not rule.approve or self._is_approved_fleet(hub, inflight, rule):
+            if rule is None or not rule.approve or self._is_approved_fleet(inflight, rule):
                 return None
             text = canonical_text(read_arguments(inflight.call.arguments))
         except UnclearArguments as error:
             return BadArguments(call.name, f"a person must approve this call, and {error}")
         server, caller = inflight.target.feature.server, call.caller
+        if hub.fleets is not None and server in hub.fleets:
+            self._asked[inflight] = rule
         parts = (caller.tenant, caller.name, call.set, call.kind, *_identity_of(server, hub), inflight.name, rule.by)
         digest = request_digest(*parts, matched.fingerprint, text)
         return self._decide_about(HeldRequest(hub, inflight, call), rule, digest)
 
-    def _is_approved_fleet(self, hub: Hub, inflight: InFlight, rule: ApprovalRule) -> bool:
-        """Whether a fleet makes this call for one that the same rule has let pass: a person approves it once."""
+    def _is_approved_fleet(self, inflight: InFlight, rule: ApprovalRule) -> bool:
+        """Whether a fleet makes this call for one that was approved by the same rule: a person approves it once."""
         if not inflight.call.fleet or inflight.within is None or (outer := inflight.within()) is None:
             return False
-        return _deciding_rule(self._match(hub, outer, is_method=False), hub, outer) is rule
+        return self._asked.get(outer) == rule
 
     def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _Matched:
         """The rules that may be about a call's tool."""

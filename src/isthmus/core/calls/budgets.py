@@ -141,10 +141,10 @@ class _Counter:
 
 
 class _Matched(NamedTuple):
-    """Budgets that are about a tool, with what a call of it costs there; and the tool, as counters know it."""
+    """Budgets that are about a tool: what a call of it costs there, and the tool, as their counters know it."""
 
     costs: Mapping[str, float]
-    subject: str
+    subjects: Mapping[str, str]
 
 
 class _Charge(NamedTuple):
@@ -228,7 +228,7 @@ class CallBudgets:
             return None
         if hub.fleets is not None and inflight.target.feature.server in hub.fleets:
             return None  # the calls of its members count
-        matched = self._match(hub, inflight)
+        matched = self._match(hub, inflight.call, inflight.target.own or inflight.target.feature, inflight.name)
         now = self.now()
         charges: list[_Charge] = []
         full: list[tuple[float, BudgetExceeded]] = []
@@ -236,7 +236,7 @@ class CallBudgets:
             cost = matched.costs.get(budget.name)
             if cost is None:
                 continue
-            counter = self._counter(budget, call, matched.subject, now)
+            counter = self._counter(budget, call, matched.subjects[budget.name], now)
             if counter is None:
                 self.refusals[budget.name] += 1
                 return _too_many(budget, now)
@@ -258,15 +258,29 @@ class CallBudgets:
         return None
 
     def cost_with(self, hub: Hub, inflight: InFlight, name: str) -> float:
-        """What a budget's counter for this call has cost in its period, with this call; 0 if it is not about it."""
-        call, now = inflight.call, self.now()
+        """What a budget's counter for this call has cost in its period, with this call; 0 if it is not about it.
+
+        A call of several members of a fleet costs what their calls cost together.
+        """
+        call, route, now = inflight.call, inflight.target, self.now()
         who = (call.caller.tenant, call.caller.name, call.set)
         budget = next((each for each in self._find_about(who) if each.name == name), None)
-        matched = self._match(hub, inflight)
-        if budget is None or name not in matched.costs:
+        if budget is None:
             return 0.0
-        counter = self._counter(budget, call, matched.subject, now)
-        return matched.costs[name] + (0.0 if counter is None else counter.cost)
+        called: Sequence[Feature] = () if hub.fleets is None else hub.fleets.called_by(inflight)
+        if called:
+            call = msgspec.structs.replace(call, fleet=route.feature.server)
+        costs: dict[str, float] = {}
+        for own in called or (route.own or route.feature,):
+            matched = self._match(hub, call, own, inflight.name)
+            if name in matched.costs:
+                subject = matched.subjects[name]
+                costs[subject] = costs.get(subject, 0.0) + matched.costs[name]
+        found = 0.0
+        for subject, cost in costs.items():
+            counter = self._counter(budget, call, subject, now)
+            found = max(found, cost + (0.0 if counter is None else counter.cost))
+        return round(found, COST_DIGITS)
 
     def _find_about(self, who: Who) -> tuple[Budget, ...]:
         if len(self._about) > CACHED_MAX:
@@ -274,29 +288,31 @@ class CallBudgets:
         self._about[who] = about = tuple(budget for budget in self.budgets if budget.is_about(*who))
         return about
 
-    def _match(self, hub: Hub, inflight: InFlight) -> _Matched:
-        snapshot, route, kind = hub.snapshot, inflight.target, inflight.call.kind
+    def _match(self, hub: Hub, call: Call, own: Feature, name: str) -> _Matched:
+        """The budgets that are about a call of this tool; `name` is how its server is asked for it."""
+        snapshot = hub.snapshot
         if self._snapshots.get(hub) is not snapshot or len(self._matches) > CACHED_MAX:
             self._snapshots[hub] = snapshot
             self._matches.clear()
-        own = route.own or route.feature
         # These may reach any tool of their server.
-        is_blind = kind in ("method", "task_result") or inflight.name == CALL_BY_ARGUMENT
-        fleet = ServerName(inflight.call.fleet)
-        key = (hub, own.server, inflight.name, own.digest, is_blind, fleet)
+        is_blind = call.kind in ("method", "task_result") or name == CALL_BY_ARGUMENT
+        fleet = ServerName(call.fleet)
+        key = (hub, own.server, name, own.digest, is_blind, fleet)
         matched = self._matches.get(key)
         if matched is None:
-            names = (FeatureName(inflight.name), own.name)
-            found: dict[str, float] = {}
-            # A budget may name the member of a fleet, or the fleet.
+            names = (FeatureName(name), own.name)
+            costs: dict[str, float] = {}
+            subjects: dict[str, str] = {}
+            # A budget may name the member of a fleet, or the fleet: then the calls of all members count as one tool's.
             for feature in (own, Tool.of(fleet, own.name, own.definition)) if fleet else (own,):
                 status = snapshot.server_statuses.get(feature.server)
+                subject = _subject_of(feature, status, is_blind=is_blind)
                 for budget in self.budgets:
                     if _covers(budget.tools or ("*",), feature, names, status, is_blind=is_blind):
                         cost = _cost(budget, feature, names, status, is_blind=is_blind)
-                        found[budget.name] = max(cost, found.get(budget.name, 0.0))
-            status = snapshot.server_statuses.get(own.server)
-            matched = self._matches[key] = _Matched(found, _subject_of(own, status, is_blind=is_blind))
+                        costs[budget.name] = max(cost, costs.get(budget.name, 0.0))
+                        subjects[budget.name] = subject
+            matched = self._matches[key] = _Matched(costs, subjects)
         return matched
 
     def _counter(self, budget: Budget, call: Call, tool: str, now: float) -> _Counter | None:

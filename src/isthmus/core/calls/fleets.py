@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import ref
@@ -48,6 +48,7 @@ from isthmus.model.calls import (
     Surface,
 )
 from isthmus.model.faults import BadArguments, Cancelled, Executed, Fault, NotConnected, TimedOut, UnknownTool
+from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Fleets:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._fleets: dict[ServerName, Fleet] = {}
+        self._links: dict[ServerName, FleetLink] = {}
         self.hides = hidden_by(())
 
     def __contains__(self, name: object) -> bool:
@@ -113,7 +115,7 @@ class Fleets:
             return
         hub = self._hub
         for name in [name for name in self._fleets if name not in settings]:
-            del self._fleets[name]
+            del self._fleets[name], self._links[name]
             hub.close_server_queue(name)
         statuses = {name: each for name, each in hub.snapshot.server_statuses.items() if name not in settings}
         for name, wanted in settings.items():
@@ -128,10 +130,16 @@ class Fleets:
             never = 2**31
             limits = replace(hub.limits, breaker_failures=never, breaker_calls=never)
             server_queue = ServerQueue(name, limits, max_calls=FLEET_CALLS, timeout=limits.hard_seconds)
-            server_queue.attach(FleetLink(hub, fleet))
+            link = self._links[name] = FleetLink(hub, fleet)
+            server_queue.attach(link)
             hub.open_server_queue(server_queue, fleet.status)
         self.hides = hidden_by(fleet.settings for fleet in self._fleets.values())
         hub.change_fleets(self)
+
+    def called_by(self, inflight: InFlight) -> Sequence[Tool]:
+        """The tools of the members that a call of several members of a fleet reaches; none for other calls."""
+        link = self._links.get(inflight.target.feature.server)
+        return () if link is None else link.called_by(inflight)
 
     def join(
         self, server_statuses: dict[ServerName, ServerStatus], changed: Mapping[ServerName, ServerStatus | None]
@@ -165,22 +173,15 @@ class FleetLink:
         if name == MEMBERS_TOOL:
             inflight.finish(self._list_members(inflight))
             return
-        entry = fleet.tools.get(name)
-        if entry is None:
+        if name not in fleet.tools:
             inflight.finish(UnknownTool(inflight.call.name))
             return
-        given = inflight.call.arguments
         try:
-            arguments, wanted = _MEMBERS.decode(given), ""
-            if (raw := arguments.pop(entry.argument, None)) is not None:
-                given, wanted = msgspec.Raw(_encode(arguments)), msgspec.json.decode(raw, type=str)
+            given, wanted = self._split(inflight)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             inflight.finish(BadArguments(inflight.call.name, str(error)))
             return
-        members = self._reachable(inflight.call.caller, name, statuses)
-        if wanted == ANY_MEMBER:
-            readers = fleet.readers(name)
-            members = {member for member in members if member in readers}
+        members = self._meant(inflight, wanted, statuses)
         if not members or (wanted and wanted not in (ALL_MEMBERS, ANY_MEMBER) and wanted not in members):
             inflight.finish(self._refusal(inflight, wanted, sorted(members)))
         elif wanted in (ALL_MEMBERS, ANY_MEMBER):
@@ -190,6 +191,20 @@ class FleetLink:
         else:
             member = ServerName(wanted) if wanted else self._choose(inflight, members)
             _OneCall(inflight, member).start(self.hub, self.call_of(inflight, member, given))
+
+    def called_by(self, inflight: InFlight) -> Sequence[Tool]:
+        """The tools of the members that a call of several members reaches; none if it is for one."""
+        statuses = self.hub.snapshot.server_statuses
+        if inflight.name not in self.fleet.tools:
+            return ()
+        try:
+            _, wanted = self._split(inflight)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return ()
+        if wanted not in (ALL_MEMBERS, ANY_MEMBER):
+            return ()
+        found = self.fleet.variant(inflight.name)
+        return [found[member] for member in self._meant(inflight, wanted, statuses)]
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """Whether a member may have run the tool."""
@@ -226,6 +241,24 @@ class FleetLink:
         )
 
     # -- which members -------------------------------------------------------------------------------------------------
+
+    def _split(self, inflight: InFlight) -> tuple[msgspec.Raw, str]:
+        """The arguments of the members' tool, and which members are meant. Raises if they cannot be read."""
+        given = inflight.call.arguments
+        arguments = _MEMBERS.decode(given)
+        if (raw := arguments.pop(self.fleet.tools[inflight.name].argument, None)) is None:
+            return given, ""
+        return msgspec.Raw(_encode(arguments)), msgspec.json.decode(raw, type=str)
+
+    def _meant(
+        self, inflight: InFlight, wanted: str, statuses: Mapping[ServerName, ServerStatus]
+    ) -> Collection[ServerName]:
+        """The members that may be called; for any answer, those that only read."""
+        members = self._reachable(inflight.call.caller, inflight.name, statuses)
+        if wanted != ANY_MEMBER:
+            return members
+        readers = self.fleet.readers(inflight.name)
+        return {member for member in members if member in readers}
 
     def _reachable(
         self, caller: Caller, tool: str, statuses: Mapping[ServerName, ServerStatus]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.access.approval_rules import ApprovalRule
+from isthmus.core.access.approval_rules import ApprovalRule, SpentTest
 from isthmus.core.access.budget_rules import Budget, Period, period_at
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
@@ -298,6 +298,64 @@ async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> 
     assert isinstance(refused.fault, BudgetExceeded)
     lab.start("m1")
     assert len(lab.links["m1"].sent) == 2, "calls outside of the set have room"
+
+
+async def test_the_members_of_a_fleet_are_one_tool_unless_a_budget_names_one() -> None:
+    lab = Lab("m1", "m2")
+    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    told.change((Budget("each", calls=3, per="tool"), Budget("member", calls=9, per="tool", tools=("m1.*",))))
+    lab.start("all")
+    lab.start("m1")
+    assert isinstance(lab.start("m2").fault, BudgetExceeded)
+    shown = told.list(OPERATOR, limit=9, after="").counters
+    assert {(each.budget, each.subject["tool"]): each.calls for each in shown} == {
+        ("each", "lab.read"): 3,
+        ("member", "m1.read"): 2,
+    }
+
+
+@pytest.mark.parametrize(("spent", "is_held"), [(2.0, True), (3.0, False)])
+async def test_a_call_of_all_members_is_held_if_all_of_them_would_spend_too_much(
+    spent: float,
+    is_held: bool,  # noqa: FBT001
+) -> None:
+    lab = Lab("m1", "m2", "m3")
+    lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    lab.hub.budgets.change((Budget("day", cost=100),))
+    approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), lambda: NOON, lambda *_, **__: None)
+    approvals.has_operator = True
+    approvals.change((ApprovalRule("spent", ("*",), spent=SpentTest("day", spent)),))
+    lab.start("all")
+    await settled()
+    assert [len(link.sent) for link in lab.links.values()] == [0 if is_held else 1] * 3
+    for waiting in approvals.list(OPERATOR).approvals:
+        assert waiting.tool == "lab.read", "a person decides about the whole"
+        await approvals.decide(waiting.id, "allow", OPERATOR, "")
+    await settled()
+    assert [len(link.sent) for link in lab.links.values()] == [1, 1, 1]
+    lab.start("m1")
+    await settled()
+    assert len(lab.links["m1"].sent) == 1, "one more is too much in either case"
+
+
+async def test_a_member_whose_call_costs_too_much_meanwhile_is_held_although_its_fleet_was_not() -> None:
+    lab = Lab("m1", "m2", at_once=1)
+    lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    lab.hub.budgets.change((Budget("day", cost=100),))
+    approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), lambda: NOON, lambda *_, **__: None)
+    approvals.has_operator = True
+    approvals.change((ApprovalRule("spent", ("*",), spent=SpentTest("day", 2)),))
+    lab.start("all")
+    lab.start("m1")
+    lab.links["m1"].sent[0].finish(DONE)
+    await settled()
+    assert not lab.links["m2"].sent
+    assert [each.tool for each in approvals.list(OPERATOR).approvals] == ["m2.read"]
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -> None:
