@@ -743,7 +743,8 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
         return NotConnected(server, "it was removed")
     call = inflight.call
     tenant, tenants = call.caller.tenant, hub.tenants
-    if tenant != tenants.uncounted:
+    # The calls of a fleet's members count.
+    if tenant != tenants.uncounted and not (hub.fleets is not None and server in hub.fleets):
         if (refused := tenants.enter(tenant, hub.limits.tenant_calls)) is not None:
             return refused
         inflight.counted_by = tenants
