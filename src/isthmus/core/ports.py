@@ -544,7 +544,7 @@ class Recorder(Protocol):
     """Called when a call starts, before its tool is looked up. None if nobody listens, which costs nothing."""
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
-        """A call has ended; `server` is None if no server was found, `inflight.link` is None if it was not sent."""
+        """A call has ended; `server` is None if no server was found, `inflight.was_sent` says whether it was sent."""
 
     def waited(self, inflight: InFlight, seconds: float) -> None:
         """A call is sent now that had to wait for a slot or a link since it started."""

@@ -252,8 +252,7 @@ class AuditedRecorder:
         """Count a call and record it, unless the strict witness does."""
         self._count(inflight, server, outcome, seconds)
         if self.audit_gate is None:
-            was_sent = inflight.link is not None
-            self._add((self._now(), inflight.call, server, outcome, seconds, was_sent, ""))
+            self._add((self._now(), inflight.call, server, outcome, seconds, inflight.was_sent, ""))
 
 
 class StrictWitness:
@@ -298,7 +297,7 @@ class StrictWitness:
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Write the end of a call, then deliver its outcome; a task writes its end in its own commit."""
         id = self._begun.pop(inflight, "")
-        was_sent, exchange = inflight.link is not None, inflight.exchange
+        was_sent, exchange = inflight.was_sent, inflight.exchange
         if isinstance(exchange, AuditedExchange):
             exchange.note((self._now(), inflight.call, server, outcome, seconds, was_sent, id or exchange.audit_id))
             inflight.deliver(outcome)
@@ -312,6 +311,6 @@ class StrictWitness:
         if verdict == "refused":
             self._audit.add(fact)  # written later: a call that starts in the log also ends there
         if verdict != "kept":
-            _, executed = outcome_word(outcome, was_sent=inflight.link is not None)
+            _, executed = outcome_word(outcome, was_sent=inflight.was_sent)
             outcome = NotWritten(RESULT_WITHHELD if executed != "no" else NOT_SENT, executed=executed)
         inflight.deliver(outcome)

@@ -163,7 +163,7 @@ class TracingRecorder:
         trace = inflight.trace
         if not isinstance(trace, Trace):
             return
-        call, was_sent = inflight.call, inflight.link is not None
+        call, was_sent = inflight.call, inflight.was_sent
         if isinstance(outcome, Fault):
             word: str = outcome.reason
             executed: str = outcome.executed

@@ -578,7 +578,11 @@ class CallApprovals:
         keep = inflight.keep
 
         def on_end(inflight: InFlight, outcome: Outcome) -> Outcome | None:
-            if isinstance(outcome, Fault) and outcome.executed == "no":
+            if isinstance(outcome, Fault):
+                did_not_run = outcome.executed == "no"
+            else:  # the failures of all members of a fleet are a result
+                did_not_run = outcome.is_error and not inflight.was_sent
+            if did_not_run:
                 self.not_sent(inflight)
             elif isinstance(outcome, Result) and outcome.asked_by is not None:
                 self._credit(inflight, self._now() + QUESTION_SECONDS, needs_answers=True)

@@ -47,7 +47,16 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import BadArguments, Cancelled, Executed, Fault, NotConnected, TimedOut, UnknownTool
+from isthmus.model.faults import (
+    ApprovalPending,
+    BadArguments,
+    Cancelled,
+    Executed,
+    Fault,
+    NotConnected,
+    TimedOut,
+    UnknownTool,
+)
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
@@ -83,6 +92,9 @@ IDLE = (False, False, 0)
 
 STARTED_AT_ONCE = 64
 """Calls that are started before the event loop gets a turn."""
+
+HELD_ADVICE = "Call this member alone then: a call of all would run the others again"
+"""What the caller does about a member that waits for a person when the deadline has passed."""
 
 DEADLINE = "the fleet's deadline has passed"
 ANSWERED = "another member of the fleet has answered"
@@ -265,7 +277,7 @@ class FleetLink:
     ) -> Collection[ServerName]:
         """The members with this tool, without those that the caller is denied."""
         found = self.fleet.variant(tool)
-        if self.hub.custom_policy is None and not any(each.deny for each in _chain(caller.grants)):
+        if not self._has_denials(caller):
             return found.keys()
         policy = self.hub.snapshot.policy(caller.grants)
         return {
@@ -281,6 +293,23 @@ class FleetLink:
             return []
         policy = self.hub.snapshot.policy(caller.grants)
         return [member for member in members if not policy.denies(member, FeatureName(tool))]
+
+    def _shown(self, caller: Caller) -> Collection[ServerName]:
+        """The members without those of which the caller is denied every tool of the fleet."""
+        if not self._has_denials(caller):
+            return self.fleet.members.keys()
+        policy, tools = self.hub.snapshot.policy(caller.grants), self.fleet.tools
+
+        def is_denied(member: ServerName, status: ServerStatus) -> bool:
+            listed = [each for each in status.tools if each.name in tools]
+            if not listed:  # it was never connected, and may have any of them
+                return all(policy.denies(member, FeatureName(name)) for name in tools)
+            return all(policy.denies(member, each.name, labels_of(each, status.rules)) for each in listed)
+
+        return {member for member, status in self.fleet.members.items() if not is_denied(member, status)}
+
+    def _has_denials(self, caller: Caller) -> bool:
+        return self.hub.custom_policy is not None or any(each.deny for each in _chain(caller.grants))
 
     def _choose(self, inflight: InFlight, members: Collection[ServerName]) -> ServerName:
         """The member of this conversation if it is connected; otherwise the least busy one."""
@@ -346,7 +375,8 @@ class FleetLink:
         except msgspec.MsgspecError as error:
             return BadArguments(inflight.call.name, str(error))
         fits, queues = name_filter(wanted.pattern), self.hub.server_queues
-        members = [name for name in sorted(self.fleet.members) if fits(name)]
+        shown = self._shown(inflight.call.caller)
+        members = [name for name in sorted(shown) if fits(name)]
         rows = [
             {"id": name, "state": self.fleet.members[name].state, "calls": queues[name].running + queues[name].queued}
             for name in members[: wanted.limit]
@@ -380,12 +410,14 @@ def _everything(whose: CallerId | None) -> Grants:
 class _OneCall:
     """A call that one member answers: what the member reports and asks goes to the caller. See `Exchange`."""
 
-    __slots__ = ("_inner", "_member", "_outer", "_questions")
+    __slots__ = ("_ended", "_inner", "_member", "_outer", "_questions")
 
     def __init__(self, outer: InFlight, member: ServerName) -> None:
         self._outer = outer
         self._member = member
         self._inner: InFlight | None = None
+        self._ended: Outcome | None = None
+        """How the member's call ended, if that was before it was known."""
         self._questions: dict[OnReply, OpenQuestion] = {}
         """The caller's open questions, by the member's."""
 
@@ -393,6 +425,8 @@ class _OneCall:
         """Start the member's call."""
         self._outer.carriage = self
         self._inner = hub.start(call, self, ref(self._outer))
+        if self._ended is not None:
+            self.end(self._ended)
 
     @property
     def may_have_run(self) -> bool:
@@ -436,6 +470,11 @@ class _OneCall:
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
         if not self._outer.is_over:
+            inner = self._inner
+            if inner is None:  # it ended before `start` returned: `start` goes on
+                self._ended = outcome
+                return
+            self._outer.is_unreached = not _may_have_run(inner)
             self._outer.finish(_marked(outcome, self._member))
 
 
@@ -457,7 +496,7 @@ def _may_have_run(inflight: InFlight) -> bool:
     outcome = inflight.outcome
     if outcome is None:
         return inflight.may_have_run
-    return outcome.executed != "no" if isinstance(outcome, Fault) else inflight.link is not None
+    return outcome.executed != "no" if isinstance(outcome, Fault) else inflight.was_sent
 
 
 # -- several members ---------------------------------------------------------------------------------------------------
@@ -466,12 +505,14 @@ def _may_have_run(inflight: InFlight) -> bool:
 class _MemberCall:
     """A call of one member among several. It is the caller's side of that call; see `Exchange`."""
 
-    __slots__ = ("_gathering", "done_share", "inflight", "member")
+    __slots__ = ("_gathering", "done_share", "ended", "inflight", "member")
 
     def __init__(self, gathering: _Gathering, member: ServerName) -> None:
         self._gathering = gathering
         self.member = member
         self.inflight: InFlight | None = None
+        self.ended: Outcome | None = None
+        """How it ended, if that was before it was known."""
         self.done_share = 0.0
         """How much of it is done, as far as it has reported that."""
 
@@ -485,7 +526,10 @@ class _MemberCall:
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
-        self._gathering.ended(self, outcome)
+        if self.inflight is None:
+            self.ended = outcome
+        else:
+            self._gathering.ended(self, self.inflight, outcome)
 
 
 class _Row(msgspec.Struct):
@@ -570,7 +614,9 @@ class _Gathering:
             self._add(member, TimedOut(member, self._seconds, executed="no"), was_sent=False)
         self._waiting.clear()
         for call in list(self._calls.values()):
-            if call.inflight is not None:
+            if call.inflight is not None and call.inflight.is_held:
+                call.inflight.expire()  # the fault names the approval
+            elif call.inflight is not None:
                 call.inflight.cancel(DEADLINE)
         self._finish_if_done()
 
@@ -588,24 +634,27 @@ class _Gathering:
             call = self._calls[member] = _MemberCall(self, member)
             made = self._link.call_of(self._outer, member, self._arguments, is_alone=False)
             call.inflight = hub.start(made, call, ref(self._outer))
+            if call.ended is not None:
+                self.ended(call, call.inflight, call.ended)
             started += 1
         self._is_starting = False
         self._finish_if_done()
 
-    def ended(self, call: _MemberCall, outcome: Outcome) -> None:
+    def ended(self, call: _MemberCall, inflight: InFlight, outcome: Outcome) -> None:
         """A call of a member has ended."""
         del self._calls[call.member]
+        was_sent = inflight.was_sent
         if self._is_over:
             return
         if self._is_late and isinstance(outcome, Cancelled):
             outcome = TimedOut(call.member, self._seconds, executed=outcome.executed)
         if self._mode == "any" and isinstance(outcome, Result) and not outcome.is_error:
+            self._has_run = was_sent or self.may_have_run
             self.cancel(ANSWERED)
             if not self._outer.is_over:
+                self._outer.is_unreached = not self._has_run
                 self._outer.finish(_marked(outcome, call.member))
             return
-        # A call that has ended before `start` returned was not sent, or was answered at once.
-        was_sent = call.inflight is None or call.inflight.link is not None
         self._add(call.member, outcome, was_sent=was_sent)
         self._report(call, 1.0, "done" if self._rows[-1].ok else "failed")
         self._start_some()
@@ -617,6 +666,7 @@ class _Gathering:
         if self._timer is not None:
             self._timer.cancel()
         if not self._outer.is_over:
+            self._outer.is_unreached = not self._has_run
             self._outer.finish(self._gathered())
 
     # -- progress ------------------------------------------------------------------------------------------------------
@@ -653,11 +703,14 @@ class _Gathering:
     def _add(self, member: ServerName, outcome: Outcome, *, was_sent: bool) -> None:
         """Note how the call of a member has ended."""
         if isinstance(outcome, Fault):
-            error: dict[str, Any] = {"reason": outcome.reason, "message": outcome.message}
+            advice = f". {HELD_ADVICE}" if isinstance(outcome, ApprovalPending) else ""
+            error: dict[str, Any] = {"reason": outcome.reason, "message": f"{outcome.message}{advice}"}
+            if outcome.approval is not None:
+                error["approval"] = outcome.approval
             if outcome.retry_after is not None:
                 error["retryAfter"] = outcome.retry_after
             row = _Row(member, ok=False, executed=outcome.executed, error=error)
-            line = f"failed: {outcome.message} (executed: {outcome.executed})"
+            line = f"failed: {error['message']} (executed: {outcome.executed})"
         else:
             row = _Row(member, ok=not outcome.is_error, executed="yes" if was_sent else "no")
             length = len(memoryview(outcome.payload))

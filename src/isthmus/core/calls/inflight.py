@@ -178,6 +178,7 @@ class InFlight:
         "counted_by",
         "exchange",
         "is_sealed",
+        "is_unreached",
         "keep",
         "link",
         "name",
@@ -219,6 +220,8 @@ class InFlight:
         """The counter of its tenant's calls, until it has ended."""
         self.outcome: Outcome | None = None
         self.is_sealed = False
+        self.is_unreached = False
+        """A fleet has ended it, and no member can have run it."""
         self.timeout = 0.0
         self._id = 0
         self.wait_seconds = 0.0
@@ -250,6 +253,11 @@ class InFlight:
     def is_over(self) -> bool:
         """Whether it has ended, also while its end is being written to the audit log."""
         return self.outcome is not None or self.is_sealed
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether it was sent to its server; to a member, if that is a fleet."""
+        return self.link is not None and not self.is_unreached
 
     def outer(self) -> Iterator[InFlight]:
         """The running calls that this one was made within, the nearest first."""

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
+from isthmus.core.access.approval_rules import ApprovalRule
+from isthmus.core.access.budget_rules import Budget
+from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleets import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.fleets import FleetSettings
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, LogMessage, Outcome, Progress, Question, Reply, Result
 from isthmus.model.faults import Fault, Lost
 from isthmus.model.names import ServerName
+from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, HeldLink, Listener, Notes, call, raw, ready, tool
 
 LAB = ServerName("lab")
+OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 SECONDS = 5.0
 
@@ -27,20 +38,20 @@ SECONDS = 5.0
 class Lab:
     """A hub with a fleet of held links."""
 
-    def __init__(self, *names: str, **settings: Any) -> None:
-        self.hub = Hub(Limits(), Notes())
+    def __init__(self, *names: str, limits: Limits | None = None, **settings: Any) -> None:
+        self.hub = Hub(limits or Limits(), Notes())
         self.links: dict[str, HeldLink] = {}
         self.fleets = Fleets(self.hub)
         self.fleets.change({LAB: FleetSettings(("m*",), **settings)})
         for name in names:
             self.add(name)
 
-    def add(self, name: str, *, is_connected: bool = True) -> None:
+    def add(self, name: str, *, is_connected: bool = True, rules: ToolRules = NO_TOOL_RULES) -> None:
         queue = ServerQueue(ServerName(name), self.hub.limits)
         if is_connected:
             self.links[name] = HeldLink()
             queue.attach(self.links[name])
-        status = ready(tool("read", name, inputSchema=SCHEMA), server=name)
+        status = ready(tool("read", name, inputSchema=SCHEMA), server=name, rules=rules)
         absent = ServerStatus(ServerName(name), "retrying", "it is broken", is_settled=True)
         self.hub.open_server_queue(queue, status if is_connected else absent)
 
@@ -186,6 +197,88 @@ async def test_a_policy_of_the_operator_may_refuse_a_member() -> None:
     lab.finish("m1")
     assert list(rows_of(listener)) == ["m1"]
     assert lab.start("m2").fault.reason == "bad_arguments"
+
+
+async def test_members_that_the_caller_is_denied_are_not_listed() -> None:
+    lab = Lab("m1", "m2", "m3")
+    lab.add("m4", is_connected=False)
+    careful = Caller("careful", "default", Grants(("lab.*",), ("m2.*", "m4.read")))
+    listed = lab.start(name="lab.fleet_members", caller=careful).ends[0]
+    assert isinstance(listed, Result)
+    found = json.loads(bytes(listed.payload))["structuredContent"]
+    assert ([row["id"] for row in found["members"]], found["total"]) == (["m1", "m3"], 2)
+
+
+@pytest.mark.parametrize("member", ["m1", "all"])
+async def test_a_result_from_the_cache_was_not_executed(member: str) -> None:
+    lab = Lab()
+    lab.add("m1", rules=ToolRules(cached=("read",), cache_seconds=60))
+    lab.start(member)
+    lab.finish("m1")
+    assert lab.inflight.was_sent
+    listener = lab.start(member)
+    assert len(lab.links["m1"].sent) == 1
+    assert not lab.inflight.was_sent, "what the audit log says of the caller's call"
+    if member == "all":
+        assert rows_of(listener)["m1"]["executed"] == "no"
+
+
+async def test_a_call_that_no_member_ran_leaves_its_approval() -> None:
+    lab = Lab("m1", "m2")
+    approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), time.time, lambda *_, **__: None)
+    approvals.has_operator = True
+    approvals.change((ApprovalRule("fleet", ("lab.*",)),))
+    budgets = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None)
+    budgets.change((Budget("none", calls=0),))
+    listener = lab.start("all")
+    await settled()
+    (waiting,) = approvals.list(OPERATOR).approvals
+    await approvals.decide(waiting.id, "allow", OPERATOR, "")
+    await settled()
+    assert [row["executed"] for row in rows_of(listener).values()] == ["no", "no"]
+    assert not lab.inflight.was_sent
+    budgets.change(())
+    lab.start("all")
+    await settled()
+    assert [len(link.sent) for link in lab.links.values()] == [1, 1], "nobody is asked again"
+
+
+async def test_a_member_that_waits_for_a_person_at_the_deadline_says_for_what() -> None:
+    lab = Lab("m1", "m2", deadline=0.05)
+    approvals = lab.hub.approvals = CallApprovals(MemoryJournal(), time.time, lambda *_, **__: None)
+    approvals.has_operator = True
+    approvals.change((ApprovalRule("careful", ("m2.*",)),))
+    listener = lab.start("all")
+    lab.finish("m1")
+    await asyncio.wait_for(listener.ended.wait(), SECONDS)
+    (waiting,) = approvals.list(OPERATOR).approvals
+    row = rows_of(listener)["m2"]
+    assert (row["executed"], row["error"]["reason"], row["error"]["approval"]) == ("no", "approval_pending", waiting.id)
+    assert "Call this member alone" in row["error"]["message"]
+    await approvals.decide(waiting.id, "allow", OPERATOR, "")
+    lab.start("m2")
+    await settled()
+    assert len(lab.links["m2"].sent) == 1
+
+
+async def test_a_call_of_a_fleet_takes_one_place_of_its_tenant() -> None:
+    lab = Lab("m1", "m2", limits=Limits(tenant_calls=2))
+    lab.hub.tenants.know(Tenants({"one": TenantSettings()}), {"one", "two"})
+    caller = Caller("anyone", "one", Grants(("*",)))
+    lab.start("m1", caller=caller)
+    lab.start("m2", caller=caller)
+    assert [len(link.sent) for link in lab.links.values()] == [1, 1]
+    assert lab.start("m1", caller=caller).fault.reason == "too_many_calls"
+    for name in ("m1", "m2"):
+        lab.finish(name)
+    lab.start("all", caller=caller)
+    assert [len(link.sent) for link in lab.links.values()] == [2, 2]
+
+
+async def settled() -> None:
+    """Let the journal in memory and what follows from it finish."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_a_result_that_is_not_an_object_is_passed_on() -> None:
