@@ -93,6 +93,12 @@ IDLE = (False, False, 0)
 STARTED_AT_ONCE = 64
 """Calls that are started before the event loop gets a turn."""
 
+SUMMARY_BYTES = 400
+"""About what a gathered result says besides its rows."""
+
+ROW_BYTES = 200
+"""About what the row and the line of a member take besides its result."""
+
 HELD_ADVICE = "Call this member alone then: a call of all would run the others again"
 """What the caller does about a member that waits for a person when the deadline has passed."""
 
@@ -183,6 +189,7 @@ class FleetLink:
         statuses = self.hub.snapshot.server_statuses  # brings the fleet up to date: the call may have waited
         fleet, name = self.fleet, inflight.name
         if name == MEMBERS_TOOL:
+            self._watch(inflight)
             inflight.finish(self._list_members(inflight))
             return
         if name not in fleet.tools:
@@ -199,10 +206,17 @@ class FleetLink:
         elif wanted in (ALL_MEMBERS, ANY_MEMBER):
             mode: Mode = "all" if wanted == ALL_MEMBERS else "any"
             unlisted = self._unlisted(inflight.call.caller, name) if mode == "all" else ()
+            self._watch(inflight)
             _Gathering(self, inflight, mode, sorted(members), given, unlisted).start()
         else:
             member = ServerName(wanted) if wanted else self._choose(inflight, members)
+            self._watch(inflight, member)
             _OneCall(inflight, member).start(self.hub, self.call_of(inflight, member, given))
+
+    def _watch(self, inflight: InFlight, member: ServerName | None = None) -> None:
+        """Have a large result cut, by the limit of the member if only that answers."""
+        if self.hub.is_cutting and self.hub.cuts is not None:
+            self.hub.cuts.watch(inflight, member)
 
     def called_by(self, inflight: InFlight) -> Sequence[Tool]:
         """The tools of the members that a call of several members reaches; none if it is for one."""
@@ -579,6 +593,11 @@ class _Gathering:
         if outer.call.timeout is not None:
             self._seconds = min(self._seconds, outer.call.timeout * TIMEOUT_SHARE)
         self._share_bytes = self._settings.result_bytes // self._total
+        cuts = link.hub.cuts if link.hub.is_cutting else None
+        if cuts is not None and (limit := cuts.limit_of(outer)):
+            # So that the whole is not cut: each result is in the text and in its row.
+            fitting = ((limit - SUMMARY_BYTES) // self._total - ROW_BYTES) // 2
+            self._share_bytes = max(0, min(self._share_bytes, fitting))
         self._progress = 0.0
         self._has_run = False
         for member in unlisted:
@@ -729,9 +748,10 @@ class _Gathering:
     def _gathered(self) -> Result:
         good = sum(row.ok for row in self._rows)
         order = sorted(range(len(self._rows)), key=lambda at: self._rows[at].member)
-        lines = [self._lines[at] for at in order]
         late = f"; the deadline of {self._seconds:g} s has passed" if self._is_late else ""
-        lines.append(f"{good} of {self._total} members succeeded{late}")
+        lines = [f"{good} of {self._total} members succeeded{late}"]
+        # The failures first: a text that is too long is cut at its end.
+        lines += (self._lines[at] for is_ok in (False, True) for at in order if self._rows[at].ok == is_ok)
         structured = {
             "fleet": self._link.fleet.name,
             "tool": self._outer.name,

@@ -727,7 +727,10 @@ def use_cache_and_cut(hub: Hub, inflight: InFlight) -> Outcome | None:
     """`use_cache`, and have a large result cut, cached or not. The cache has the whole."""
     cached = use_cache(hub, inflight)
     assert hub.cuts is not None
-    hub.cuts.watch(inflight)
+    assert inflight.route is not None
+    # A fleet does that when it knows who answers.
+    if hub.fleets is None or inflight.route.feature.server not in hub.fleets:
+        hub.cuts.watch(inflight)
     return cached
 
 

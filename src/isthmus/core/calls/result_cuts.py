@@ -368,14 +368,20 @@ class ResultCuts:
         self.kept.seconds = bounds.kept_result_seconds
         self.kept.caller_bytes, self.kept.hub_bytes = bounds.caller_kept_bytes, bounds.kept_bytes
 
-    def watch(self, inflight: InFlight) -> None:
-        """Have the result of a call cut if it is too large. Programs within the hub, such as scripts, get the whole."""
+    def limit_of(self, inflight: InFlight, server: ServerName | None = None) -> int:
+        """How long the result of a call may be; 0 for no limit. Programs within the hub, such as scripts, have none.
+
+        `server` is the one that answers, if it is a member of the server that was called.
+        """
         call = inflight.call
         if call.kind not in ("tool", "task_result") or call.script or inflight.within is not None:
-            return
-        route = inflight.target
-        server = None if route.feature.server == BUILTIN else route.feature.server
-        if limit := self.limits.limit_of(call, server):
+            return 0
+        server = server or inflight.target.feature.server
+        return self.limits.limit_of(call, None if server == BUILTIN else server)
+
+    def watch(self, inflight: InFlight, server: ServerName | None = None) -> None:
+        """Have the result of a call cut if it is too large; `server` is as in `limit_of`."""
+        if limit := self.limit_of(inflight, server):
             inflight.keep = partial(self._on_end, limit, inflight.keep)
 
     def _on_end(

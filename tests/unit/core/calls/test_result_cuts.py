@@ -27,8 +27,9 @@ from isthmus.core.pauses import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
-from isthmus.model.faults import UnknownResource
+from isthmus.model.faults import Lost, UnknownResource
 from isthmus.model.features import Tool
+from isthmus.model.names import ServerName
 from tests.unit.core.calls.test_fleets import Lab
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call, ready, tool
 
@@ -212,16 +213,54 @@ async def test_scripts_and_functions_get_the_whole() -> None:
     assert await stage.result(msgspec.structs.replace(call(), script="s1")) is stage.answer
 
 
-async def test_the_result_of_a_fleet_is_cut_and_those_of_its_members_are_not() -> None:
-    lab = Lab("m1", "m2", read_only=("*",))
-    cuts = ResultCuts(lambda: 0.0)
-    cuts.change(ResultLimits(LIMIT), Limits())
+def fleet(limits: ResultLimits, *names: str) -> tuple[Lab, ResultCuts]:
+    lab, cuts = Lab(*names, read_only=("*",)), ResultCuts(lambda: 0.0)
+    cuts.change(limits, Limits())
     lab.hub.change_cuts(cuts, is_cutting=True)
+    return lab, cuts
+
+
+def long_text(length: int, **members: Any) -> Result:
+    return Result(Raw(json.dumps({"content": [{"type": "text", "text": "x" * length}], **members}).encode()))
+
+
+@pytest.mark.parametrize("length", [LIMIT, LIMIT // 4, 100])
+async def test_the_result_of_all_members_has_their_outcomes_within_the_limit_of_the_caller(length: int) -> None:
+    lab, cuts = fleet(ResultLimits(LIMIT), "m1", "m2", "m3")
     listener = lab.start("all")
     for name in ("m1", "m2"):
-        lab.finish(name, Result(Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * LIMIT))))
+        lab.finish(name, long_text(length))
+    lab.finish("m3", Lost(ServerName("m3"), "gone", executed="unknown"))
+    got = await result_of(listener)
+    assert len(memoryview(got.payload)) <= LIMIT
+    shown = json.loads(bytes(got.payload))
+    assert [row["executed"] for row in shown["structuredContent"]["members"]] == ["yes", "yes", "unknown"]
+    assert not len(cuts.kept), "nothing is cut"
+    assert ("result" in shown["structuredContent"]["members"][0]) == (length == 100)
+    assert shown["content"][0]["text"].startswith("2 of 3 members succeeded\nm3: failed: ")
+
+
+async def test_of_too_many_outcomes_for_the_limit_the_failures_are_kept() -> None:
+    lab, cuts = fleet(ResultLimits(LIMIT), *(f"m{number}" for number in range(100, 200)))
+    for link in lab.links.values():
+        link.at_once = lambda inflight: inflight.finish(long_text(1000))
+    lab.links["m199"].at_once = lambda inflight: inflight.finish(Lost(ServerName("m199"), "gone", executed="unknown"))
+    listener = lab.start("all")
+    await asyncio.wait_for(listener.ended.wait(), 5)
     shown = json.loads(bytes((await result_of(listener)).payload))
-    assert "Cut by the hub" in json.dumps(shown)
+    assert shown["content"][0]["text"].startswith("99 of 100 members succeeded\nm199: failed: ")
+    assert "Cut by the hub" in shown["content"][0]["text"]
+    assert len(cuts.kept) == 1
+
+
+async def test_the_result_of_one_member_is_cut_by_its_own_limit() -> None:
+    lab, cuts = fleet(ResultLimits(0, servers={ServerName("m1"): LIMIT}), "m1", "m2")
+    for name in ("m1", "m2"):
+        listener = lab.start(name)
+        lab.finish(name, long_text(2 * LIMIT))
+        got = await result_of(listener)
+        assert ("Cut by the hub" in str(bytes(got.payload))) == (name == "m1")
+        assert json.loads(bytes(got.payload))["_meta"] == {"isthmus/member": name}
     assert len(cuts.kept) == 1
 
 
