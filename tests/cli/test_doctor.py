@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 RUN_SECONDS = 60.0
 MOVED_TO = "https://moved.example/mcp"
+FLEET = {"members": "od*", "hide_members": False}
 SECRET = "hunter2-hunter2"
 
 
@@ -252,7 +253,8 @@ async def test_a_running_hub_is_asked_and_no_server_started_again(tmp_path: Path
     starts, script = tmp_path / "starts", tmp_path / "counted.py"
     script.write_text(f"with open({str(starts)!r}, 'a') as file:\n    file.write('started ')\n{ODD}")
     broken = shell("echo 'no licence' >&2; exit 3")
-    async with serving(tmp_path, {"odd": stdio([sys.executable, str(script), "query"]), "broken": broken}) as hub:
+    servers, fleets = {"odd": stdio([sys.executable, str(script), "query"]), "broken": broken}, {"odds": FLEET}
+    async with serving(tmp_path, servers, fleets=fleets) as hub:
         named = ("--config", str(tmp_path / "isthmus.json"))
         note = f"Using the hub that runs at http://127.0.0.1:{hub.port}; --private starts another.\n"
         code, out = await doctor(*named)
@@ -263,6 +265,7 @@ async def test_a_running_hub_is_asked_and_no_server_started_again(tmp_path: Path
         code, reached = await command("access", "local", *named)
         assert (code, note in reached) == (0, True), reached
         assert "odd.query" in reached
+        assert "odds.query" in reached
         assert "file:///x" in reached
         assert "broken is retrying: exited with code 3" in reached
         assert starts.read_text() == "started "

@@ -19,7 +19,7 @@ from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, started, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, started, stdio, write_config
 from tests.relay.peers import Json, Manner, device, raw_server
 from tests.relay.tokens import KEY
 
@@ -53,9 +53,13 @@ MEMBER = "isthmus/member"
 Era = Literal["legacy", "auto"]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fleets")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
-    folder = tmp_path_factory.mktemp("fleets")
+async def hub(folder: Path) -> AsyncIterator[HubProcess]:
     tables = {"fleets": FLEETS, "callers": CALLERS, "relay": RELAY, "approvals": APPROVALS, "limits": PATIENT}
     async with serving(folder, SERVERS, **tables) as running:
         yield running
@@ -88,6 +92,16 @@ async def sdk(hub: HubProcess, era: Era, **answers: Any) -> AsyncIterator[Client
         Client(streamable_http_client(hub.url, http_client=http), mode=era, **answers) as client,
     ):
         yield client
+
+
+async def access(folder: Path, who: str) -> str:
+    """What `isthmus access` says beside the running hub."""
+    words = isthmus("access", who, "--config", str(folder / "isthmus.json"))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environment())
+    async with asyncio.timeout(SECONDS):
+        out, error = await process.communicate()
+    return (out + error).decode()
 
 
 def rows_of(result: Json) -> dict[str, Json]:
@@ -334,6 +348,8 @@ async def test_permission_for_the_fleet_is_enough_and_a_denied_fleet_looks_unkno
         assert denied["error"]["message"].replace("nodes", "nothing") == unknown["error"]["message"]
         assert denied["error"]["data"] == unknown["error"]["data"] == {"executed": "no", "reason": "unknown_tool"}
         assert [*rows_of((await careful.call("nodes.read", {"fleet_member": "all"}))["result"])] == ["node-a", "node-c"]
+        listed = (await careful.call("nodes.fleet_members"))["result"]["structuredContent"]
+        assert ([row["id"] for row in listed["members"]], listed["total"]) == (["node-a", "node-c"], 2)
         one = await careful.call("nodes.read", {"fleet_member": "node-b"})
         none = await careful.call("nodes.read", {"fleet_member": "node-x"})
         assert one["error"]["message"].replace("node-b", "node-x") == none["error"]["message"]
@@ -374,6 +390,8 @@ async def test_a_call_of_all_members_is_approved_once_and_a_rule_about_one_membe
             (True, "yes"),
             (False, "no"),
         ]
+        error = gathered["members"][2]["error"]
+        assert (error["reason"], error["approval"][:3]) == ("approval_pending", "ap_")
 
 
 # -- every frontend ----------------------------------------------------------------------------------------------------
@@ -413,7 +431,7 @@ async def test_a_fleet_is_called_on_every_frontend(hub: HubProcess, rest: httpx2
 # -- members that come and go ------------------------------------------------------------------------------------------
 
 
-async def test_servers_that_dial_in_join_leave_and_come_back(hub: HubProcess, raw: Raw) -> None:
+async def test_servers_that_dial_in_join_leave_and_come_back(hub: HubProcess, raw: Raw, folder: Path) -> None:
     def manner() -> Manner:
         return Manner(tools=("echo", "hold"))
 
@@ -461,6 +479,11 @@ async def test_servers_that_dial_in_join_leave_and_come_back(hub: HubProcess, ra
         # The operator says that this one only reads; nobody trusts the servers.
         assert "result" in await raw.call("sensors.echo", {"fleet_member": "any"})
         assert "error" in await raw.call("sensors.hold", {"fleet_member": "any"})
+        # Beside the running hub, `isthmus access` knows what only that can know.
+        told = await access(folder, "free")
+        assert all(f"{name}.{tool}" in told for name, tool in (("sensors", "echo"), ("nodes", "read")))
+        assert "empty is away: the fleet has no members" in told
+        assert "sensors is away" not in told
 
 
 async def test_members_with_another_schema_are_not_called(hub: HubProcess, raw: Raw, rest: httpx2.AsyncClient) -> None:

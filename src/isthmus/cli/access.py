@@ -46,7 +46,7 @@ from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.fleets import hidden_by
+from isthmus.core.catalog.fleets import CARRIER, Fleet, hidden_by
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
@@ -232,6 +232,13 @@ async def snapshots_of(
     for server in new.servers:
         if server.name in changed:
             changed[server.name] = replace(changed[server.name], rules=server.rules)
+    fleets = {name: status for name, status in statuses.items() if status.carrier == CARRIER}
+    kept = {
+        name: fleets[name]
+        for name, settings in new.fleets.items()
+        if name in fleets and settings.may_dial and settings == old.fleets.get(name)
+    }
+    changed = _with_fleets(changed, new, kept)
     return _snapshot(_without_withheld(statuses, old), old), _snapshot(_without_withheld(changed, new), new)
 
 
@@ -247,6 +254,9 @@ async def _statuses(
         return await _start(configuration, None, wait)
     async with open_hub(running, wait=wait) as hub:
         infos = {info.name: info for info in read_servers(await hub.servers())}
+        # Only the hub knows the servers that have dialled in.
+        dialled = [name for name, settings in configuration.fleets.items() if settings.may_dial and name in infos]
+        tools = read_listing(await hub.list(TOOLS), TOOLS).offers if dialled else ()
     known: dict[ServerName, ServerStatus] = {}
     async with aclosing(ServerListFiles(Path(configuration.hub.state))) as files:
         cache = ListCache(files)
@@ -269,7 +279,38 @@ async def _statuses(
                 )
                 # Lists are stored as the server sent them; the hub leaves out tools with foreign references.
                 known[server.name] = Review().reviewed(listed)
-    return await _start(configuration, {server.name for server in configuration.servers} - known.keys(), wait) | known
+    missing = {server.name for server in configuration.servers} - known.keys()
+    statuses = await _start(configuration, missing, wait) | known
+    listed = _listed(tools, (), configuration)
+    fleets = {
+        name: ServerStatus(
+            name,
+            cast(ServerState, infos[name].state),
+            infos[name].reason,
+            tools=listed[name].tools if name in listed else (),
+            carrier=CARRIER,
+        )
+        for name in dialled
+    }
+    return _with_fleets(statuses, configuration, fleets)
+
+
+def _with_fleets(
+    statuses: Mapping[ServerName, ServerStatus],
+    configuration: Configuration,
+    known: Mapping[ServerName, ServerStatus],
+) -> dict[ServerName, ServerStatus]:
+    """The same servers with the fleets of a configuration: those that are known, and the others by their members."""
+    servers = {name: status for name, status in statuses.items() if status.carrier != CARRIER}
+    fleets: dict[ServerName, ServerStatus] = {}
+    for name, settings in configuration.fleets.items():
+        if name in known:
+            fleets[name] = known[name]
+        else:
+            fleet = Fleet(name, settings)
+            fleet.update(servers)
+            fleets[name] = fleet.status
+    return servers | fleets
 
 
 async def _start(

@@ -121,11 +121,20 @@ class FleetSettings:
     @property
     def is_dialled(self) -> bool:
         """Whether all members dial in."""
-        return all(is_of_agent(pattern) or pattern.startswith(DIALIN) for pattern in self.members)
+        return all(_is_of_dialled(pattern) for pattern in self.members)
+
+    @property
+    def may_dial(self) -> bool:
+        """Whether some members may dial in."""
+        return any(_is_of_dialled(pattern) for pattern in self.members)
 
     def has(self, status: ServerStatus) -> bool:
         """Whether a server matches a pattern. The hub's own tools and fleets never do."""
         return status.server != BUILTIN and status.carrier != CARRIER and any(test(status) for test in self._tests)
+
+
+def _is_of_dialled(pattern: str) -> bool:
+    return is_of_agent(pattern) or pattern.startswith(DIALIN)
 
 
 def _test_of(pattern: str) -> Callable[[ServerStatus], bool]:
