@@ -281,13 +281,13 @@ async def _statuses(
                 known[server.name] = Review().reviewed(listed)
     missing = {server.name for server in configuration.servers} - known.keys()
     statuses = await _start(configuration, missing, wait) | known
-    listed = _listed(tools, (), configuration)
+    offered = _listed(tools, (), configuration)
     fleets = {
         name: ServerStatus(
             name,
             cast(ServerState, infos[name].state),
             infos[name].reason,
-            tools=listed[name].tools if name in listed else (),
+            tools=offered[name].tools if name in offered else (),
             carrier=CARRIER,
         )
         for name in dialled
