@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from isthmus.core.access.budget_rules import COST_DIGITS, Budget, Per, Period, period_at
-from isthmus.core.access.policy import Labels, Policy, is_of_agent, is_of_label
+from isthmus.core.access.policy import AGENT, Labels, Policy, is_of_agent, is_of_label
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.rules import NO_TOOL_RULES, labels_of
 from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, ServerStatus, Snapshot
@@ -270,15 +270,22 @@ class CallBudgets:
         called: Sequence[Feature] = () if hub.fleets is None else hub.fleets.called_by(inflight)
         if called:
             call = msgspec.structs.replace(call, fleet=route.feature.server)
-        costs: dict[str, float] = {}
-        for own in called or (route.own or route.feature,):
+        costs: dict[tuple[str, ...], float] = {}
+        for own, alike in _alike(budget, called or (route.own or route.feature,), hub.snapshot):
             matched = self._match(hub, call, own, inflight.name)
-            if name in matched.costs:
-                subject = matched.subjects[name]
-                costs[subject] = costs.get(subject, 0.0) + matched.costs[name]
+            if name not in matched.costs:
+                continue
+            is_own = budget.per == "tool" and called and matched.subjects[name].startswith(f"{own.server}.")
+            for server in alike if is_own else alike[:1]:
+                tool = f"{server}.{matched.subjects[name].partition('.')[2]}" if is_own else matched.subjects[name]
+                subject = _subject(budget.per, call.caller, call.set, tool)
+                added = matched.costs[name] * (1 if is_own else len(alike))
+                costs[subject] = costs.get(subject, 0.0) + added
         found = 0.0
         for subject, cost in costs.items():
-            counter = self._counter(budget, call, subject, now)
+            counter = self._counters.get((budget.name, budget.per, budget.period, subject))
+            if counter is not None:
+                counter.renew(now)
             found = max(found, cost + (0.0 if counter is None else counter.cost))
         return round(found, COST_DIGITS)
 
@@ -519,6 +526,33 @@ def _subject_of(own: Feature, status: ServerStatus | None, *, is_blind: bool) ->
     listed = () if status is None or is_blind else (status.tools, *(each.tools for each in status.variants.values()))
     is_listed = any(tool.name == own.name for tools in listed for tool in tools)
     return f"{own.server}.{own.name if is_listed else '*'}"
+
+
+def _alike(
+    budget: Budget, features: Sequence[Feature], snapshot: Snapshot
+) -> Iterable[tuple[Feature, list[ServerName]]]:
+    """Tools of servers that a budget cannot tell apart: one of them, and the servers that have it.
+
+    A fleet has thousands of members, and to match each of them would hold the event loop.
+    """
+    patterns = (*(budget.tools or ()), *(pattern for pattern, _ in budget.costs))
+    named = {pattern.partition(".")[0] for pattern in patterns}
+    groups: list[tuple[Feature, object, list[ServerName]]] = []
+    for feature in features:
+        status = snapshot.server_statuses.get(feature.server)
+        about = None
+        if status is not None:
+            # Each device may have an agent of its own; few are named.
+            agent = f"{AGENT}{status.agent}"
+            about = (agent if any(each.startswith(agent) for each in patterns) else "", status.rules)
+        if feature.server not in named:
+            same = next((each for each in groups if each[0].digest == feature.digest and each[1] == about), None)
+            if same is not None:
+                same[2].append(feature.server)
+                continue
+        # One that is named has a group of its own, which nothing equals.
+        groups.append((feature, object() if feature.server in named else about, [feature.server]))
+    return ((feature, servers) for feature, _, servers in groups)
 
 
 def _covers(

@@ -25,6 +25,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.faults import BudgetExceeded, Lost, NotConnected
 from isthmus.model.features import Tool
+from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.faults.watching import eventually
 from tests.unit.core.calls.test_fleets import Lab
@@ -336,6 +337,25 @@ async def test_a_call_of_all_members_is_held_if_all_of_them_would_spend_too_much
     lab.start("m1")
     await settled()
     assert len(lab.links["m1"].sent) == 1, "one more is too much in either case"
+
+
+async def test_what_a_call_of_all_members_costs_is_the_sum_in_each_counter() -> None:
+    lab = Lab("m1", "m2", "m3")
+    budgets = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    wanted = {
+        Budget("dear", cost=99, costs=(("m2.*", 5.0),)): 7.0,
+        Budget("some", cost=99, tools=("m1.*", "m3.read")): 2.0,
+        Budget("tool", cost=99, per="tool"): 3.0,
+        Budget("each", cost=99, per="tool", tools=("m1.*", "m3.*"), costs=(("m3.*", 4.0),)): 4.0,
+        Budget("other", cost=99, tools=("files.*",)): 0.0,
+    }
+    budgets.change(tuple(wanted))
+    listener = lab.start("all")
+    for name in lab.links:
+        lab.finish(name, NotConnected(ServerName(name), "gone"))
+    assert listener.ends
+    found = {budget.name: budgets.cost_with(lab.hub, lab.inflight, budget.name) for budget in wanted}
+    assert found == {budget.name: cost for budget, cost in wanted.items()}
 
 
 async def test_a_member_whose_call_costs_too_much_meanwhile_is_held_although_its_fleet_was_not() -> None:
