@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ AFTER = 0.3
 """When a modern call becomes a task."""
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "boss")}
 CALLERS: dict[str, Any] = {
-    "agent": {"key": KEYS["agent"], "allow": ["*"]},
+    "agent": {"key": KEYS["agent"], "allow": ["*"], "max_result_bytes": 4096},
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
 PAYS = """
@@ -104,6 +105,13 @@ def assert_paid_once(told: Any, ledger: Ledger) -> None:
     assert ledger.ran() == {"a": 1, "b": 1, "c": 1}
 
 
+def assert_cut(result: Any) -> None:
+    """The caller's `max_result_bytes` holds for scripts."""
+    text, link = result["content"]
+    assert "[Cut by the hub: " in text["text"]
+    assert (len(json.dumps(result)) < 5000, link["type"]) == (True, "resource_link")
+
+
 async def test_a_legacy_task_of_a_killed_hub_continues_and_repeats_no_call(config: Path, ledger: Ledger) -> None:
     async with opened(config) as agent:
         listed = {tool["name"]: tool for tool in (await agent.legacy("tools/list"))["tools"]}
@@ -129,6 +137,10 @@ async def test_a_modern_script_is_a_task_if_it_does_not_end_soon_and_continues_t
         assert (await agent.legacy("tasks/list"))["tasks"] == []
         refused = await agent.run("nothing_of_this_name()")
         assert (refused["isError"], refused["structuredContent"]["error"]) == (True, "refused")
+        assert_cut(await agent.run("'x' * 20_000"))
+        script = {"code": "'x' * 20_000"}
+        long = await agent.legacy("tools/call", name="run_code", arguments=script, task={"ttl": 600_000})
+        assert_cut(await agent.legacy("tasks/result", taskId=long["task"]["taskId"]))
         made = await agent.run(PAYS)
         assert (made["resultType"], made["status"]) == ("task", "working")
         await eventually(lambda: ledger.ran() == {"a": 1, "b": 1}, "the second call", within=SECONDS)

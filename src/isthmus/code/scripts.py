@@ -77,6 +77,8 @@ STATE = "script.state"
 SCRIPTS = ServerName("run_code")
 """What scripts are called where faults name a server."""
 
+NO_ARGUMENTS = Raw(b"{}")
+
 VIEWS_MAX = 32
 """Views whose Python names are remembered."""
 
@@ -441,6 +443,8 @@ class RunningScript:
         self._lines: dict[str, tuple[int, ...]] = {}
         self._held: dict[int, Question] = {}
         """What the calls that wait for approval show."""
+        self.is_task = False
+        """No call of the hub has its result, so the script itself has it cut."""
         self.on_left: Callable[[], None] | None = None
         """Called when a durable script is left to the next hub."""
 
@@ -812,7 +816,16 @@ class RunningScript:
         self._stop()
         for inflight in list(self._inflight.values()):
             inflight.cancel("the script ended")
-        self._exchange.end(outcome)
+        hub = self._scripts.hub
+        if self.is_task and hub.is_cutting and hub.cuts is not None:
+            hub.cuts.cut(self._own_call(), outcome, self._exchange.end)
+        else:
+            self._exchange.end(outcome)
+
+    def _own_call(self) -> Call:
+        """The call of `run_code` that a task stands for."""
+        request = self.request
+        return Call(request.caller, request.surface, SCRIPTS, NO_ARGUMENTS, frontend=request.frontend)
 
     def leave(self) -> None:
         """Leave a durable script to the next hub. Its running calls end here; their outcomes are stored."""
@@ -844,15 +857,14 @@ class ScriptTask:
 
     def start(self, exchange: Exchange) -> RunningScript:
         """See `ResumableWork`."""
-        if not isinstance(exchange, TaskExchange):
-            return self._scripts.start(self._request, exchange)
-        live = exchange.live
-        request = msgspec.structs.replace(self._request, id=live.record.id)
-        if not live.record.resumes:
-            return self._scripts.start(request, exchange)
-        script = RunningScript(self._scripts, request, exchange, live.key[0])
-        script.on_left = exchange.leave
-        live.listeners[_ForgetWhenEnded(script, live.listeners)] = None
+        live = exchange.live if isinstance(exchange, TaskExchange) else None
+        request = self._request if live is None else msgspec.structs.replace(self._request, id=live.record.id)
+        owner = live.key[0] if live is not None and live.record.resumes else ""
+        script = RunningScript(self._scripts, request, exchange, owner)
+        script.is_task = True
+        if isinstance(exchange, TaskExchange) and script.is_durable:
+            script.on_left = exchange.leave
+            exchange.live.listeners[_ForgetWhenEnded(script, exchange.live.listeners)] = None
         return self._scripts.start_script(script)
 
 

@@ -349,6 +349,18 @@ def _escape(raw: Raw, parts: list[bytes | memoryview]) -> Generator[None, None, 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 
+class _Cut(NamedTuple):
+    """A result that is too large for its caller."""
+
+    limit: int
+    call: Call
+    outcome: Result
+    has_schema: bool
+    """Whether the caller checks `structuredContent`."""
+    ids: Mapping[str, str]
+    """What log lines name the call by."""
+
+
 class ResultCuts:
     """Cuts the results of one hub's calls."""
 
@@ -393,41 +405,50 @@ class ResultCuts:
     ) -> Outcome | None:
         if keep is not None:
             keep(inflight, outcome)
-        if not isinstance(outcome, Result) or outcome.asked_by is not None:
+        if not isinstance(outcome, Result) or outcome.asked_by is not None or len(memoryview(outcome.payload)) <= limit:
             return outcome
-        size = len(memoryview(outcome.payload))
-        if size <= limit:
-            return outcome
+        call = inflight.call
+        has_schema = "outputSchema" in inflight.target.feature.definition and call.frontend in VALIDATING
+        return self._cut_or_split(_Cut(limit, call, outcome, has_schema, inflight.ids()), inflight.deliver)
+
+    def cut(self, call: Call, outcome: Outcome, deliver: Callable[[Outcome], None]) -> None:
+        """Deliver what a tool of the hub returned to a caller without an `InFlight`, cut if it is too large."""
+        limit = self.limits.limit_of(call, None)
+        shown: Outcome | None = outcome
+        if limit and isinstance(outcome, Result) and len(memoryview(outcome.payload)) > limit:
+            shown = self._cut_or_split(_Cut(limit, call, outcome, has_schema=False, ids={}), deliver)
+        if shown is not None:
+            deliver(shown)
+
+    def _cut_or_split(self, cut: _Cut, deliver: Callable[[Outcome], None]) -> Result | None:
+        """The result that its caller gets; None if it has to be split first and is delivered later."""
         self.count += 1
         # A copy: the payload may be a part of a much larger body, and it stays for an hour.
-        payload = Raw(bytes(outcome.payload))
-        if outcome.is_bare:
-            return self._cut(limit, inflight, outcome, payload, None)
-        if size <= LONG_BYTES:
-            return self._cut(limit, inflight, outcome, payload, split_result(payload))
+        payload = Raw(bytes(cut.outcome.payload))
+        if cut.outcome.is_bare:
+            return self._cut(cut, payload, None)
+        if len(memoryview(payload)) <= LONG_BYTES:
+            return self._cut(cut, payload, split_result(payload))
         self.cutting += 1
-        then = partial(self._deliver, limit, inflight, outcome, payload)
-        read_then(partial(split_result, payload), _split_in_passes, then, lambda _: None, inflight.call.caller.name)
+        then = partial(self._deliver, cut, payload, deliver)
+        read_then(partial(split_result, payload), _split_in_passes, then, lambda _: None, cut.call.caller.name)
         return None
 
-    def _deliver(
-        self, limit: int, inflight: InFlight, outcome: Result, payload: Raw, split: SplitResult | None
-    ) -> None:
+    def _deliver(self, cut: _Cut, payload: Raw, deliver: Callable[[Outcome], None], split: SplitResult | None) -> None:
         self.cutting -= 1
-        inflight.deliver(self._cut(limit, inflight, outcome, payload, split))
+        deliver(self._cut(cut, payload, split))
 
-    def _cut(self, limit: int, inflight: InFlight, outcome: Result, payload: Raw, split: SplitResult | None) -> Result:
+    def _cut(self, cut: _Cut, payload: Raw, split: SplitResult | None) -> Result:
         try:
-            return self._shorten(limit, inflight, outcome, payload, split)
+            return self._shorten(cut, payload, split)
         except Exception:  # a defect must not cost the caller the result
-            log.exception("a result could not be cut", tool=inflight.call.name, **inflight.ids())
-            return outcome
+            log.exception("a result could not be cut", tool=cut.call.name, **cut.ids)
+            return cut.outcome
 
-    def _shorten(
-        self, limit: int, inflight: InFlight, outcome: Result, payload: Raw, split: SplitResult | None
-    ) -> Result:
+    def _shorten(self, cut: _Cut, payload: Raw, split: SplitResult | None) -> Result:
         """What the caller gets instead."""
-        call, size = inflight.call, len(memoryview(payload))
+        limit, call, outcome, has_schema, _ = cut
+        size = len(memoryview(payload))
         kept = self.kept.keep((call.caller.tenant, call.caller.name), payload, split)
         uri = None if kept is None else URI + kept[0]
         until = "" if kept is None else datetime.fromtimestamp(kept[1], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -439,7 +460,6 @@ class ResultCuts:
             blocks = [Block("text", payload, Raw(_bare_text(payload, limit)), "")]
         else:
             members, blocks = split.members, split.blocks
-        has_schema = "outputSchema" in inflight.target.feature.definition and call.frontend in VALIDATING
         plan = _fit(members, blocks, limit - NOTE_BYTES, has_schema=has_schema)
         is_failed = has_schema and not outcome.is_error and "structuredContent" in plan.left_out
         note = _note(plan, size, 1 if split is None else split.total, where, is_failed=is_failed)
