@@ -56,6 +56,9 @@ DROPPED_SECONDS = 0.005
 """How long a script waits for each piece of output that is dropped. Without it a worker prints 350 MB a second, and the
 hub has to read them."""
 
+TIME_LIMIT: Final = "feed time limit exceeded"
+"""What the library says of a script that reached its time limit."""
+
 VALUES_MAX = 50_000
 """How many values the result of a script may have; a value that occurs often counts each time."""
 
@@ -473,6 +476,10 @@ class ScriptThread:
         words = _without_prelude(error.display()) if hasattr(error, "display") else str(error)
         inner = error.exception()
         kind: EndKind = "limit" if isinstance(inner, MemoryError | TimeoutError | RecursionError) else "failed"
+        if isinstance(inner, TimeoutError) and TIME_LIMIT in str(inner):
+            seconds = self._settings.cpu_seconds
+            words = words.replace(f"TimeoutError: {inner}", f"The script computed longer than {seconds:g} s")
+            words += " ([code] cpu_seconds). Time in which it waits for calls does not count."
         return self._end(kind, message=_cut(words))
 
     def _end(self, kind: EndKind, *, result: str = "", message: str = "") -> ScriptEnd:
