@@ -38,5 +38,6 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CodeHub
     limits = {"calls": 40, "cpu_seconds": 2.0, "result_bytes": 100_000, "output_bytes": 20_000, "script_bytes": 20_000}
     servers = {"shop": stdio(command(ledger.path))}
     tables: dict[str, Any] = {"hub": {"expose": "code"}, "code": limits, "callers": CALLERS, "limits": PATIENT}
+    tables["approvals"] = {"orders": {"tools": ["shop.order"]}}
     async with serving(folder, servers, **tables) as running:
         yield CodeHub(running, ledger)

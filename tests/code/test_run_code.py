@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +212,69 @@ async def test_a_script_may_sleep(hub: CodeHub) -> None:
     sleeping = "await asyncio.gather(asyncio.sleep(0.01, 'slept'), shop_add(a=1, b=1))"
     code = f"import asyncio, time\ntime.sleep(0.01)\n{sleeping}"
     assert await returned(hub, code) == ["slept", {"sum": 2}]
+
+
+async def test_a_script_that_computes_too_long_is_told_the_setting(hub: CodeHub) -> None:
+    told = await refused(hub, "while True:\n    pass")
+    said = "The script computed longer than 2 s ([code] cpu_seconds). Time in which it waits for calls does not count."
+    assert (told["error"], told["message"]) == ("limit", said)
+    told = await refused(hub, "raise TimeoutError('my own')")
+    assert told["message"].endswith("TimeoutError: my own")
+
+
+@asynccontextmanager
+async def rest(hub: CodeHub, who: str) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"authorization": f"Bearer {KEYS[who]}"}
+    url = f"http://127.0.0.1:{hub.process.port}"
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, verify=TRUSTED) as client:
+        yield client
+
+
+async def allow_all(hub: CodeHub, count: int) -> None:
+    """Allow the calls that wait once there are so many."""
+    pending: list[Any] = []
+
+    async with rest(hub, "operator") as operator:
+
+        async def are_pending() -> bool:
+            pending[:] = (await operator.get("/v1/approvals?state=pending")).json()["approvals"]
+            return len(pending) == count
+
+        await eventually(are_pending, "the calls wait", within=60)
+        assert await returned(hub, "1 + 1") == 2, "a script starts although others wait"
+        for each in pending:
+            assert (await operator.post(f"/v1/approvals/allow/{each['id']}", json={})).status_code == 200
+
+
+async def test_scripts_that_wait_for_people_leave_their_workers_to_others(hub: CodeHub) -> None:
+    asking = [
+        (who, f"await shop_order(orders=[{{'item': '{who} {at}'}}])") for who in ("plain", "operator") for at in "ab"
+    ]
+    scripts = [asyncio.ensure_future(returned(hub, code, who)) for who, code in asking]
+    await allow_all(hub, len(scripts))
+    found = await asyncio.gather(*scripts)
+    assert [json.loads(each)["orders"][0]["item"] for each in found] == [
+        "plain a",
+        "plain b",
+        "operator a",
+        "operator b",
+    ]
+
+
+async def test_a_script_over_rest_that_waits_for_approval_too_long_names_it(hub: CodeHub) -> None:
+    code = "await shop_order(orders=[{'item': 'late'}])"
+    async with rest(hub, "plain") as client:
+        told = await client.post("/v1/tools/run_code?timeout=3", json={"code": code})
+        problem = told.json()
+        assert problem["type"].endswith(":approval_pending"), problem
+        assert (problem["executed"], problem["approval"][:3]) == ("no", "ap_")
+        after = f"await shop_pay(nonce='paid')\n{code}"
+        other = (await client.post("/v1/tools/run_code?timeout=3", json={"code": after})).json()
+        assert (other["executed"], other["approval"]) == ("unknown", problem["approval"])
+        assert "Other calls of the script may have run" in other["detail"]
+        await allow_all(hub, 1)
+        done = await client.post("/v1/tools/run_code", json={"code": code})
+        assert done.status_code == 200, done.text
 
 
 async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: CodeHub) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import structlog
@@ -64,7 +64,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
+from isthmus.model.faults import ApprovalPending, Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
 
@@ -92,6 +92,11 @@ PRUNED_SECONDS = 31 * 24 * 3600.0
 """No script waits that long for a person: what is older belongs to none."""
 
 TOOL_ERROR_LENGTH_MAX = 2_000
+
+RESTING_MAX = 32
+RESTING_OF_CALLER_MAX = 8
+"""How many scripts that wait for people keep their processes without counting as `[code] workers`: in all, and of one
+caller. Others keep their places while they wait."""
 
 LINES_MAX = 20
 """How many lines of a script a request for approval names."""
@@ -196,6 +201,13 @@ class SealedState(msgspec.Struct, frozen=True):
     text: bytes
 
 
+class ApprovalNotice(msgspec.Struct, frozen=True):
+    """What a call that waits for approval shows: see `HoldableExchange`."""
+
+    approval: str = ""
+    tool: str = ""
+
+
 class ScriptTools(msgspec.Struct, frozen=True):
     """The tools of a view by their Python names."""
 
@@ -239,6 +251,8 @@ class Scripts:
         self._running: set[RunningScript] = set()
         self._mine: Counter[CallerKey] = Counter()
         """How many of them each caller has."""
+        self._resting: set[RunningScript] = set()
+        """Scripts that wait for people and have given their places back; they keep their processes."""
         self._waiting: OrderedDict[CallerKey, OrderedDict[RunningScript, None]] = OrderedDict()
         """Scripts that wait for a worker, by caller; callers take turns."""
         self._waiting_count = 0
@@ -359,15 +373,47 @@ class Scripts:
         """A script needs its worker no longer."""
         self._unqueue(script)
         if script in self._running:
-            self._running.discard(script)
-            self._mine[script.whose] -= 1
-            if not self._mine[script.whose]:
-                del self._mine[script.whose]
-            if not self._is_closed:
-                self._start_next()
+            self._give_back(script)
+        elif script in self._resting:
+            self._resting.discard(script)
+            self._rest_others()
+        if not self._is_closed:
+            self._start_next()
+
+    def _give_back(self, script: RunningScript) -> None:
+        self._running.discard(script)
+        self._mine[script.whose] -= 1
+        if not self._mine[script.whose]:
+            del self._mine[script.whose]
+
+    def rest_or_go_on(self, script: RunningScript) -> None:
+        """A script that waits for people gives its place to another; one that goes on takes a place, free or not."""
+        if script in self._resting and not script.waits_for_people:
+            self._resting.discard(script)
+            self._running.add(script)
+            self._mine[script.whose] += 1
+            self._rest_others()
+        elif script in self._running and script.waits_for_people and self._may_rest(script):
+            self._give_back(script)
+            self._resting.add(script)
+        else:
+            return
+        if not self._is_closed:
+            self._start_next()
+
+    def _may_rest(self, script: RunningScript) -> bool:
+        own = sum(each.whose == script.whose for each in self._resting)
+        return len(self._resting) < RESTING_MAX and own < RESTING_OF_CALLER_MAX
+
+    def _rest_others(self) -> None:
+        """One rests no longer: another that waits for people may have found no room."""
+        for script in [each for each in self._running if each.waits_for_people]:
+            if self._may_rest(script):
+                self._give_back(script)
+                self._resting.add(script)
 
     def _all(self) -> list[RunningScript]:
-        return [*self._running, *(script for waiting in self._waiting.values() for script in waiting)]
+        return [*self._running, *self._resting, *(script for waiting in self._waiting.values() for script in waiting)]
 
     @property
     def sandbox(self) -> Sandbox:
@@ -409,6 +455,13 @@ class Scripts:
             self.loop.run_in_executor(None, self._sandbox.close)
 
 
+class _Pause(NamedTuple):
+    """Since when a person is asked something, and by which call."""
+
+    since: float
+    call: int
+
+
 class RunningScript:
     """One script; see `core.tasks.live_task.RunningWork`. Its methods are called on the event loop."""
 
@@ -436,8 +489,10 @@ class RunningScript:
         """How many states were stored; only the script's thread counts, once it runs."""
         self._is_restored = False
         """It continues, and has not got the answers that an earlier hub stored."""
-        self._paused: dict[object, float] = {}
-        """What people are asked, and since when: that time is not the script's."""
+        self._paused: dict[object, _Pause] = {}
+        """What people are asked: that time is not the script's."""
+        self._not_run = 0
+        """How many of the started calls ended, and certainly did not run."""
         self._names: Mapping[str, str] = {}
         """The tools that the script names, by their Python names."""
         self._lines: dict[str, tuple[int, ...]] = {}
@@ -454,9 +509,16 @@ class RunningScript:
         return self.request.caller.tenant, self.request.caller.name
 
     @property
-    def has_called(self) -> bool:
-        """Whether it has made a call."""
-        return self._sent > 0
+    def may_have_run(self) -> bool:
+        """Whether a call of it may have run."""
+        return self._executed() != "no"
+
+    @property
+    def waits_for_people(self) -> bool:
+        """Whether it can do nothing before a person answers: so do all calls that it has sent."""
+        asking = {each.call for each in self._paused.values()}
+        waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
+        return bool(asking) and all(waiting) and not self.is_over()
 
     @property
     def is_durable(self) -> bool:
@@ -582,6 +644,7 @@ class RunningScript:
         if self._record is not None:
             self._record.printed = at.printed
             self._record.library = library_version()
+        self._rest_or_go_on()
         self._send_next(sealed)
         if self._is_restored and self._thread is not None:
             self._is_restored = False
@@ -611,6 +674,7 @@ class RunningScript:
                 continue
             made = self._make_call(call)
             if isinstance(made, ToolFailure):
+                self._not_run += 1
                 self._answer(call, made)
                 continue
             inflight = self._scripts.hub.start(made, ScriptExchange(self, call, self._exchange))
@@ -657,6 +721,7 @@ class RunningScript:
     def call_ended(self, call: StoredCall, outcome: Outcome) -> None:
         """A call of the script has ended."""
         self._inflight.pop(call.id, None)
+        self._not_run += isinstance(outcome, Fault) and outcome.executed == "no"
         self.released(call)
         if self.outcome is None:
             self._answer(call, answer_of(outcome, self._settings.result_bytes))
@@ -668,6 +733,7 @@ class RunningScript:
             call.failure = answer.message
         else:
             call.answer = answer
+        self._rest_or_go_on()
         if self._thread is not None and not self._is_left:
             self._thread.answer(call.id, answer)
         if self._is_left:
@@ -681,27 +747,35 @@ class RunningScript:
         self._due = self._loop.time() + seconds
         self._timer = self._loop.call_later(max(seconds, 0.0), self._expire)
 
-    def pause(self, reason: object) -> None:
+    def pause(self, reason: object, call: StoredCall) -> None:
         """Stop the script's clock: a person is asked something, and may answer in days."""
         if self._timer is not None and not self._paused:
             self._timer.cancel()
             if self._record is not None:
                 self._record.left = max(self._due - self._loop.time(), 1.0)
-        self._paused.setdefault(reason, self._loop.time())
+        self._paused.setdefault(reason, _Pause(self._loop.time(), call.id))
+        self._rest_or_go_on()
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
-        since = self._paused.pop(reason, None)
-        if since is None or self._paused or self.is_over():
+        ended = self._paused.pop(reason, None)
+        if ended is None or self.is_over():
             return
-        left = max(0.0, self._due - since)
+        self._scripts.rest_or_go_on(self)
+        if self._paused:
+            return
+        left = max(0.0, self._due - ended.since)
         self._set_timer(left)
         if self._record is not None:
             self._record.deadline, self._record.left = self._scripts.now() + left, 0.0
 
+    def _rest_or_go_on(self) -> None:
+        if self._paused:
+            self._scripts.rest_or_go_on(self)
+
     def held(self, call: StoredCall, notice: Question) -> None:
         """A call waits for approval. It was not sent, so the next hub asks for the same approval."""
-        self.pause(call.id)
+        self.pause(call.id, call)
         self._held[call.id] = notice
         self._show_hold()
         if self.is_durable and not call.is_held:
@@ -773,7 +847,7 @@ class RunningScript:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _executed(self) -> Executed:
-        return "unknown" if self._sent else "no"
+        return "unknown" if self._sent > self._not_run + len(self._held) else "no"
 
     def _on_ended(self, end: ScriptEnd) -> None:
         self._scripts.released(self)
@@ -807,6 +881,12 @@ class RunningScript:
     def cancel(self, why: str) -> None:
         """See `core.tasks.live_task.RunningWork`."""
         self.finish(Cancelled(why, executed=self._executed()))
+
+    def expire_held(self, notice: ApprovalNotice) -> Fault:
+        """End a script whose caller waits no longer for an approval; how it ended."""
+        fault = ApprovalPending(notice.tool, notice.approval, executed=self._executed())
+        self.finish(fault)
+        return fault
 
     def finish(self, outcome: Outcome) -> None:
         """End the script; its running calls are cancelled."""
@@ -907,7 +987,7 @@ class ScriptExchange:
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
         script = self._script
-        script.pause(reply)
+        script.pause(reply, self._call)
 
         def answered(given: Reply) -> None:
             script.unpause(reply)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import Raw
 
-from isthmus.code.scripts import RunningScript, Scripts, ScriptTask, all_tools, request_of
-from isthmus.core.calls.inflight import InFlight
+from isthmus.code.scripts import ApprovalNotice, RunningScript, Scripts, ScriptTask, all_tools, request_of
+from isthmus.core.calls.inflight import HeldCall, InFlight
 from isthmus.core.calls.tool_search import virtual_tool
 from isthmus.core.catalog.snapshot import View
 from isthmus.model.calls import Call, Event, OnReply, Outcome, Question, Result
@@ -82,7 +83,7 @@ class RunCode:
         link = _ScriptLink()
         inflight.link = link
         request = request_of(inflight.call, given.code, given.timeout)
-        link.script = self._scripts.start(request, _InFlightExchange(inflight))
+        link.script = self._scripts.start(request, _InFlightExchange(inflight, link))
 
     def task_work(self, call: Call) -> ScriptTask | Fault:
         """The script as the work of a task, which continues after a crash; see `frontends.mcp.hub_tasks`."""
@@ -110,8 +111,8 @@ class _ScriptLink:
         """The script has started already."""
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """Whether the script has made a call."""
-        return self.script is not None and self.script.has_called
+        """Whether a call of the script may have run."""
+        return self.script is not None and self.script.may_have_run
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """End the script and its calls."""
@@ -120,12 +121,14 @@ class _ScriptLink:
 
 
 class _InFlightExchange:
-    """What a script reports goes to the caller of `run_code`; see `Exchange`."""
+    """What a script reports goes to the caller of `run_code`; see `Exchange` and `HoldableExchange`."""
 
-    __slots__ = ("_inflight",)
+    __slots__ = ("_inflight", "_is_late", "_link")
 
-    def __init__(self, inflight: InFlight) -> None:
+    def __init__(self, inflight: InFlight, link: _ScriptLink) -> None:
         self._inflight = inflight
+        self._link = link
+        self._is_late = False
 
     def emit(self, event: Event) -> None:
         """See `Exchange`."""
@@ -135,9 +138,22 @@ class _InFlightExchange:
         """See `Exchange`."""
         self._inflight.ask(question, reply)
 
+    def held(self, notice: Question) -> None:
+        """A call of the script waits for approval: at its deadline, the call of `run_code` says so."""
+        self._inflight.carriage = HeldCall(None, partial(self._end_late, notice))
+
+    def released(self) -> None:
+        """See `HoldableExchange`."""
+        self._inflight.carriage = None
+
+    def _end_late(self, notice: Question) -> Fault:
+        assert self._link.script is not None, "it has made a call"
+        self._is_late = True
+        return self._link.script.expire_held(msgspec.json.decode(notice.params, type=ApprovalNotice))
+
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
-        if not self._inflight.is_over:
+        if not self._inflight.is_over and not self._is_late:
             self._inflight.finish(outcome)
 
 

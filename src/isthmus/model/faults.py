@@ -344,10 +344,14 @@ class ApprovalPending(CallerFault):
 
     reason = "approval_pending"
 
-    def __init__(self, tool: str, approval: str) -> None:
+    def __init__(self, tool: str, approval: str, *, executed: Executed | None = None) -> None:
+        """`executed` is for scripts: other calls of one may have run."""
+        then = "Call it again with the same arguments once it is approved"
+        if executed == "unknown":
+            then = "Other calls of the script may have run, and a script that is run again repeats them"
         super().__init__(
-            f"{tool} needs a person's approval, which is pending as {approval}; the tool did not run. "
-            "Call it again with the same arguments once it is approved"
+            f"{tool} needs a person's approval, which is pending as {approval}; the tool did not run. {then}",
+            executed=executed,
         )
         self.approval = approval
 
