@@ -70,7 +70,8 @@ def record(
     """Record calls into the cassette OUT.
 
     Starts a hub from the configuration and runs COMMAND, which finds the hub's address in ISTHMUS_HUB; a word {url}
-    becomes the address of MCP. OUT is written when COMMAND has ended. Without COMMAND the hub serves until Ctrl-C.
+    becomes the address of MCP. OUT is written when COMMAND has ended. Without COMMAND the hub serves until Ctrl-C. A
+    recording without calls replaces no cassette that has some.
     """
     port = 0 if port is None and command else port
     configuration = configuration_of(config, host=host, port=port, log_level=log_level or _usual_level(command))
@@ -114,7 +115,8 @@ def replay(
     """Serve the cassette FILE as a hub, without its servers and their keys.
 
     Clients connect by HTTP or --stdio as to the hub that recorded it. With COMMAND the hub ends with it, as in
-    `isthmus record`. A call that is not in the cassette fails with the nearest recorded one and what differs.
+    `isthmus record`; if COMMAND succeeds and has not made all calls of a strict cassette, the exit code is 1. A call
+    that is not in the cassette fails with the nearest recorded one and what differs.
     """
     if is_stdio and (command or host or port is not None):
         raise CommandFailed(Exit.USAGE, "--stdio has no address and runs no command", "Leave out one of the two.")
@@ -129,8 +131,8 @@ def replay(
             code = int(Exit.SUCCESS)
         else:
             code = _run(configuration, command)
-    _report(file, player)
-    return code
+    is_whole = _report(file, player)
+    return Exit.CALL_FAILED if command and code == Exit.SUCCESS and not is_whole else code
 
 
 def _usual_level(command: Sequence[str]) -> LogLevel | None:
@@ -146,13 +148,14 @@ def _open(file: Path, match: Match, timing: Timing) -> Player:
         raise CommandFailed(Exit.CONFIGURATION, text, "Record it again with `isthmus record`.") from error
 
 
-def _report(file: Path, player: Player) -> None:
-    """Tell which recorded calls nobody made."""
-    left = player.unplayed()
-    if player.match == "strict" and left:
+def _report(file: Path, player: Player) -> bool:
+    """Tell which calls of a strict cassette nobody made; True if there are none."""
+    left = player.unplayed() if player.match == "strict" else []
+    if left:
         calls = len(player.cassette.calls)
         first = f"the first is {left[0].title} in line {left[0].line}"
         print_error(f"isthmus: {len(left)} of {calls} calls of {file} were not made; {first}")
+    return not left
 
 
 def _run(configuration: Configuration, command: Sequence[str]) -> int:
