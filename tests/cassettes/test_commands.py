@@ -102,6 +102,20 @@ async def test_a_command_that_does_not_exist_is_told(squares: Path) -> None:
     assert (code, "'no-such-program' could not be started" in said) == (2, True)
 
 
+async def test_a_command_without_calls_replaces_no_cassette_and_replays_no_strict_one(squares: Path) -> None:
+    before = (squares / "calls.jsonl").read_bytes()
+    config = write_config(squares, {"odd": odd_server()}, limits=PATIENT)
+    record = ("record", "calls.jsonl", "--config", str(config), "--")
+    for words, expected in ((["no-such-program"], 2), ([isthmus()[0], "-c", "exit(7)"], 7)):
+        code, _, said = await run(squares, *record, *words)
+        assert (code, "no call was recorded: the cassette stays as it was" in said) == (expected, True), said
+        assert (squares / "calls.jsonl").read_bytes() == before
+    idle = ("--", isthmus()[0], "-c", "pass")
+    code, _, said = await run(squares, "replay", "calls.jsonl", *idle)
+    assert (code, "2 of 2 calls of calls.jsonl were not made" in said) == (1, True)
+    assert await run(squares, "replay", "calls.jsonl", "--match", "lenient", *idle) == (0, "", "")
+
+
 async def test_strict_replay_wants_the_same_order_and_each_call_once(squares: Path) -> None:
     two, three = SQUARES
     async with replaying(squares) as url, client_over_http(url) as client:
@@ -230,6 +244,44 @@ async def test_names_are_those_of_the_recording_hub(tmp_path: Path) -> None:
         hub = started(tmp_path, *words[1:], "calls.jsonl", command=words[0])
         async with hub as process, client_over_http(process.url) as client:
             assert '"4"' in (await client.call_tool("mcp_odd_square", SQUARES[0])).model_dump_json()
+
+
+SCRIPT = """
+first = await odd_square(n=2, ms=0)
+second = await odd_square(n=3, ms=0)
+long = await odd_big()
+[first, second, len(str(long)), "x" * 5000]
+"""
+
+
+async def test_agents_in_search_and_code_mode_are_replayed(tmp_path: Path) -> None:
+    modes: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "search": [("call_tool", {"name": "odd.square", "arguments": SQUARES[0]})],
+        "code": [("run_code", {"code": SCRIPT})],
+    }
+    for expose, calls in modes.items():
+        hub = {"expose": expose, "max_result_bytes": 4096}
+        config = write_config(tmp_path, {"odd": odd_server()}, hub=hub, limits=PATIENT)
+        seen = []
+        async with started(tmp_path, "calls.jsonl", "--config", str(config), command="record") as recording_hub:
+            seen.append(await _see(recording_hub.url, calls))
+        lines = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+        assert lines[0] == {"cassette": 1, **hub}
+        made = [(line["call"], line["arguments"], line.get("overlaps", False)) for line in lines if "call" in line]
+        squares = [("square", given, False) for given in SQUARES]
+        assert made == (squares[:1] if expose == "search" else [*squares, ("big", {}, False)])
+        async with replaying(tmp_path) as url:
+            seen.append(await _see(url, calls))
+        assert seen[0] == seen[1]
+
+
+async def _see(url: str, calls: list[tuple[str, dict[str, Any]]]) -> tuple[list[str], list[str]]:
+    """The tools of a hub, and what calls return, without the ids that each hub makes itself."""
+    async with client_over_http(url) as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        results = [(await client.call_tool(name, arguments)).model_dump_json() for name, arguments in calls]
+    own = r'isthmus://results/[\w-]+|"script":"\w+"|\d{4}-\d\d-\d\dT[\d:]+Z'
+    return names, [re.sub(own, "", result) for result in results]
 
 
 async def test_rules_of_the_server_are_applied_before_recording(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def open_recorder(configuration: Configuration, redact_for: Callable[[InFlight],
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        recording = CassetteSettings(file, settings.names, settings.cassette_timing)
+        recording = CassetteSettings(
+            file, settings.names, settings.cassette_timing, settings.expose, settings.max_result_bytes
+        )
         return CassetteRecorder(recording, redact_for, redact_whole)
     except OSError as error:
         problem = f"cannot be written: {file}: {error.strerror or error}"
@@ -66,11 +68,14 @@ class ReplayPlace:
 
 def replay_configuration(player: Player, place: ReplayPlace) -> Configuration:
     """The configuration of a hub whose servers are those of a cassette. It needs no file, keys or network."""
+    head = player.cassette.head
     limits = Limits(breaker_failures=NEVER, breaker_calls=NEVER)
     hub = HubSettings(
         host=place.host,
         port=place.port,
-        names=player.cassette.names,
+        names=head.names,
+        expose=head.expose,
+        max_result_bytes=head.max_result_bytes,
         pin="off",
         state=place.state,
         audit="off",

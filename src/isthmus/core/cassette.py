@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.catalog.names import has_parts
+from isthmus.model.callers import Exposure
 from isthmus.model.calls import ClientCapabilities, Declined, Kind
 from isthmus.model.faults import Executed
 from isthmus.model.tasks import ABSENT
@@ -66,6 +67,10 @@ class HeadLine(_Line, frozen=True, kw_only=True):
     cassette: int
     names: Literal["canonical", "llm"] = "canonical"
     """The names of tools; see `[hub] names`."""
+    expose: Exposure = "all"
+    """Which tools the lists have; see `[hub] expose`."""
+    max_result_bytes: int = 0
+    """See `[hub] max_result_bytes`; the recorded results are whole."""
 
 
 class ServerLine(_Line, frozen=True, kw_only=True):
@@ -273,7 +278,7 @@ class RecordedCall(msgspec.Struct, frozen=True, eq=False):
 class Cassette(msgspec.Struct, frozen=True):
     """A whole cassette."""
 
-    names: Literal["canonical", "llm"]
+    head: HeadLine
     servers: Mapping[str, RecordedServer]
     calls: Sequence[RecordedCall]
 
@@ -313,7 +318,7 @@ class _Reader:
             line = _read_line(number, text)
             if isinstance(line, EndLine):
                 self._end(number, line)
-                return Cassette(head.names, self._servers, self._calls)
+                return Cassette(head, self._servers, self._calls)
             self._take(number, line)
         raise CassetteError(last, "the last line is missing: the file was cut, or its hub was killed")
 

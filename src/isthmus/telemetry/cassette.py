@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 from collections import deque
@@ -49,6 +50,7 @@ from isthmus.core.cassette import (
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, ruled_route
 from isthmus.core.ports import Exchange, Recorder
+from isthmus.model.callers import Exposure
 from isthmus.model.calls import (
     Answered,
     Call,
@@ -78,6 +80,10 @@ UNWRITTEN_BYTES_MAX = 256 * 1024 * 1024
 EVENTS_MAX = 10_000
 """Events of one call that are recorded: a server may report progress without end."""
 
+CALLS_END = re.compile(rb'\{"end":\{"calls":[1-9][0-9]*\}\}\n\Z')
+END_LENGTH_MAX = 100
+"""How the last line of a cassette with calls looks, and how long it is at most."""
+
 SECRET_LENGTH_MIN = 4
 """Shorter secret arguments are replaced in the arguments only: elsewhere they would match ordinary words."""
 
@@ -94,6 +100,8 @@ class CassetteSettings(NamedTuple):
     file: Path
     names: Literal["canonical", "llm"] = "canonical"
     has_timing: bool = True
+    expose: Exposure = "all"
+    max_result_bytes: int = 0
 
 
 class RecordedInFlight(InFlight):
@@ -112,7 +120,7 @@ class RecordedInFlight(InFlight):
     ) -> None:
         super().__init__(call, exchange, recorder, loop, within)
         self._recording = recording
-        self._record = recording.begin(call)
+        self._record = recording.begin(self)
 
     def emit(self, event: Event) -> None:
         """See `InFlight`."""
@@ -221,7 +229,7 @@ class CassetteRecorder:
         self._redact_payload = redact_payload
         self._queue: deque[_Record] = deque()
         """Calls in the order in which they began, from the first that has not ended."""
-        self._running = 0
+        self._running: dict[_Record, InFlight] = {}
         self._waiting_bytes = 0
         self._calls = 0
         self._submitted_bytes = 0
@@ -235,6 +243,10 @@ class CassetteRecorder:
         self._worker = ThreadPoolExecutor(1, "cassette")
         self.is_discarded = False
         """Whether the recording is deleted at the end instead of taking its name."""
+        self.may_be_empty = False
+        """Whether a recording without calls may replace a cassette that has some."""
+        self._is_kept = False
+        """Whether such a cassette was kept."""
 
     def new_inflight(
         self,
@@ -251,16 +263,18 @@ class CassetteRecorder:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> _Record:
-        """A call begins."""
-        record = _Record(call, overlaps=self._running > 0)
-        self._running += 1
+    def begin(self, inflight: InFlight) -> _Record:
+        """A call begins. Calls of the hub's own tools are not recorded, so nothing overlaps them."""
+        record = _Record(inflight.call, overlaps=not all(map(_is_of_hub, self._running.values())))
+        self._running[record] = inflight
         self._queue.append(record)
         return record
 
     def ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
         """A call ends now. Calls that reached no server are not recorded: a replaying hub refuses them by itself."""
         route = inflight.route
+        if inflight.call.name != record.call.name:  # `call_tool` of a hub that exposes its tools as search
+            record.call = inflight.call
         is_sent = inflight.server_queue is not None or isinstance(outcome, Result)
         if route is not None and is_sent and route.feature.server != BUILTIN:
             server = route.feature.server
@@ -278,7 +292,7 @@ class CassetteRecorder:
         if record.is_ended:
             return
         record.is_ended = True
-        self._running -= 1
+        del self._running[record]
         self._waiting_bytes += record.size_bytes
         while self._queue and self._queue[0].is_ended:
             self._write(self._queue.popleft())
@@ -310,6 +324,8 @@ class CassetteRecorder:
         if self._failure is not None:
             reason = self._failure.strerror or str(self._failure)
             log.error("the cassette could not be written", file=str(self._settings.file), reason=reason)
+        elif self._is_kept:
+            log.error("no call was recorded: the cassette stays as it was", file=str(self._settings.file))
         elif not self.is_discarded:
             log.info("cassette written", file=str(self._settings.file), calls=self._calls)
 
@@ -364,11 +380,14 @@ class CassetteRecorder:
         draft = file.with_name(f"{file.name}.{os.getpid()}.new")
         try:
             self._spool.seek(0)
+            self._is_kept = not (calls or self.may_be_empty or self.is_discarded) and _has_calls(file)
+            if self._is_kept:
+                return
             if self._failure is None and not self.is_discarded:
                 names = sorted({*statuses, *self._servers} - {BUILTIN})
                 servers = (statuses.get(name) or ServerStatus(name) for name in names)
                 with _create(draft) as target:
-                    target.write(write_line(HeadLine(cassette=FORMAT, names=self._settings.names)))
+                    target.write(write_line(self._head()))
                     for status in servers:
                         target.writelines(map(write_line, self._list_lines(status, redact_list(status.server))))
                     shutil.copyfileobj(self._spool, target)
@@ -379,6 +398,15 @@ class CassetteRecorder:
             draft.unlink(missing_ok=True)
         finally:
             self._spool.close()
+
+    def _head(self) -> HeadLine:
+        settings = self._settings
+        return HeadLine(
+            cassette=FORMAT,
+            names=settings.names,
+            expose=settings.expose,
+            max_result_bytes=settings.max_result_bytes,
+        )
 
     def _list_lines(self, status: ServerStatus, redact: Redact) -> Iterator[Line]:
         common = FeatureLists(status.tools, status.prompts, status.resources, status.templates, status.abilities)
@@ -393,6 +421,20 @@ class CassetteRecorder:
                 definition = Raw(msgspec.json.encode(feature.definition))
                 shown = definition if redact is str else self._redact_payload(definition, redact)
                 yield FeatureLine(list=name, definition=on_one_line(shown))
+
+
+def _is_of_hub(inflight: InFlight) -> bool:
+    return inflight.route is not None and inflight.route.feature.server == BUILTIN
+
+
+def _has_calls(file: Path) -> bool:
+    """Whether a file ends as a cassette with calls does."""
+    try:
+        with file.open("rb") as source:
+            source.seek(max(0, source.seek(0, os.SEEK_END) - END_LENGTH_MAX))
+            return CALLS_END.search(source.read()) is not None
+    except FileNotFoundError:
+        return False
 
 
 def _create(path: Path) -> BinaryIO:
