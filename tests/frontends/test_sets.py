@@ -48,7 +48,7 @@ CALLERS: dict[str, Any] = {
     "bound": {"key": KEYS["bound"], "allow": ["*"], "set": "dev"},
     "strict": {"key": KEYS["strict"], "allow": ["*"], "deny": ["two.*"], "set": "dev"},
     "stranded": {"key": KEYS["stranded"], "allow": ["*"], "set": "gone"},
-    "narrow": {"key": KEYS["narrow"], "allow": ["two.*"]},
+    "narrow": {"key": KEYS["narrow"], "allow": ["two.*"], "deny": ["two.serach"]},
 }
 SERVERS: dict[str, Any] = {
     "one": stdio(command(), tags={"create_issue": ["chosen"]}),
@@ -425,9 +425,11 @@ async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProce
     assert "one.create_issue in the set dev" in out
 
 
-async def test_doctor_and_check_report_what_is_wrong_with_sets(hub: HubProcess, folder: Path) -> None:
+async def test_doctor_and_check_report_what_is_wrong_with_sets_and_patterns(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "doctor")
-    assert 'ISD-405 sets.dev.tool."one.combined"' in out
+    assert "ISD-405 2 findings" in out
+    assert 'sets.dev.tool."one.combined": ' in out
+    assert "callers.narrow.deny has two.serach, which matches nothing" in out
     code, out, complained = await command_line(folder, "config", "check")
     assert "callers.stranded.set must be the name of a set, not 'gone'" in out + complained
     assert code != 0

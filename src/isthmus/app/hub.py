@@ -22,7 +22,7 @@ from isthmus.app.reading import LongReader
 from isthmus.app.server_advice import entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.codes import IDLE_SET_ENTRY, LEFT_OUT_OF_SET
+from isthmus.config.codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
@@ -291,7 +291,7 @@ class RunningHub:
             ConfigurationFinding(
                 each.code.number, None if each.file is None else each.file.name, each.path, each.problem, each.fix
             )
-            for each in (*self.configuration.warnings, *self._set_findings())
+            for each in (*self.configuration.warnings, *self._set_findings(), *self._idle_patterns())
         ]
 
     def server_fix(self, server: ServerName) -> str | None:
@@ -311,6 +311,21 @@ class RunningHub:
                 code = LEFT_OUT_OF_SET if note.text.startswith("is left out") else IDLE_SET_ENTRY
                 if place.path not in known:
                     yield place.finding(note.text, code=code)
+
+    def _idle_patterns(self) -> Iterable[Finding]:
+        """Return findings about patterns that name a tool which its server does not list."""
+        root = Place(self.configuration.file)
+        patterns = [(root.at("approvals", rule.name, "tools"), rule.tools) for rule in self.configuration.approvals]
+        for budget in self.configuration.budgets:
+            patterns.append((root.at("budgets", budget.name, "tools"), budget.tools))
+            patterns.append((root.at("budgets", budget.name, "costs"), tuple(pattern for pattern, _ in budget.costs)))
+        for caller in {caller.name: caller for _, caller in self.configuration.callers}.values():
+            patterns.append((root.at("callers", caller.name, "allow"), caller.grants.allow))
+            patterns.append((root.at("callers", caller.name, "deny"), caller.grants.deny))
+        for place, listed in patterns:
+            for pattern in listed:
+                if self.hub.snapshot.names_nothing(pattern):
+                    yield place.finding(f"has {pattern}, which matches nothing", code=IDLE_PATTERN)
 
     def _change_rules(self) -> None:
         """Hold, count and cut as the configuration says. Calls do not pass what has no rules at all."""

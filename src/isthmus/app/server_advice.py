@@ -74,7 +74,7 @@ NOT_CHECKED = FindingCode(
     "ISD-403", "schema-not-checked", "report it to the server's author; the server checks by itself"
 )
 UNLISTED = FindingCode("ISD-404", "unlisted", "nothing, if callers know its methods; to list them, declare its tools")
-SET_ENTRY = FindingCode("ISD-405", "set-entry", "correct the entry of the set")
+SET_ENTRY = FindingCode("ISD-405", "set-entry", "correct the entry of the set, or the pattern")
 WITHHELD = FindingCode("ISD-406", "withheld", "review and approve them: isthmus approve SERVER")
 MEMBERS_DIFFER = FindingCode("ISD-407", "members-differ", "give these members the same version, or take them out")
 DIALLED_FLEET = FindingCode("ISD-408", "dialled-fleet", "check it at the running hub: isthmus doctor --hub URL")

@@ -71,6 +71,9 @@ from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
 
+_FROM_LISTS = {each.number for each in (codes.LEFT_OUT_OF_SET, codes.IDLE_SET_ENTRY, codes.IDLE_PATTERN)}
+"""Findings of a configuration that only a hub can have, because the lists of its servers tell."""
+
 
 @click.command()
 @with_hub
@@ -188,7 +191,7 @@ async def _diagnose(
     found += [
         Diagnosis(SET_ENTRY, each.path, each.problem, each.fix)
         for each in await hub.findings()
-        if each.code in (codes.LEFT_OUT_OF_SET.number, codes.IDLE_SET_ENTRY.number)
+        if each.code in _FROM_LISTS
         and (configuration is None or each.path not in {warning.path for warning in configuration.warnings})
     ]
     return [*found, *check_names(tools), *check_uris(resources), *check_schemas(tools, limits)]

@@ -25,6 +25,7 @@ from isthmus.core.access.approval_rules import (
     Test,
     path_of,
 )
+from isthmus.core.access.budget_rules import Budget
 
 APPROVAL_KEYS: Mapping[str, str] = {
     "tools": "Tools that the rule is about, in the patterns of permissions; all tools if only `destructive` is set.",
@@ -90,13 +91,22 @@ def read_approvals(
     return tuple(rules)
 
 
-def idle_rules(rules: tuple[ApprovalRule, ...], document: Document | None) -> list[Finding]:
-    """Return findings about rules that no call reaches, because an earlier one matches all that they do."""
+def idle_rules(
+    rules: tuple[ApprovalRule, ...], document: Document | None, budgets: Mapping[str, Budget]
+) -> list[Finding]:
+    """Return findings about rules that hold no call: an earlier rule or a budget always comes first."""
     findings: list[Finding] = []
     for position, rule in enumerate(rules):
+        place = Place(None if document is None else document.file, APPROVALS).at(rule.name)
+        limit = None if rule.spent is None else budgets[rule.spent.budget].cost
+        if rule.spent is not None and limit is not None and rule.spent.above >= limit:
+            text = f"must be below {limit:g}, the cost of the budget {rule.spent.budget}, which refuses calls beyond it"
+            fix, code = f"write a number below {limit:g}", codes.IDLE_APPROVAL_RULE
+            value = f"{rule.spent.above:g}"
+            findings.append(place.at("spent", "above").finding(text, value=value, advice=fix, code=code))
+            continue
         before = next((each for each in rules[:position] if _is_wider(each, rule)), None)
         if before is not None:
-            place = Place(None if document is None else document.file, APPROVALS).at(rule.name)
             text = f"decides about no call: {before.name} comes first and matches the same calls"
             findings.append(place.finding(text, advice=f"move it before {before.name}", code=codes.IDLE_APPROVAL_RULE))
     return findings

@@ -7,13 +7,15 @@ they fill. A file with a mistake in a budget is refused: without the budget, cal
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from isthmus.config import codes, values
 from isthmus.config.callers import BUDGETS, patterns
+from isthmus.config.codes import FindingCode
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
+from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.access.budget_rules import PERIODS, PERS, Budget
 from isthmus.core.access.policy import check_pattern
 
@@ -71,18 +73,23 @@ def read_budgets(document: Document | None) -> tuple[Budget, ...]:
 
 
 def unknown_names(
-    budgets: tuple[Budget, ...], document: Document | None, known: Mapping[str, Collection[str]]
+    rules: Iterable[Budget | ApprovalRule],
+    root: Place,
+    known: Mapping[str, Collection[str]],
+    code: FindingCode = codes.IDLE_BUDGET,
 ) -> list[Finding]:
-    """Return findings about names that are probably mistyped. Callers with tokens have names that no file has."""
+    """Return findings about names in budgets, or rules for approvals, that are probably mistyped.
+
+    Callers with tokens have names that no file has.
+    """
     findings: list[Finding] = []
-    root = Place(None if document is None else document.file, BUDGETS)
-    for budget in budgets:
+    for rule in rules:
         for key, names in known.items():
-            for at, name in enumerate(getattr(budget, key)):
+            for at, name in enumerate(getattr(rule, key)):
                 if name not in names and (meant := closest_match(name, names)) is not None:
-                    place, advice = root.at(budget.name, key, at), f"did you mean {meant}?"
+                    place, advice = root.at(rule.name, key, at), f"did you mean {meant}?"
                     text = f"must name one of the {key} in this file"
-                    findings.append(place.finding(text, value=repr(name), advice=advice, code=codes.IDLE_BUDGET))
+                    findings.append(place.finding(text, value=repr(name), advice=advice, code=code))
     return findings
 
 

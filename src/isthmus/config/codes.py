@@ -250,6 +250,13 @@ UNKNOWN_SERVER = FindingCode(
     "A pattern of a permission or a set names an unknown server with nearly the name of a known one. It matches"
     " nothing, unless a server of that name dials in.",
 )
+IDLE_PATTERN = FindingCode(
+    "ISC-414",
+    "idle-pattern",
+    "correct its spelling or remove it",
+    "A pattern of a permission, a rule for approvals or a budget names a tool that its connected server does not list."
+    " It matches nothing.",
+)
 
 # -- sets ----------------------------------------------------------------------------------------------------
 
@@ -298,8 +305,9 @@ BAD_APPROVAL_RULE = FindingCode(
 IDLE_APPROVAL_RULE = FindingCode(
     "ISC-432",
     "idle-approval-rule",
-    "move it before the rule that comes first, or remove it",
-    "A rule under `[approvals]` decides about no call, because an earlier rule matches all calls that it matches.",
+    "correct the rule as the finding says, or remove it",
+    "A rule under `[approvals]` decides about no call: an earlier rule matches all calls that it matches, its callers"
+    " are not in the file but look like one of its names, or `spent.above` is not below the cost of its budget.",
 )
 
 # -- fleets --------------------------------------------------------------------------------------------------

@@ -152,9 +152,12 @@ class _Loading:
         self._findings += [*misspelt_grants(document, servers), *set_findings]
         budgets = read_budgets(document)
         approvals = read_approvals(document, variables, {each.name for each in budgets})
-        self._findings += idle_rules(approvals, document)
+        self._findings += idle_rules(approvals, document, {each.name: each for each in budgets})
         names = {"callers": {caller.name for _, caller in callers}, "tenants": tenants.known, "sets": sets}
-        self._findings += unknown_names(budgets, document, names)
+        place = Place(None if document is None else document.file)
+        self._findings += unknown_names(budgets, place.at(BUDGETS), names)
+        names = {"callers": names["callers"]}
+        self._findings += unknown_names(approvals, place.at(APPROVALS), names, codes.IDLE_APPROVAL_RULE)
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,

@@ -130,6 +130,38 @@ def test_a_rule_that_no_call_reaches_is_reported(tmp_path: Path, first: str, sec
     assert ("ISC-432" in [each.code.number for each in warnings]) is is_idle
 
 
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (
+            'callers = ["agnt"]',
+            "approvals.a.callers.0 must name one of the callers in this file, not 'agnt' (did you mean agent?)",
+        ),
+        (
+            'spent = { budget = "day", above = 10 }',
+            "approvals.a.spent.above must be below 10, the cost of the budget day, which refuses calls beyond it,"
+            " not 10 (write a number below 10)",
+        ),
+        ('callers = ["agent", "of-a-token"]\nspent = { budget = "day", above = 9.5 }', None),
+        ('spent = { budget = "calls", above = 9 }', None),
+    ],
+)
+def test_a_rule_that_can_hold_no_call_is_reported(tmp_path: Path, rule: str, told: str | None) -> None:
+    text = f"""
+    [callers.agent]
+    key = "0123456789abcdef"
+    allow = ["*"]
+    [budgets]
+    day = {{ cost = 10 }}
+    calls = {{ calls = 1 }}
+    [approvals.a]
+    tools = ["*"]
+    {rule}
+    """
+    found = [str(each) for each in read(tmp_path, text).warnings if each.code.number == "ISC-432"]
+    assert found == ([] if told is None else [f"isthmus.toml: {told}"])
+
+
 def test_another_order_of_the_rules_is_a_change(tmp_path: Path) -> None:
     rules = ['[approvals.a]\ntools = ["x.a"]\n', '[approvals.b]\ntools = ["x.b"]\n']
     before, after = read(tmp_path, "".join(rules)), read(tmp_path, "".join(reversed(rules)))

@@ -840,6 +840,16 @@ class Snapshot:
         unused = sorted(settings.tool.keys() - picked - view.left_out.keys())
         return [*notes, *(SetNote(("tool", tool), "is not among the tools of the set") for tool in unused)]
 
+    def names_nothing(self, pattern: str) -> bool:
+        """Whether a pattern names a tool that its server, which is ready, does not have."""
+        server, _, name = pattern.partition(".")
+        status = self.server_statuses.get(ServerName(server))
+        if name in ("", "*", CALL_BY_ARGUMENT) or status is None or status.state != "ready" or not status.has_lists:
+            return False
+        if status.is_unlisted or name in status.withheld or name in status.left_out:
+            return False
+        return all(feature.name != name for listed in LISTS for feature in _all_of(status, listed))
+
     def _add_tools(
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
     ) -> None:

@@ -212,6 +212,12 @@ def test_notes_name_patterns_and_changes_without_effect() -> None:
     ]
 
 
+def test_patterns_of_rules_that_name_no_tool_are_found() -> None:
+    taken = snapshot(SetSettings(), ready(tool()))
+    patterns = ("*", "files", "files.*", "files.read", "files.raed", "web.read", "tag:x", "agent:files.x")
+    assert [each for each in patterns if taken.names_nothing(each)] == ["files.raed"]
+
+
 def test_patterns_are_not_reported_while_a_server_has_listed_nothing() -> None:
     settings = SetSettings(tools=("files.read", "web.search"))
     assert snapshot(settings, ready(tool()), ServerStatus(WEB)).set_notes("dev") == []
