@@ -204,7 +204,9 @@ async def test_the_command_line_lists_shows_and_decides(folder: Path, agent: Per
     )
     assert (await call)["structuredContent"]["n"] == 5
     assert "allowed" in await isthmus_command(folder, "approvals", "list", "--all")
-    assert "It was allowed by" in await isthmus_command(folder, "approvals", "deny", id, code=1)
+    assert "It was allowed by" in await isthmus_command(folder, "approvals", "allow", id, code=1)
+    assert "Denied: bank.echo for agent" in await isthmus_command(folder, "approvals", "deny", id)
+    assert "It was denied by" in await isthmus_command(folder, "approvals", "deny", id, code=1)
     assert "isthmus approvals list" in await isthmus_command(folder, "approvals", "show", "ap_0", code=1)
 
 
@@ -451,9 +453,19 @@ async def test_calls_wait_once_a_caller_has_spent_so_much_of_a_budget(tmp_path: 
     ):
         for number in range(2):
             assert (await agent.call({"n": number}))["structuredContent"] == {"n": number}
-        third = asyncio.ensure_future(agent.call({"n": 3}))
-        assert (await boss.decide("allow", await boss.id_of({"n": 3}))).status_code == 200
-        assert (await third)["structuredContent"] == {"n": 3}
+        for number in (3, 4, 5):
+            call = asyncio.ensure_future(agent.call({"n": number}))
+            id = await boss.id_of({"n": number})
+            why = f"with this call, the budget day has cost {number * 2} of 10 units this day for the caller agent"
+            shown = (await boss.http.get(f"/v1/approvals/{id}")).json()
+            assert shown["why"] == f"{why}; above 4 a person is asked"
+            assert f"why: {why}" in await isthmus_command(tmp_path, "approvals", "show", id)
+            assert (await agent.http.get(f"/v1/approvals/{id}")).json()["why"] is None, "an operator decides"
+            assert (await boss.decide("allow", id)).status_code == 200
+            assert (await call)["structuredContent"] == {"n": number}
+        # Nobody is asked about a call that the budget refuses anyway.
+        assert reason(await agent.call({"n": 6})) == ("budget_exceeded", "no")
+        assert await boss.pending() == []
         assert (await other.call({"n": 1}))["structuredContent"] == {"n": 1}
 
 

@@ -44,6 +44,7 @@ class ShownApproval(msgspec.Struct, rename="camel"):
     scope: str | None = None
     script: str | None = None
     script_lines: list[int] = []
+    why: str | None = None
 
 
 class _Page(msgspec.Struct):
@@ -122,7 +123,7 @@ def approvals_allow(id: str, hub: str | None, config: Path | None, *, is_hour: b
 @with_source
 @with_json
 def approvals_deny(id: str, reason: str, hub: str | None, config: Path | None, *, is_json: bool) -> int:
-    """Deny the call with this ID, and tell its caller why."""
+    """Deny the call with this ID, and tell its caller why. What you allowed can be denied until it is used."""
     return _decide(id, "deny", {"reason": reason}, hub, config, is_json=is_json)
 
 
@@ -165,6 +166,7 @@ def _print_one(shown: ShownApproval) -> None:
         "set": shown.set,
         "script": shown.script and ", ".join([shown.script, *(f"line {each}" for each in shown.script_lines)]),
         "rule": shown.rule,
+        "why": shown.why,
         "state": shown.state if shown.decided_by is None else f"{shown.state} by {shown.decided_by}",
         "reason": shown.reason,
         "expires in": _span(shown.expires - time.time()),

@@ -858,6 +858,8 @@ class ApprovalEntry(msgspec.Struct, frozen=True, rename="camel"):
     """The id of the script that makes the call."""
     script_lines: tuple[int, ...]
     """The lines of the script that name the tool."""
+    why: str | None
+    """Why a person is asked, where the rule alone does not tell: how much of a budget is used. For those who decide."""
 
 
 class ApprovalList(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ after a crash it is used or not, and never serves twice.
 
     call ──▶ check ──▶ no rule, exempted, allowed for an hour ──────────────▶ next stage
                │  allowed once ──write that it is used──▶ proceed
-               │  denied ──▶ fault
+               │  denied, or a budget has no room ──▶ fault
                └─ request ──write──▶ pending ──decision──write──▶ calls that wait are started again
                                         └── deadline of the call: fault; the request stays, and the same call joins it
 
@@ -142,6 +142,8 @@ class Approval(msgspec.Struct, frozen=True, omit_defaults=True):
     script: str = ""
     """The id of the script that makes the call, and the lines of it that name the tool."""
     script_lines: tuple[int, ...] = ()
+    why: str = ""
+    """Why a person is asked, where the rule alone does not tell."""
 
     @property
     def full_name(self) -> str:
@@ -214,7 +216,7 @@ def _deciding_rule(matched: _Matched, hub: Hub, inflight: InFlight) -> ApprovalR
 class _Credit(NamedTuple):
     """A call that was allowed once and did not run, or whose server asked something: it may be made again.
 
-    Only in memory: after a restart the caller asks again.
+    Only in memory: after a restart the caller asks again. Operators see it as allowed.
     """
 
     approval: Approval
@@ -340,6 +342,8 @@ class CallApprovals:
 
     def _decide_about(self, held: HeldRequest, rule: ApprovalRule, digest: str) -> Fault | Held | None:
         call, now = held.call, self._now()
+        if (fault := self._refusal(held, digest)) is not None:
+            return fault
         credit = self._credits.get(digest)
         if credit is not None and now < credit.until and (call.extra or not credit.needs_answers):
             del self._credits[digest]
@@ -363,14 +367,24 @@ class CallApprovals:
         if entry.is_writing or approval.state == "pending":
             self._join(entry, held)
             return HELD
-        if approval.state == "denied":
-            return _denial(approval)
         if approval.state == "hour":
             self._record("approval.used", **_facts(approval))
             self._go_on(held, None)
             return None
         self._use(entry, held)
         return HELD
+
+    def _refusal(self, held: HeldRequest, digest: str) -> Fault | None:
+        """Why a call fails whatever a person says: one denied it, or a budget has no room."""
+        entry = self._by_digest.get(digest)
+        if entry is not None and entry.approval.expires > self._now() and not entry.is_writing:
+            if entry.approval.state == "denied":
+                return _denial(entry.approval)
+            if entry.approval.state == "hour":
+                return None
+        hub, inflight = held.hub, held.inflight
+        is_cached = inflight.target.keep_seconds and hub.result_cache.find(inflight, hub.now()) is not None
+        return None if hub.budgets is None or is_cached else hub.budgets.refusal(hub, inflight)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -397,6 +411,7 @@ class CallApprovals:
             rule.expires,
             script=call.script,
             script_lines=call.script_lines,
+            why=_why(rule, held),
         )
         own = self._of.get(approval.owner, {})
         if sum(each.approval.state != "denied" for each in own.values()) >= EACH_MAX:
@@ -473,22 +488,40 @@ class CallApprovals:
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     async def decide(self, id: str, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry | None:
-        """Decide about a request; returns None for an unknown id.
+        """Decide about a request; returns None for an unknown id. What was allowed can be denied until it is used.
 
         Raises:
             ApprovalAlreadyDecided: somebody has decided about it, or its time is over.
             OSError: the decision could not be stored.
         """
+        if (credit := self._credit_of(id)) is not None:
+            return self._revoke(credit, verdict, by, reason[:REASON_LENGTH_MAX])
         entry = self._entries.get(id)
         if entry is None or not entry.is_stored:
             return None
-        if entry.is_writing or entry.approval.state != "pending" or entry.approval.expires <= self._now():
+        is_open = entry.approval.state == "pending" or (verdict == "deny" and entry.approval.state != "denied")
+        if entry.is_writing or not is_open or entry.approval.expires <= self._now():
             raise ApprovalAlreadyDecided(_state_text(entry.approval))
         written: asyncio.Future[WriteResult] = self._loop.create_future()
         self._decide(entry, verdict, by.name, reason[:REASON_LENGTH_MAX], lambda result: _set(written, result))
         if (result := await written) != "kept":
             raise OSError(f"the decision could not be stored ({result})")
         return entry_of(entry.approval, by)
+
+    def _credit_of(self, id: str) -> _Credit | None:
+        now = self._now()
+        return next((each for each in self._credits.values() if each.approval.id == id and now < each.until), None)
+
+    def _revoke(self, credit: _Credit, verdict: ApprovalVerdict, by: Caller, reason: str) -> ApprovalEntry:
+        """Deny what was allowed once and did not run. The same call needs another decision."""
+        if verdict != "deny":
+            raise ApprovalAlreadyDecided(_state_text(credit.approval))
+        del self._credits[credit.approval.digest]
+        denied = msgspec.structs.replace(
+            credit.approval, state="denied", decided=self._now(), decided_by=by.name, reason=reason
+        )
+        self._record("approval.denied", **_facts(denied))
+        return entry_of(denied, by)
 
     def _decide(
         self, entry: _Entry, verdict: ApprovalVerdict, by: str, reason: str, then: Callable[[WriteResult], None]
@@ -600,7 +633,8 @@ class CallApprovals:
 
     def _credit(self, inflight: InFlight, until: float, *, needs_answers: bool) -> None:
         if (approval := self._used.pop(inflight, None)) is not None and len(self._credits) < ALL_MAX:
-            self._credits[approval.digest] = _Credit(approval, until, needs_answers)
+            shown = msgspec.structs.replace(approval, expires=until)
+            self._credits[approval.digest] = _Credit(shown, until, needs_answers)
             self._sweep_later()
 
     # -- the end of approvals ------------------------------------------------------------------------------------------
@@ -674,9 +708,12 @@ class CallApprovals:
         """
         if state and state not in ("pending", "allowed", "denied"):
             raise ValueError(f"state must be pending, allowed or denied, not {state!r}")
-        shown = self._entries if viewer.is_operator else self._of.get(f"{viewer.tenant}\n{viewer.name}", {})
+        own, now = f"{viewer.tenant}\n{viewer.name}", self._now()
+        shown = self._entries if viewer.is_operator else self._of.get(own, {})
         since = _read_cursor(after)
         stored = [each.approval for each in shown.values() if each.is_stored]
+        again = (each.approval for each in self._credits.values() if now < each.until)
+        stored += [each for each in again if viewer.is_operator or each.owner == own]
         matching = [each for each in stored if not state or _public_state(each) == state]
         # The cursor of one that is gone still says where it was.
         later = sorted((each.requested, each.id, each) for each in matching if (each.requested, each.id) > since)
@@ -686,10 +723,13 @@ class CallApprovals:
 
     def get(self, viewer: Caller, id: str) -> ApprovalEntry | None:
         """One of them; None if it does not exist, or is not for the viewer."""
-        entry = self._entries.get(id)
-        if entry is None or not entry.is_stored:
+        entry, credit = self._entries.get(id), self._credit_of(id)
+        if credit is not None:
+            approval = credit.approval
+        elif entry is not None and entry.is_stored:
+            approval = entry.approval
+        else:
             return None
-        approval = entry.approval
         is_own = (approval.tenant, approval.caller) == (viewer.tenant, viewer.name)
         return entry_of(approval, viewer) if viewer.is_operator or is_own else None
 
@@ -727,6 +767,14 @@ def _identity_of(server: ServerName, hub: Hub) -> tuple[str | None, ...]:
     """
     status = hub.snapshot.server_statuses.get(server)
     return server, None if status is None else status.agent, hub.id if "#" in server else None
+
+
+def _why(rule: ApprovalRule, held: HeldRequest) -> str:
+    """Why a person is asked, where the rule alone does not tell."""
+    if rule.spent is None or held.hub.budgets is None:
+        return ""
+    use = held.hub.budgets.use_of(held.hub, held.inflight, rule.spent.budget)
+    return f"{use}; above {rule.spent.above:g} a person is asked"
 
 
 def _added(given: Call, whole: Call) -> tuple[str, ...]:
@@ -796,7 +844,8 @@ def _question(approval: Approval) -> Question:
         "properties": {"decision": decision, "reason": {"type": "string", "title": "Reason", "maxLength": 1000}},
         "required": ["decision"],
     }
-    message = f"Allow this call of {approval.full_name}? Arguments:\n{arguments}{added}"
+    why = f" {approval.why[0].upper()}{approval.why[1:]}." if approval.why else ""
+    message = f"Allow this call of {approval.full_name}?{why} Arguments:\n{arguments}{added}"
     return Question(ELICIT, msgspec.Raw(_encode({"mode": "form", "message": message, "requestedSchema": schema})))
 
 
@@ -840,7 +889,7 @@ def _state_text(approval: Approval) -> str:
 
 
 def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:
-    """An approval as people see it. Only operators learn who decided."""
+    """An approval as people see it. Only operators learn who decided, and those who decide how much is used."""
     return ApprovalEntry(
         approval.id,
         _public_state(approval),
@@ -863,6 +912,7 @@ def entry_of(approval: Approval, viewer: Caller) -> ApprovalEntry:
         "hour" if approval.state == "hour" else "once" if approval.state == "once" else None,
         approval.script or None,
         approval.script_lines,
+        (approval.why or None) if viewer.is_operator or approval.by == "caller" else None,
     )
 
 

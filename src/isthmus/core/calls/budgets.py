@@ -219,15 +219,35 @@ class CallBudgets:
 
     def charge(self, hub: Hub, inflight: InFlight) -> Fault | None:
         """Count a call that is about to be sent in every budget that is about it, or return why it has no room."""
+        charges = self._find_charges(hub, inflight)
+        if isinstance(charges, Fault):
+            return charges
+        if not charges:
+            return None
+        if inflight.call.kind != "task_result":
+            for counter, _, cost in charges:
+                counter.calls += 1
+                counter.cost = round(counter.cost + cost, COST_DIGITS)
+                self._note(counter)
+        inflight.keep = partial(self._on_end, charges, inflight.keep)
+        return None
+
+    def refusal(self, hub: Hub, inflight: InFlight) -> Fault | None:
+        """Why a call has no room now; None if it has. Nothing is counted."""
+        found = self._find_charges(hub, inflight)
+        return found if isinstance(found, Fault) else None
+
+    def _find_charges(self, hub: Hub, inflight: InFlight) -> list[_Charge] | Fault:
+        """What a call costs in every budget that is about it, or why it has no room."""
         call = inflight.call
         who = (call.caller.tenant, call.caller.name, call.set)
         about = self._about.get(who)
         if about is None:
             about = self._find_about(who)
         if not about or call.kind not in COUNTED:
-            return None
+            return []
         if hub.fleets is not None and inflight.target.feature.server in hub.fleets:
-            return None  # the calls of its members count
+            return []  # the calls of its members count
         matched = self._match(hub, inflight.call, inflight.target.own or inflight.target.feature, inflight.name)
         now = self.now()
         charges: list[_Charge] = []
@@ -247,15 +267,7 @@ class CallBudgets:
         if full:
             # The last one to be renewed decides when another try can succeed.
             return max(full, key=lambda each: (each[1].retry_after is None, each[0]))[1]
-        if not charges:
-            return None
-        if call.kind != "task_result":
-            for counter, _, cost in charges:
-                counter.calls += 1
-                counter.cost = round(counter.cost + cost, COST_DIGITS)
-                self._note(counter)
-        inflight.keep = partial(self._on_end, charges, inflight.keep)
-        return None
+        return charges
 
     def cost_with(self, hub: Hub, inflight: InFlight, name: str) -> float:
         """What a budget's counter for this call has cost in its period, with this call; 0 if it is not about it.
@@ -288,6 +300,14 @@ class CallBudgets:
                 counter.renew(now)
             found = max(found, cost + (0.0 if counter is None else counter.cost))
         return round(found, COST_DIGITS)
+
+    def use_of(self, hub: Hub, inflight: InFlight, name: str) -> str:
+        """How much of a budget is used with this call, in words."""
+        budget = next(each for each in self.budgets if each.name == name)
+        limit = "" if budget.cost is None else f" of {budget.cost:g}"
+        whose = _whose(budget.per, _subject(budget.per, inflight.call.caller, inflight.call.set, ""))
+        cost = round(self.cost_with(hub, inflight, name), COST_DIGITS)
+        return f"with this call, the budget {name} has cost {cost:g}{limit} units this {budget.period} for {whose}"
 
     def _find_about(self, who: Who) -> tuple[Budget, ...]:
         if len(self._about) > CACHED_MAX:

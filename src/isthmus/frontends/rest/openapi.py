@@ -412,6 +412,10 @@ def _approval() -> dict[str, Any]:
                 "items": {"type": "integer"},
                 "description": "The lines of the script that name the tool.",
             },
+            "why": {
+                **NULLABLE_TEXT,
+                "description": "Why a person is asked, where the rule alone does not tell: the use of a budget.",
+            },
         }
     )
 

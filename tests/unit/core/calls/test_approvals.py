@@ -739,6 +739,40 @@ async def test_a_call_that_provably_did_not_run_may_be_made_again(executed: Exec
         assert len(stage.link.sent) == 2
 
 
+async def test_a_call_that_did_not_run_is_listed_as_allowed_and_can_be_denied() -> None:
+    stage = Held()
+    id, _ = await stage.ask()
+    await stage.decide(id)
+    stage.link.sent[0].finish(Lost(SERVER, "gone", executed="no"))
+    for viewer in (OPERATOR, ANYONE):
+        shown = stage.approvals.get(viewer, id)
+        assert shown is not None
+        assert [(each.id, each.state) for each in stage.approvals.list(viewer).approvals] == [(id, "allowed")]
+    assert stage.approvals.get(OTHER, id) is None
+    assert stage.approvals.list(OTHER).approvals == ()
+    with pytest.raises(ApprovalAlreadyDecided):
+        await stage.approvals.decide(id, "allow", OPERATOR, "")
+    await stage.decide(id, "deny", "changed my mind")
+    assert stage.approvals.list(OPERATOR).approvals == ()
+    again, _ = await stage.ask()
+    assert again != id
+    assert len(stage.link.sent) == 1
+    assert stage.events == ["requested", "allowed", "used", "denied", "requested"]
+
+
+async def test_what_was_allowed_can_be_denied_until_it_is_used() -> None:
+    stage = Held()
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    id = fault_of(listener, ApprovalPending).approval
+    assert id is not None
+    await stage.decide(id, "allow_hour")
+    await stage.decide(id, "deny", "no more")
+    _, listener = stage.start(call(arguments=PAY))
+    assert "no more" in fault_of(listener, ApprovalDenied).message
+    assert stage.link.sent == []
+
+
 async def test_a_call_that_is_cancelled_while_its_use_is_stored_leaves_the_decision() -> None:
     stage = Held()
     _, listener = stage.start(call(arguments=PAY, timeout=0.05))

@@ -379,7 +379,7 @@ async def settled() -> None:
 
 
 async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -> None:
-    stage = Counted(Budget("day", calls=0))
+    stage = Counted(Budget("day", calls=1))
     approvals = CallApprovals(stage.journal, lambda: stage.time, lambda *_, **__: None)
     approvals.has_operator = True
     stage.hub.approvals = approvals
@@ -388,12 +388,18 @@ async def test_a_call_that_was_approved_and_finds_no_room_keeps_its_approval() -
     for _ in range(20):
         await asyncio.sleep(0)
     (waiting,) = approvals.list(OPERATOR).approvals
+    stage.budgets.change((Budget("day", calls=0),))
     await approvals.decide(waiting.id, "allow", OPERATOR, "")
     for _ in range(20):
         await asyncio.sleep(0)
     assert isinstance(listener.fault, BudgetExceeded)
+    assert stage.call() is not None, "a person is not asked about a call without room"
+    assert [(each.id, each.state) for each in approvals.list(OPERATOR).approvals] == [(waiting.id, "allowed")]
     stage.budgets.change((Budget("day", calls=1),))
-    assert stage.call() is None, "nobody is asked again"
+    _, listener = stage.start(call())
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert listener.ends == [DONE], "nobody is asked again"
+    assert approvals.list(OPERATOR).approvals == ()
 
 
 async def test_a_change_keeps_the_counters_of_a_budget_with_the_same_name_per_and_period() -> None:

@@ -133,7 +133,7 @@ function Request(/** @type {any} */ { approval, end, deciding, onEnd, onDecided,
   };
   const facts = [
     ["Caller", `${approval.caller} (${approval.tenant})`], ["By", frontendOf(approval.frontend)], ["Set", approval.set], ["Called as", approval.name === approval.tool ? null : approval.name], ["Script", approval.script && [approval.script, ...approval.scriptLines.map((/** @type {number} */ line) => `line ${line}`)].join(", ")],
-    ["Rule", approval.rule], ["Added by the hub", approval.added.join(", ")], ["Digest", approval.digest],
+    ["Rule", approval.rule], ["Why", approval.why], ["Added by the hub", approval.added.join(", ")], ["Digest", approval.digest],
   ].filter(([, value]) => value);
   const server = approval.tool.split(".")[0];
   return html`<section class="panel" ref=${card} aria-label=${`${shown(approval.tool)} for ${shown(approval.caller)}`}>
