@@ -27,10 +27,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 10_000
 SIZE = 40_000
 HUGE = 9_000_000
-KEYS = {name: f"key-of-{name}-0123456789" for name in ("short", "whole", "other", "boss")}
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("short", "whole", "other", "seeker", "boss")}
 CALLERS: dict[str, Any] = {
     "short": {"key": KEYS["short"], "allow": ["*"]},
     "other": {"key": KEYS["other"], "allow": ["*"]},
+    "seeker": {"key": KEYS["seeker"], "allow": ["*"], "expose": "search"},
     "whole": {"key": KEYS["whole"], "allow": ["*"], "max_result_bytes": 0},
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
@@ -94,6 +95,16 @@ async def test_the_official_client_accepts_what_is_left_of_structured_content(hu
         cut = await mcp.call_tool("big.rows", {"size": SIZE})
         assert (cut.is_error, cut.structured_content) == (True, None)
         assert "The tool ran and succeeded; do not repeat the call" in cut.content[0].text
+        *_, data = (await mcp.read_resource(str(cut.content[-1].uri))).contents
+        assert json.loads(data.text) == large_server.rows(SIZE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_tool_called_by_call_tool_has_not_failed_because_it_is_cut(hub: HubProcess, mode: Any) -> None:
+    async with mcp_client(hub, mode, "seeker") as mcp:
+        assert "call_tool" in {tool.name for tool in (await mcp.list_tools()).tools}
+        cut = await mcp.call_tool("call_tool", {"name": "big.rows", "arguments": {"size": SIZE}})
+        assert not cut.is_error, "call_tool has no output schema"
         *_, data = (await mcp.read_resource(str(cut.content[-1].uri))).contents
         assert json.loads(data.text) == large_server.rows(SIZE)
 

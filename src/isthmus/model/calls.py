@@ -194,6 +194,9 @@ class Call(msgspec.Struct, frozen=True):
     fleet: str = ""
     """The fleet that makes it at one of its members; for the audit log."""
 
+    is_by_argument: bool = False
+    """The caller named the tool in an argument of another, so that its client knows nothing of the tool's schemas."""
+
     knows_links: bool = True
     """Whether the caller's protocol version has resource links; MCP has them since 2025-06-18."""
 

@@ -408,7 +408,8 @@ class ResultCuts:
         if not isinstance(outcome, Result) or outcome.asked_by is not None or len(memoryview(outcome.payload)) <= limit:
             return outcome
         call = inflight.call
-        has_schema = "outputSchema" in inflight.target.feature.definition and call.frontend in VALIDATING
+        is_checked = call.frontend in VALIDATING and not call.is_by_argument
+        has_schema = is_checked and "outputSchema" in inflight.target.feature.definition
         return self._cut_or_split(_Cut(limit, call, outcome, has_schema, inflight.ids()), inflight.deliver)
 
     def cut(self, call: Call, outcome: Outcome, deliver: Callable[[Outcome], None]) -> None:

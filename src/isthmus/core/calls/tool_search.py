@@ -335,7 +335,7 @@ class CallTool:
             arguments = NO_ARGUMENTS
         if named.name == call.name:
             return BadArguments(call.name, "name must be the name of another tool")
-        return msgspec.structs.replace(call, name=named.name, arguments=arguments)
+        return msgspec.structs.replace(call, name=named.name, arguments=arguments, is_by_argument=True)
 
     def start(self, inflight: InFlight) -> None:
         """Never called: every call is redirected or refused."""
