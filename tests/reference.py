@@ -114,6 +114,8 @@ def _default(key: str, value: object) -> str:
             return "`true`" if value else "`false`"
         case str():
             return f"`{value}`"
+        case 0 if key.endswith("_bytes"):
+            return "no limit"
         case int() if key.endswith("_bytes"):
             size, unit = next((size, unit) for size, unit in _UNITS if value % size == 0)
             return f"{value // size} {unit}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ CALLERS: dict[str, Any] = {
 BUDGETS: dict[str, Any] = {
     "each": {"calls": 2, "tools": ["bank.*"], "tenants": ["default"]},
     "relayed": {"calls": 2, "tools": ["bank.*"], "callers": ["relay:guest"]},
+    "all": {"result_bytes": 1_200_000, "per": "hub", "callers": ["one"]},
     "team": {"cost": 6, "costs": {"bank.echo": 2}, "per": "tenant", "tenants": ["team"], "period": "month"},
 }
 TOOL = "bank.echo"
@@ -180,6 +182,11 @@ async def test_operators_see_all_and_callers_their_own(hub: HubProcess, folder: 
     assert "watcher" in text
     assert "1 of 2" in text
     assert "00:00 UTC" in text
+    assert re.search(r"all +hub +\d+ bytes of 1.2 MB +this day", text)
+    words = ("budgets", "--hub", f"http://127.0.0.1:{hub.port}")
+    text = await isthmus_command(folder, *words, key=KEYS["one"])
+    assert re.search(r"all +hub +not shown, of 1.2 MB +this day +\S+ 00:00 UTC", text), "what all use is for operators"
+    assert "only operators see that" in text
 
 
 async def test_metrics_and_audit_log_have_refusals(hub: HubProcess) -> None:

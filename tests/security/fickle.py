@@ -54,14 +54,14 @@ async def until(is_so: Callable[[], Awaitable[bool]], what: str) -> None:
     assert what
 
 
-async def command(folder: Path, *words: str, code: int | None = 0) -> str:
+async def command(folder: Path, *words: str, code: int | None = 0, key: str = "") -> str:
     """Run the command line beside a hub; what it printed, both ways."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus(*words, "--config", str(folder / "isthmus.json")),
+        *isthmus(*words, *(() if "--hub" in words else ("--config", str(folder / "isthmus.json")))),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env=environment(),
+        env=environment({"ISTHMUS_KEY": key} if key else {}),
         cwd=folder,
     )
     out, _ = await process.communicate()

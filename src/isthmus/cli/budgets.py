@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,11 @@ import msgspec
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import source_of
 from isthmus.cli.options import with_json, with_source
-from isthmus.cli.output import harmless, print_error, print_json, print_table
+from isthmus.cli.output import harmless, print_error, print_json, print_table, size_text
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.core.access.budget_rules import Period, period_at
 
 NOTHING = "No budget is about you. [budgets] in the configuration sets them."
 
@@ -23,7 +25,7 @@ NOTHING = "No budget is about you. [budgets] in the configuration sets them."
 class _Budget(msgspec.Struct, rename="camel"):
     name: str
     per: str
-    period: str
+    period: Period
     calls: int | None = None
     result_bytes: int | None = None
     cost: float | None = None
@@ -80,26 +82,57 @@ def budgets(hub: str | None, config: Path | None, *, is_json: bool) -> int:
 
 def _print(found: list[_Budget], counters: list[_Counter]) -> None:
     rows = []
+    is_hidden = False
     for budget in found:
-        # A budget that nobody has used has a row, too.
-        own: list[_Counter | None] = [each for each in counters if each.budget == budget.name]
-        for each in own or [None]:
-            used = []
-            if budget.calls is not None:
-                used.append(f"{0 if each is None else each.calls} of {budget.calls} calls")
-            if budget.result_bytes is not None:
-                used.append(f"{0 if each is None else each.result_bytes} of {budget.result_bytes} bytes")
-            if budget.cost is not None:
-                used.append(f"{0 if each is None else each.cost:.12g} of {budget.cost:.12g} units")
-            renewed = "" if each is None else datetime.fromtimestamp(each.renewed, UTC).strftime("%Y-%m-%d %H:%M UTC")
-            of = f"each {budget.per}" if each is None else _whose(each.subject)
-            row = (budget.name, of, ", ".join(used), f"this {budget.period}", renewed)
-            rows.append(tuple(harmless(cell, keep="") for cell in row))
+        own = [each for each in counters if each.budget == budget.name]
+        for each in own:
+            row = (budget.name, _whose(each.subject), _used(budget, each), _in(budget), _moment(each.renewed))
+            rows.append(row)
+        if not own:
+            # A budget that nobody has used has a row, too. Only operators learn how often one refused a call.
+            is_shown = budget.refused is not None
+            is_hidden |= not is_shown
+            used = _used(budget, _Counter(budget.name, {}, 0.0, 0, 0, 0.0)) if is_shown else _limits(budget)
+            of = "hub" if budget.per == "hub" else f"each {budget.per}"
+            rows.append((budget.name, of, used, _in(budget), _moment(period_at(budget.period, time.time())[1])))
     titles = ("BUDGET", "OF", "USED", "IN", "RENEWED")
-    print_table(titles, rows, ("bold", "", "cyan", "", ""), is_wrapped=True)
+    escaped = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
+    print_table(titles, escaped, ("bold", "", "cyan", "", ""), is_wrapped=True)
+    if is_hidden:
+        print_error("Not shown is what others use, too: only operators see that.")
     refused = [f"{harmless(each.name, keep='')} {each.refused}" for each in found if each.refused]
     if refused:
         print_error(f"Refused calls since the hub started: {', '.join(refused)}.")
+
+
+def _used(budget: _Budget, counter: _Counter) -> str:
+    used = []
+    if budget.calls is not None:
+        used.append(f"{counter.calls} of {budget.calls} calls")
+    if budget.result_bytes is not None:
+        used.append(f"{size_text(counter.result_bytes)} of {size_text(budget.result_bytes)}")
+    if budget.cost is not None:
+        used.append(f"{counter.cost:.12g} of {budget.cost:.12g} units")
+    return ", ".join(used)
+
+
+def _limits(budget: _Budget) -> str:
+    limits = []
+    if budget.calls is not None:
+        limits.append(f"{budget.calls} calls")
+    if budget.result_bytes is not None:
+        limits.append(size_text(budget.result_bytes))
+    if budget.cost is not None:
+        limits.append(f"{budget.cost:.12g} units")
+    return f"not shown, of {', '.join(limits)}"
+
+
+def _in(budget: _Budget) -> str:
+    return f"this {budget.period}"
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _whose(subject: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ loaded only if there is a terminal.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ Group: TypeAlias = tuple[str, Sequence[Row]]
 LAST_WIDTH_MIN = 20
 COLUMN_WIDTH_MIN = 12
 """Wide columns are folded, but not below this, so that the last column has some room."""
+
+_BREAKS = re.compile(r"(?:(?<=[-./ ])|(?<=\w{3}_))(?=[^-./ _])")
+"""Where a name may be folded. The prefix of an id, such as `ap_`, stays with it."""
 
 GAP = 2
 """Spaces between columns."""
@@ -131,6 +135,17 @@ def aligned(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def size_text(size: float) -> str:
+    """A number of bytes as people read it."""
+    if size < 1000:
+        return f"{size:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as "1 tool" or "3 tools"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -203,7 +218,8 @@ def _parts(
         else:
             table.add_column(style=styles[-1], max_width=widths[-1], no_wrap=True, overflow="ellipsis")
         for row in some:
-            table.add_row(*(Text(harmless(cell, keep="")) for cell in row))
+            cells = zip((harmless(cell, keep="") for cell in row), widths, strict=True)
+            table.add_row(*(Text(_broken(cell, room)) for cell, room in cells))
         return table
 
     if head and rows:
@@ -230,7 +246,27 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     *longest, last = (max(map(cell_len, column), default=0) for column in zip(*rows, strict=True))
     widths = [min(width, terminal * 3 // 5) for width in longest]
     room = terminal - sum(widths) - GAP * len(widths)
+    whole = [
+        max(cell_len(part) for cell in column for part in _BREAKS.split(cell)) for column in zip(*rows, strict=True)
+    ]
     while room < min(LAST_WIDTH_MIN, terminal * 3 // 10, last) and widths and max(widths) > COLUMN_WIDTH_MIN:
-        widths[widths.index(max(widths))] -= 1
+        wide = [each for each, width in enumerate(widths) if width > COLUMN_WIDTH_MIN]
+        # First those that can be folded between words.
+        foldable = [each for each in wide if widths[each] > whole[each]] or wide
+        widths[max(foldable, key=lambda each: widths[each])] -= 1
         room += 1
     return [*widths, max(room, 1)]
+
+
+def _broken(cell: str, width: int) -> str:
+    """A cell with line breaks in names that are wider than its column, between the words of a name if possible."""
+    lines: list[str] = []
+    for word in cell.split(" "):
+        line, parts = "", []
+        for part in _BREAKS.split(word):
+            if line and len(line) + len(part) > width:
+                parts.append(line)
+                line = ""
+            line += part
+        lines.append("\n".join([*parts, line]))
+    return " ".join(lines)

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cli.output import aligned, first_line, harmless, print_error, print_json, print_output, show_table
+from isthmus.cli.output import (
+    aligned,
+    first_line,
+    harmless,
+    print_error,
+    print_json,
+    print_output,
+    show_table,
+    size_text,
+)
 
 
 class Terminal(io.StringIO):
@@ -91,12 +100,32 @@ def test_a_table_folds_names_and_cuts_only_descriptions(stdout: Terminal) -> Non
     show_table(stdout, [("server", rows), ("other", [("c", "d")])], ("cyan", ""))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", stdout.getvalue()).splitlines()
     assert lines[0] == "server"
-    assert lines[1].startswith("server.a_name_that_is_fa  [bold]x[")
+    assert lines[1].startswith("server.a_name_that_is_    [bold]x[")
     assert lines[1].endswith("…")
-    assert lines[2].strip() == "r_too_long"
+    assert lines[2].strip() == "far_too_long"
     assert lines[3].split() == ["b\\u001b", "short"]
     assert [line.rstrip() for line in lines[4:]] == ["", "other", "c" + " " * 25 + "d"]
     assert all(len(line) <= 40 for line in lines)
+
+
+def test_names_are_folded_between_their_words_and_ids_are_whole(
+    stdout: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = ("ap_0123456789abcdef", "payments-gateway.transfer-money", "accounting-agent", "59 min", '{"amount": 5000}')
+    show_table(stdout, [("", [row])], ("", "", "", "", ""), is_wrapped=True)
+    columns = [re.split(r" {2,}", line.strip()) for line in stdout.getvalue().splitlines()]
+    assert columns[0][0] == row[0]
+    assert [columns[0][1], *(line[0] for line in columns[1:])] == ["payments-", "gateway.", "transfer-money"]
+    assert columns[0][2:] == list(row[2:])
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1_200_000, "1.2 MB"), (999_960, "1.0 MB"), (5e12, "5.0 TB")],
+)
+def test_sizes_are_readable(size: float, text: str) -> None:
+    assert size_text(size) == text
 
 
 def test_names_are_not_folded_for_a_last_column_that_needs_less(
