@@ -14,7 +14,7 @@ from isthmus.config import codes, values
 from isthmus.config.callers import APPROVALS, patterns
 from isthmus.config.entry_conversion import json_table
 from isthmus.config.files import Document
-from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.findings import ConfigError, Finding, Place, fix_of
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.approval_rules import (
     TESTS,
@@ -54,6 +54,7 @@ _FIXES = (
     ("must have only variables that are set", "set the variable where the hub starts, or in the .env beside the file"),
     ("must have only", "correct the spelling of the key, or remove it"),
     ("must be the name of a table", "write the name of a budget of this file"),
+    ("must be given", 'write both keys: spent = {budget = "agents", above = 5}'),
     ("must be true where spent", "remove spent, or write approve = true"),
     ("must have one test", "write one test, such as amount = {above = 100}"),
     (
@@ -84,7 +85,7 @@ def read_approvals(
         try:
             rules.append(_read_rule(name, entry, variables, budgets))
         except ValueError as error:
-            fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
+            fix = fix_of(error, _FIXES)
             findings.append(root.at(name).mistake(error, advice=fix, code=codes.BAD_APPROVAL_RULE))
     if findings:
         raise ConfigError(*findings)
@@ -135,10 +136,13 @@ def _read_rule(name: str, entry: object, variables: Variables, budgets: Containe
         given["callers"] = values.texts("callers", fields["callers"])
     if "spent" in fields:
         test = values.table("spent", fields["spent"], ("budget", "above"))
-        budget = values.text("spent.budget", test.get("budget"))
+        for key in ("budget", "above"):
+            if test.get(key) is None:
+                raise ValueError(f"spent.{key} must be given, not left out")
+        budget = values.text("spent.budget", test["budget"])
         if budget not in budgets:
             raise ValueError(f"spent.budget must be the name of a table of [budgets], not {values.quoted(budget)}")
-        given["spent"] = SpentTest(budget, values.number("spent.above", test.get("above")))
+        given["spent"] = SpentTest(budget, values.number("spent.above", test["above"]))
     if "by" in fields:
         given["by"] = values.text("by", fields["by"])
         if given["by"] not in get_args(ApprovedBy):

@@ -14,7 +14,7 @@ from isthmus.config import codes, values
 from isthmus.config.callers import BUDGETS, patterns
 from isthmus.config.codes import FindingCode
 from isthmus.config.files import Document
-from isthmus.config.findings import ConfigError, Finding, Place, closest_match
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match, fix_of
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.access.budget_rules import PERIODS, PERS, Budget
 from isthmus.core.access.policy import check_pattern
@@ -65,7 +65,7 @@ def read_budgets(document: Document | None) -> tuple[Budget, ...]:
         try:
             budgets.append(_read_budget(name, entry))
         except ValueError as error:
-            fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
+            fix = fix_of(error, _FIXES)
             findings.append(root.at(name).mistake(error, advice=fix, code=codes.BAD_BUDGET))
     if findings:
         raise ConfigError(*findings)

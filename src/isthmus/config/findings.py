@@ -64,6 +64,14 @@ class CodedError(ValueError):
         self.code = code
 
 
+class UnknownKey(ValueError):
+    """A rejected key of a table, and the known key that it probably means."""
+
+    def __init__(self, text: str, meant: str | None) -> None:
+        super().__init__(text)
+        self.meant = meant
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A path in a file; it makes the findings about it."""
@@ -95,8 +103,11 @@ class Place:
         """Return a finding about a value at or below this place that a check rejected.
 
         Such errors read "<key> must <rule>, not <value>", or begin with "must" or "needs" if the place itself is wrong.
-        Every settings class and `config.values` keep to that. A `CodedError` has its own code.
+        Every settings class and `config.values` keep to that. A `CodedError` has its own code, and an `UnknownKey` its
+        own advice.
         """
+        if isinstance(error, UnknownKey) and error.meant is not None:
+            advice = f"did you mean {error.meant}? {advice[:1].upper()}{advice[1:]}".rstrip()
         code = error.code if isinstance(error, CodedError) else code
         if str(error).startswith("needs "):
             return self.finding(str(error), advice=advice, code=code)
@@ -104,6 +115,15 @@ class Place:
         rule, _, value = rest.partition(", not ")
         path = ".".join(part for part in (self.path, key.strip()) if part)
         return Finding(self.file, path, value, f"must {rule}", advice, code)
+
+
+def fix_of(error: ValueError, fixes: Iterable[tuple[str, str]], consequence: str = "") -> str:
+    """Return what to write instead, by the first text that is in the error, and what happens until then."""
+    is_known = isinstance(error, UnknownKey) and error.meant is not None
+    fix = "" if is_known else next((fix for part, fix in fixes if part in str(error)), "")
+    if not consequence:
+        return fix
+    return f"{fix}; until then {consequence}" if fix else f"until it is fixed, {consequence}"
 
 
 def closest_match(key: str, known: Iterable[str]) -> str | None:

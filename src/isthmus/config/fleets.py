@@ -12,7 +12,7 @@ from typing import Any
 from isthmus.config import codes, values
 from isthmus.config.callers import FLEETS
 from isthmus.config.files import Document
-from isthmus.config.findings import Finding, Place
+from isthmus.config.findings import Finding, Place, fix_of
 from isthmus.core.catalog.fleets import (
     AT_ONCE,
     DEADLINE_SECONDS,
@@ -61,9 +61,8 @@ def read_fleets(
         try:
             fleets[ServerName(name)] = _read_fleet(name, entry, servers)
         except ValueError as error:
-            fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
             place = Place(document.file, FLEETS).at(name)
-            advice = f"{fix}; until then the fleet does not exist, and its members are listed themselves"
+            advice = fix_of(error, _FIXES, "the fleet does not exist, and its members are listed themselves")
             findings.append(place.mistake(error, advice=advice, code=codes.BAD_FLEET))
     return fleets, findings
 

@@ -14,7 +14,7 @@ from isthmus.config import codes, values
 from isthmus.config.callers import CALLERS, ISSUERS, SETS, exposure, patterns, result_limit
 from isthmus.config.entry_conversion import json_table
 from isthmus.config.files import Document
-from isthmus.config.findings import Finding, Place, closest_match
+from isthmus.config.findings import Finding, Place, closest_match, fix_of
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.policy import Policy, check_pattern, is_of_agent, is_of_label
 from isthmus.core.catalog.sets import SetSettings, SetTool, colliding_names
@@ -76,8 +76,7 @@ def read_sets(
         try:
             sets[name] = settings = _read_set(name, entry, variables, servers)
         except ValueError as error:
-            fix = next((fix for part, fix in _FIXES if part in str(error)), "write what it must be")
-            advice = f"{fix}; until then callers that are bound to it see nothing"
+            advice = fix_of(error, _FIXES, "callers that are bound to it see nothing")
             findings.append(place.mistake(error, advice=advice, code=codes.BAD_SET))
             continue
         if not (settings.tools or settings.prompts or settings.resources):

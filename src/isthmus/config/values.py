@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from isthmus.config.findings import UnknownKey, closest_match
+
 T = TypeVar("T")
 
 _QUOTED_LENGTH = 60
@@ -163,7 +165,8 @@ def table(key: str, value: object, known: Collection[str] | None = None) -> dict
         raise _wrong(key, "a table", value)
     for name in value:
         if known is not None and name not in known:
-            raise ValueError(f"{key} must have only {', '.join(known)}, not {quoted(name)}".lstrip())
+            text = f"{key} must have only {', '.join(known)}, not {quoted(name)}".lstrip()
+            raise UnknownKey(text, closest_match(name, known))
     return value
 
 

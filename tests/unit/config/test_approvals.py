@@ -70,6 +70,7 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
             "approvals.a.spent.budget must be the name of a table of [budgets], not 'none'",
         ),
         ('tools = ["*"]\ntool = 1', "approvals.a must have only tools, destructive"),
+        ('tools = ["*"]\nspent = { budget = "day" }', "approvals.a.spent.above must be given, not left out"),
         ('tools = ["*"]\nexpires = 0', "approvals.a.expires must be 1 to 604800 seconds, not 0"),
         ('tools = ["*"]\nwebhook = "ftp://x"', "approvals.a.webhook must be an http or https address"),
         ('tools = ["*"]\nwebhook = "https://x/${GONE}"', "approvals.a.webhook must have only variables that are set"),
@@ -99,6 +100,7 @@ def test_a_broken_rule_refuses_the_file_and_says_what_to_write(tmp_path: Path, r
     assert finding.problem.startswith(f"isthmus.toml: {told}"), finding.problem
     assert finding.fix
     assert finding.code.number == "ISC-431"
+    assert ("did you mean tools?" in finding.fix) is ("tool = 1" in rule)
 
 
 def test_a_mistyped_table_is_not_ignored(tmp_path: Path) -> None:

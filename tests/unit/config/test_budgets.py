@@ -57,6 +57,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("calls = 1\ntools = ['a*']", "budgets.a.tools.0 must be *, server.*, server.tool"),
         ("calls = 1\ncallers = []", "budgets.a.callers must be a list of names, or absent for all, not empty"),
         ("call = 1", "budgets.a must have only calls, result_bytes"),
+        ("call = 1", "not 'call' (did you mean calls?)"),
+        ("calls = 'many'", "budgets.a.calls must be a whole number, not 'many'"),
     ],
 )
 def test_a_mistake_refuses_the_file(tmp_path: Path, entry: str, told: str) -> None:

@@ -110,11 +110,6 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
             {"key": "keyring:"},
             ".key must be keyring:NAME or keyring:SERVICE/NAME, not keyring:",
         ),
-        (
-            {**GOOD, "denny": ["*"]},
-            " must have only key, expires, allow, deny, tenant, targets, set, expose, max_result_bytes,"
-            " operator, frontends, not 'denny'",
-        ),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
         (
@@ -131,6 +126,15 @@ def test_a_broken_caller_is_left_out_and_costs_only_itself(entry: object, messag
     callers, findings = read({"good": {"key": KEY, "allow": ["*"]}, "bad": entry})
     assert [caller.name for _, caller in callers] == ["good"]
     assert findings == [f"isthmus.toml: callers.bad{message} (this caller is left out)"]
+
+
+def test_a_mistyped_key_of_a_caller_gets_the_key_that_it_means() -> None:
+    callers, findings = read({"good": GOOD, "bad": {**GOOD, "denny": ["*"]}})
+    assert [caller.name for _, caller in callers] == ["good"]
+    assert findings == [
+        "isthmus.toml: callers.bad must have only key, expires, allow, deny, tenant, targets, set, expose,"
+        " max_result_bytes, operator, frontends, not 'denny' (did you mean deny? This caller is left out)"
+    ]
 
 
 def test_a_caller_needs_a_name_that_can_be_logged() -> None:
@@ -435,7 +439,7 @@ def test_a_mistake_costs_its_own_entry(change: dict[str, Any], told: str) -> Non
     assert [settings.name for settings in found] == ["good"]
     assert len(findings) == 1
     assert f"isthmus.toml: {told}" in findings[0]
-    assert findings[0].endswith("(this issuer is left out)")
+    assert findings[0].endswith(("(this issuer is left out)", "(did you mean deny? This issuer is left out)"))
 
 
 def test_an_issuer_whose_tokens_allow_nothing_is_told() -> None:

@@ -67,6 +67,7 @@ allow = ["one.*"]
         ('[fleets.a]\nmembers = "x.y"', "a member must be server-*"),
         ("[fleets.a]\nmembers = 7", "members must be a list of texts"),
         ('[fleets.a]\nmembers = "x"\nhide = true', "must have only"),
+        ('[fleets.a]\nmembers = "x"\ndedline = 1', "must have only"),
         ('[fleets.a]\nmembers = "x"\ndeadline = 0', "deadline must be"),
         ('[fleets.a]\nmembers = "x"\nat_once = 1000', "at_once must be 1 to 256"),
         ('[fleets.a]\nmembers = "x"\nresult_bytes = 1', "result_bytes must be"),
@@ -80,6 +81,7 @@ def test_a_fleet_with_a_mistake_is_left_out(tmp_path: Path, entry: str, problem:
     assert list(configuration.fleets) == ["good"]
     (finding,) = configuration.warnings
     assert (finding.code, problem in finding.problem) == (BAD_FLEET, True), finding.problem
+    assert ("did you mean deadline? Until it is fixed, the fleet" in finding.fix) is ("dedline" in entry)
 
 
 def test_a_set_cannot_have_the_name_of_a_fleet(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_TENANT,
         '[tenants.acme]\ndenny = ["files"]',
-        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is fixed, callers",
+        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (did you mean deny? Until",
     ),
     Mistake(
         codes.BAD_ISSUER,
@@ -264,7 +264,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_BUDGET,
         "[budgets.a]\ncalls = 'many'\n",
-        "isthmus.toml: budgets.a.calls must be a whole number, not 'many' (write what it must be)",
+        "isthmus.toml: budgets.a.calls must be a whole number, not 'many'",
     ),
     Mistake(
         codes.IDLE_BUDGET,
