@@ -21,10 +21,12 @@ from isthmus.code.sandbox import NICENESS
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub
 from tests.faults.watching import eventually
-from tests.hubs import TRUSTED, Raw
+from tests.hubs import MODERN, TRUSTED, Raw
+from tests.peers.client_sdk2 import Mode
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("code")]
 
+MODES = ["legacy", MODERN]
 SEEN = {"search_tools", "tool_signatures", "run_code"}
 
 
@@ -294,7 +296,8 @@ async def test_the_audit_log_has_each_call_with_the_script_that_made_it(hub: Cod
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_official_client_runs_a_script_and_hears_its_calls_report(hub: CodeHub) -> None:
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_official_client_runs_a_script_and_hears_its_calls_report(hub: CodeHub, mode: Mode) -> None:
     heard: list[str | None] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -303,7 +306,7 @@ async def test_the_official_client_runs_a_script_and_hears_its_calls_report(hub:
     headers = {"authorization": f"Bearer {KEYS['plain']}"}
     async with (
         httpx2.AsyncClient(verify=TRUSTED, headers=headers, timeout=30) as http,
-        Client(streamable_http_client(hub.process.url, http_client=http)) as client,
+        Client(streamable_http_client(hub.process.url, http_client=http), mode=mode) as client,
     ):
         assert {tool.name for tool in (await client.list_tools()).tools} >= SEEN
         result = await client.call_tool("run_code", {"code": "await shop_report()"}, progress_callback=on_progress)
@@ -312,8 +315,9 @@ async def test_the_official_client_runs_a_script_and_hears_its_calls_report(hub:
     assert heard == ["half way"]
 
 
-async def test_fastmcp_runs_a_script(hub: CodeHub) -> None:
-    async with FastMcpClient(hub.process.url, auth=KEYS["plain"]) as client:
+@pytest.mark.parametrize("mode", MODES)
+async def test_fastmcp_runs_a_script(hub: CodeHub, mode: Mode) -> None:
+    async with FastMcpClient(hub.process.url, auth=KEYS["plain"], mode=mode) as client:
         result = await client.call_tool("run_code", {"code": "(await shop_add(a=2, b=3))['sum']"})
     assert result.structured_content is not None
     assert result.structured_content["result"] == 5

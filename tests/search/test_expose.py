@@ -288,9 +288,10 @@ async def test_the_official_client_searches_and_calls_in_both_eras(
         assert direct.structured_content == {"query": "q"}
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("path", "who"), [("/mcp", "plain"), ("/mcp/found", "plain"), ("/mcp", "narrow")])
-async def test_fastmcp_searches_and_calls(hub: HubProcess, path: str, who: str) -> None:
-    async with FastMcpClient(f"http://127.0.0.1:{hub.port}{path}", auth=KEYS[who]) as client:
+async def test_fastmcp_searches_and_calls_in_both_eras(hub: HubProcess, mode: Mode, path: str, who: str) -> None:
+    async with FastMcpClient(f"http://127.0.0.1:{hub.port}{path}", auth=KEYS[who], mode=mode) as client:
         assert [tool.name for tool in await client.list_tools()] == VIRTUAL
         result = await client.call_tool("search_tools", {"query": "search"})
         name = result.structured_content["tools"][0]["name"]
