@@ -13,7 +13,8 @@ class CodeSettings:
     """`[code]`: the limits of scripts. A limit is for one script unless it says otherwise."""
 
     workers: int = 4
-    """How many scripts run at once, each in a process of its own. One caller uses at most half of them."""
+    """How many scripts run at once, each in a process of its own; those that wait for people do not count. One caller
+    uses at most half of them."""
     queued: int = 32
     """How many scripts wait for a worker; more are refused."""
     seconds: float = 300.0

@@ -211,7 +211,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
     CODE: HubTable(
         (CodeSettings,),
         {
-            "workers": "Scripts that run at once, each in a process of its own. One caller has at most half of them."
+            "workers": "Scripts that run at once, each in a process of its own; those that wait for people do not"
+            " count. One caller has at most half of them."
             " See [Code mode](code-mode.md).",
             "queued": "Scripts that wait for a worker; more are refused.",
             "seconds": "Seconds that a script may take, with its calls.",
