@@ -85,6 +85,10 @@ async def opened(config: Path) -> AsyncIterator[Agent]:
 
 @pytest.fixture
 def config(tmp_path: Path, ledger: Ledger) -> Path:
+    return written(tmp_path, ledger, AFTER)
+
+
+def written(tmp_path: Path, ledger: Ledger, after: float) -> Path:
     rules = {"orders": {"tools": ["shop.order"]}}
     return write_config(
         tmp_path,
@@ -93,7 +97,7 @@ def config(tmp_path: Path, ledger: Ledger) -> Path:
         callers=CALLERS,
         approvals=rules,
         limits=PATIENT,
-        tasks={"after": AFTER},
+        tasks={"after": after},
     )
 
 
@@ -152,8 +156,9 @@ async def test_a_modern_script_is_a_task_if_it_does_not_end_soon_and_continues_t
     assert_paid_once(ended["result"]["structuredContent"], ledger)
 
 
-async def test_a_caller_that_leaves_before_it_knows_its_task_ends_the_script(config: Path, ledger: Ledger) -> None:
-    async with opened(config) as agent:
+async def test_a_caller_that_leaves_before_it_knows_its_task_ends_the_script(tmp_path: Path, ledger: Ledger) -> None:
+    # Long enough that the hub sees the caller leave before the script becomes a task.
+    async with opened(written(tmp_path, ledger, 10.0)) as agent:
         calling = asyncio.ensure_future(agent.run("await shop_hold(nonce='left')"))
         await eventually(lambda: ledger.ran() == {"left": 1} or calling.done(), "the script calls", within=SECONDS)
         if not calling.done():
