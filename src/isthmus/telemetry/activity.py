@@ -102,7 +102,7 @@ class RecentCalls:
                 call.surface,
                 server,
                 outcome.is_error if isinstance(outcome, Result) else _ending_of(outcome),
-                inflight.was_sent,
+                inflight.link is not None and not inflight.is_unreached,
                 inflight.wait_seconds,
                 inflight.steps,
                 inflight.name,

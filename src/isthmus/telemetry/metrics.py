@@ -193,7 +193,8 @@ class CallMetrics:
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         """Count a call. The time for which a person held it is not the server's."""
-        call, was_sent = inflight.call, inflight.was_sent
+        # Not `was_sent`, here and in `RecentCalls`: a property costs a function call, and every call comes here.
+        call, was_sent = inflight.call, inflight.link is not None and not inflight.is_unreached
         held = 0.0 if inflight.steps is None else inflight.held_seconds(seconds)
         seconds -= held
         received = 0
