@@ -183,7 +183,7 @@ def lower_priority(pid: int | None) -> None:
     if pid is None:
         return
     niceness = min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)
-    with suppress(OSError):  # it has ended, which whoever uses it finds out
+    with suppress(OSError):  # it has ended, and its next use reports that
         if sys.platform != "linux":
             os.setpriority(os.PRIO_PROCESS, pid, niceness)
             return

@@ -120,7 +120,7 @@ class _Counter:
         self.result_bytes = 0
         self.cost = 0.0
         self.version = 0
-        """Of the stored document; 0 if there is none."""
+        """The version of the stored document; 0 before the first write."""
         self.is_changed = False
         self.told = False
         """Whether the audit log has that it is used up."""

@@ -57,7 +57,7 @@ MIME_LENGTH_MAX = 100
 NAME_LENGTH_MAX = 100
 
 DROPPED_MAX = 10_000
-"""Results that are gone and whose readers are told why."""
+"""Dropped results whose reason is remembered, for the error that a reader gets."""
 
 SWEEP_SECONDS = 30.0
 """How often expired results are removed; none is readable after its time."""
