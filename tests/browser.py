@@ -21,6 +21,17 @@ import pytest
 
 SECONDS = 60.0
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WITHOUT = (
+    # Each window of a recent Chromium loads pages for its address bar, and starts a process to spare: half of what it
+    # takes to open one.
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "SpareRendererForSitePerProcess",
+    # Playwright's own list, which ours replaces: that Chromium asks nobody anything, and leaves pages as they are.
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled",
+    "PreconnectToSearch",
+)  # fmt: skip
+"""Features of Chromium that the tests do without."""
 FLAGS = (
     "--headless",
     "--disable-gpu",
@@ -30,6 +41,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--host-resolver-rules=MAP *.test 127.0.0.1",
+    f"--disable-features={','.join(WITHOUT)}",
 )
 
 

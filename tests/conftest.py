@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 from isthmus.cli.main import WithoutRich
 from tests import fork_server
 from tests.faults.oracle import read_ledger
+from tests.peers import forking
 from tests.peers.launch import HttpPeer, http_peer
 
 # How long one example takes says more about the machine than about what is tested. Where fifty examples do not reach
@@ -58,6 +60,9 @@ for _folder in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 UNIT = Path(__file__).parent / "unit"
+FAULTS = Path(__file__).parent / "faults"
+FIRST = UNIT / "app" / "test_gc_tuning.py"
+"""It has the collector look at everything, which takes seconds once a worker has run much else."""
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
@@ -90,7 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
 
     Each worker would otherwise start every server of the matrix for itself, and every hub that a module's tests share.
-    Unit tests come last: they are short, so all workers end at the same time.
+    Unit tests come last: they are short, so all workers end at the same time. Tests of faults wait most of their time,
+    so they are spread among the first of those, which do not.
     """
     if not config.getoption("loadgroup", default=False):
         return
@@ -105,6 +111,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item._id = item.id.parse(f"{item.nodeid}@{group}")
         groups[item.nodeid.rpartition("@")[2]] += 1
     items.sort(key=lambda item: (UNIT in item.path.parents, -groups[item.nodeid.rpartition("@")[2]]))
+    waiting = [item for item in items if FAULTS in item.path.parents]
+    others = [item for item in items if FAULTS not in item.path.parents]
+    first = next((at for at, item in enumerate(others) if UNIT in item.path.parents), len(others))
+    items[:] = [*others[:first], *_spread(waiting, others[first:])]
+    items.sort(key=lambda item: item.path != FIRST)
+
+
+def _spread(waiting: list[pytest.Item], quick: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Put a test that waits after every so many quick ones, until two thirds of these are dealt."""
+    each = max(1, len(quick) * 2 // 3 // max(1, len(waiting)))
+    left = iter(waiting)
+    for at, item in enumerate(quick, 1):
+        yield item
+        if at % each == 0:
+            yield from islice(left, 1)
+    yield from left
 
 
 def _is_sharing(item: pytest.Item) -> bool:
@@ -218,12 +240,14 @@ def _settle(known: set[int]) -> dict[int, str]:
 
 def _started() -> set[int]:
     """The processes that the tests of this process started, the hubs that were forked for them included."""
-    server = fork_server.start()
-    return children() | children(server)
+    servers = {fork_server.start(), *forking.servers()}
+    return (children() - forking.servers()).union(*map(children, servers))
 
 
 def _closed(before: set[int]) -> set[int]:
     """The descriptors that are open since; a thread that ends, or what awaits the collector, may still have some."""
+    if not descriptors() - before:
+        return set()  # to collect takes a third of a second beside all that the tests have loaded
     gc.collect()
     deadline = time.monotonic() + LEFTOVER_SECONDS
     while (extra := descriptors() - before) and time.monotonic() < deadline:

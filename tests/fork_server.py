@@ -1,8 +1,9 @@
-"""Starts hubs in a tenth of the time: a process that has loaded most of what a hub loads, and forks one on request.
+"""Starts hubs in a tenth of the time: a process that has loaded all that a hub loads, and forks one on request.
 
-Two thirds of a hub's start are imports, and the suite starts hundreds of hubs. `tests.hubs` uses this for those that
-need nothing special of their process; a forked hub runs `isthmus serve` from there on, in a process, a folder and an
-environment of its own. The tests of the command line start the real command.
+Most of a hub's start are imports, and the suite starts hundreds of hubs. `tests.hubs` uses this for those that need
+nothing special of their process; a forked hub runs `isthmus serve` from there on, in a process, a folder and an
+environment of its own. Other commands, which tests run to see what a hub did, are forked as well. The tests of the
+command line itself start the real command.
 
 Each process that runs tests has one server. It ends when that process closes its socket, in whichever way.
 """
@@ -21,17 +22,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from isthmus.cli.main import WithoutRich, program
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 PRELOADED = (
+    "anyio._backends._asyncio",
+    "uvicorn.lifespan.off",
     "uvloop",
+    "isthmus.cli.serve",
     "isthmus.cli.hub",
     "isthmus.app.links",
     "isthmus.app.validation",
@@ -44,11 +49,11 @@ PRELOADED = (
     "isthmus.identity.issuers",
     "isthmus.upstream.targets.named_servers",
 )
-"""What a hub loads anyway, with all that these load. A module that draws a secret as it is loaded cannot be among them:
-every hub would have the same one. `_load` refuses it."""
+"""What a hub loads anyway, with all that these load. Some draw a secret as they are loaded: each forked hub draws that
+again."""
 
-DRAWS_RUN = "isthmus.core.calls.inflight"
-"""Nearly everything loads it, and it draws what its calls are named by in the log: each forked hub draws that again."""
+KNOWS_START = "isthmus.app.metrics"
+"""It notes when it is loaded, as the start of the hub."""
 
 REQUEST_BYTES = 1 << 20
 
@@ -56,8 +61,11 @@ REQUEST_BYTES = 1 << 20
 class ForkedProcess:
     """A process that the server has forked, as `asyncio.subprocess.Process` shows one that we started ourselves."""
 
-    def __init__(self, pid: int, stderr: asyncio.StreamReader, ended: asyncio.Task[int]) -> None:
+    def __init__(
+        self, pid: int, stdout: asyncio.StreamReader | None, stderr: asyncio.StreamReader, ended: asyncio.Task[int]
+    ) -> None:
         self.pid = pid
+        self.stdout = stdout
         self.stderr = stderr
         self._ended = ended
 
@@ -89,19 +97,30 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-async def forked(words: Sequence[str], env: Mapping[str, str], folder: Path) -> ForkedProcess:
-    """Fork a process that runs `isthmus` with these words; only its standard error can be read."""
-    loop = asyncio.get_running_loop()
-    heard, said = os.pipe()
-    ours, theirs = socket.socketpair()
+async def forked(
+    words: Sequence[str], env: Mapping[str, str], folder: Path, *, given: bytes | None = None
+) -> ForkedProcess:
+    """Fork a process that runs `isthmus` with these words; its standard error can be read.
+
+    With `given`, which is what it reads from standard input, its standard output can be read too.
+    """
+    stderr, said = await _pipe()
+    stdout, theirs = None, [said]
+    if given is not None:
+        assert len(given) < select.PIPE_BUF
+        reading, writing = os.pipe()
+        os.write(writing, given)
+        os.close(writing)
+        stdout, printed = await _pipe()
+        theirs += [reading, printed]
+    ours, reported = socket.socketpair()
     try:
         request = json.dumps([list(words), dict(env), str(folder)]).encode()
-        socket.send_fds(_server().control, [request], [said, theirs.fileno()])
+        socket.send_fds(_server().control, [request], [reported.fileno(), *theirs])
     finally:
-        os.close(said)
-        theirs.close()
-    stderr = asyncio.StreamReader(limit=REQUEST_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(heard, "rb", 0))
+        reported.close()
+        for descriptor in theirs:
+            os.close(descriptor)
     reports, writer = await asyncio.open_connection(sock=ours)
 
     async def ended() -> int:
@@ -110,7 +129,16 @@ async def forked(words: Sequence[str], env: Mapping[str, str], folder: Path) -> 
         finally:
             writer.close()
 
-    return ForkedProcess(int(await reports.readline()), stderr, asyncio.ensure_future(ended()))
+    return ForkedProcess(int(await reports.readline()), stdout, stderr, asyncio.ensure_future(ended()))
+
+
+async def _pipe() -> tuple[asyncio.StreamReader, int]:
+    """What another process writes can be read, and the descriptor that it writes to."""
+    heard, said = os.pipe()
+    reader = asyncio.StreamReader(limit=REQUEST_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(heard, "rb", 0))
+    return reader, said
 
 
 class _Server(NamedTuple):
@@ -159,44 +187,75 @@ class _Request(NamedTuple):
 def main() -> None:
     """Serve until the socket is closed; in a forked process, be `isthmus`."""
     sys.meta_path.insert(0, WithoutRich())  # as `program` does before it loads anything else
-    _load()
+    secrets_drawn = _load()
     sys.meta_path.pop(0)
     gc.freeze()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         return
-    # What Python knows about standard error is of the server's.
+    # What Python knows about the standard streams is of the server's.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv[1:] = request.words
-    sys.modules[DRAWS_RUN]._RUN = secrets.token_hex(3)  # type: ignore[attr-defined]
+    for drawn in secrets_drawn:
+        drawn.draw_again()
+    sys.modules[KNOWS_START].STARTED_AT = time.time()  # type: ignore[attr-defined]
     sys.exit(program())
 
 
-def _load() -> None:
-    """Load what is preloaded.
+class _Drawn(NamedTuple):
+    """A secret that a module drew as it was loaded, and where it is kept: alone, or within a text."""
+
+    value: bytes
+    places: list[tuple[dict[str, Any], str]]
+
+    def draw_again(self) -> None:
+        """Replace it: no two hubs may have the same."""
+        new = secrets.token_bytes(len(self.value))
+        for names, name in self.places:
+            kept = names[name]
+            names[name] = kept.replace(self.value.hex(), new.hex()) if isinstance(kept, str) else new
+
+
+def _load() -> list[_Drawn]:
+    """Load what is preloaded, and find the secrets that were drawn by it.
 
     Raises:
-        RuntimeError: a module draws a secret as it is loaded.
+        RuntimeError: a secret is not where it can be replaced.
     """
-    importlib.import_module(DRAWS_RUN)
+    found: list[tuple[str, bytes]] = []
     real = secrets.token_bytes
-    is_loading = True
 
     def token_bytes(nbytes: int | None = None) -> bytes:
-        if is_loading:
-            raise RuntimeError("a module that draws a secret as it is loaded cannot be PRELOADED")
-        return real(nbytes)
+        value = real(nbytes)
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] == "secrets" and frame.f_back is not None:
+            frame = frame.f_back
+        found.append((frame.f_globals["__name__"], value))
+        return value
 
     secrets.token_bytes = token_bytes
     try:
         for name in PRELOADED:
             importlib.import_module(name)
     finally:
-        is_loading = False
         secrets.token_bytes = real
+    return [_place_of(module, value) for module, value in found]
+
+
+def _place_of(module: str, value: bytes) -> _Drawn:
+    def is_kept(kept: object) -> bool:
+        return value.hex() in kept if isinstance(kept, str) else isinstance(kept, bytes) and kept == value
+
+    loaded = [vars(each) for each in list(sys.modules.values())]
+    places = [(names, name) for names in loaded for name, kept in list(names.items()) if is_kept(kept)]
+    if not any(names["__name__"] == module for names, _ in places):
+        raise RuntimeError(f"{module} draws a secret as it is loaded, and hides it: it cannot be PRELOADED")
+    return _Drawn(value, places)
 
 
 def _serve(control: socket.socket) -> _Request | None:
@@ -217,19 +276,21 @@ def _serve(control: socket.socket) -> _Request | None:
                 _report(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 report.close()
                 continue
-            body, received, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
+            body, received, _, _ = socket.recv_fds(control, REQUEST_BYTES, 4)
             if not body:
                 for pid, _ in reports.values():
                     os.kill(pid, signal.SIGTERM)  # the tests were interrupted
                 return None
-            stderr, reported = received
+            reported, *streams = received
             if (pid := os.fork()) == 0:
-                os.dup2(stderr, 2)
+                for stream, number in zip(streams, (2, 0, 1), strict=False):
+                    os.dup2(stream, number)
                 for open_socket in (control, *(report for _, report in reports.values())):
                     open_socket.detach()
-                os.closerange(3, 3 + max(stderr, reported, descriptor, *reports, 0) + 1)
+                os.closerange(3, 3 + max(*received, descriptor, *reports, 0) + 1)
                 return _Request(*json.loads(body))
-            os.close(stderr)
+            for stream in streams:
+                os.close(stream)
             report = socket.socket(fileno=reported)
             _report(report, pid)
             ending = os.pidfd_open(pid)

@@ -20,7 +20,8 @@ from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.hubs import PATIENT, HubProcess, serving, stdio
 from tests.matrix.field import until_complete
-from tests.peers.launch import CHECKOUT, Sdk, command, http_peer, sdk_python
+from tests.peers.forking import quickly
+from tests.peers.launch import CHECKOUT, Sdk, http_peer, quick_command, sdk_python
 
 RUN_SECONDS = 240.0
 """For all that a client does; each step is bounded by itself."""
@@ -86,7 +87,7 @@ async def open_field(folder: Path) -> AsyncIterator[Field]:
         )
         servers = {
             "rpc": {"rpc": addresses[0].replace("/mcp", "/rpc")},
-            "stdio": stdio(command("agent_tools_sdk1"), env=ledger.env),
+            "stdio": stdio(quick_command("agent_tools_sdk1"), env=ledger.env),
             QUICK: stdio(quick_server.command(folder / "paid")),
             **{name: {"url": address} for name, address in zip(names, addresses[1:], strict=True)},
         }
@@ -111,10 +112,7 @@ async def run(sdk: Sdk, client: str, *options: str) -> list[dict[str, Any]]:
         RuntimeError: It broke off; the message holds what it wrote to stderr.
     """
     process = await asyncio.create_subprocess_exec(
-        sdk_python(sdk),
-        str(CHECKOUT / "tests" / "agents"),
-        client,
-        *options,
+        *quickly([sdk_python(sdk), str(CHECKOUT / "tests" / "agents"), client, *options]),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -18,7 +18,7 @@ from mcp import MCPError
 
 from tests.cassettes.test_replay import odd_server
 from tests.cassettes.wire import teed_client
-from tests.hubs import CHECKOUT, PATIENT, environment, isthmus, started, write_config
+from tests.hubs import CHECKOUT, PATIENT, Raw, environment, isthmus, started, write_config
 from tests.peers.client_sdk2 import client_over_http, client_over_stdio
 from tests.peers.launch import mcp1_python
 
@@ -334,3 +334,40 @@ async def test_a_cassette_that_cannot_be_written_is_refused_at_once(tmp_path: Pa
     code, _, said = await run(tmp_path, "record", "missing/calls.jsonl", "--config", str(config))
     assert code == 3
     assert "hub.cassette cannot be written" in said
+
+
+async def test_refusals_by_rules_are_replayed_and_others_happen_again(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {
+        "budgets": {"few": {"calls": 2, "tools": ["odd.square"]}},
+        "approvals": {"large": {"tools": ["odd.square"], "arguments": {"n": {"above": 100}}}},
+    }
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("odd.square", {"n": 2, "ms": 0}),
+        ("odd.square", {"n": 1000, "ms": 0}),
+        ("odd.square", {"n": 1000, "ms": 0}),
+        ("odd.square", {"n": "two", "ms": 0}),
+        ("odd.nothing", {}),
+        ("odd.square", {"n": 3, "ms": 0}),
+        ("odd.square", {"n": 4, "ms": 0}),
+    ]
+
+    async def make(url: str) -> list[Any]:
+        async with Raw(url) as raw:
+            ends = [await raw.call(*each) for each in calls]
+        return [each.get("error") or {"content": each["result"]["content"]} for each in ends]
+
+    config = write_config(tmp_path, {"odd": {**odd_server(), "timeout": 0.5}}, limits=PATIENT, **rules)
+    async with started(tmp_path, "calls.jsonl", "--config", str(config), command="record") as hub:
+        recorded = await make(hub.url)
+    reasons = [each.get("data", {}).get("reason") for each in recorded]
+    pending = "approval_pending"
+    assert reasons == [None, pending, pending, "bad_arguments", "unknown_tool", None, "budget_exceeded"]
+    lines = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().split("\n")[:-1]]
+    assert lines[-1] == {"end": {"calls": 5}}
+    async with replaying(tmp_path) as url:
+        replayed = await make(url)
+    ids = {each["data"].pop("approval", None) for each in recorded if "data" in each} - {None}
+    assert len(ids) == 1
+    shown = json.loads(json.dumps(recorded).replace(ids.pop(), "ap_1"))
+    assert {each["data"].pop("approval", None) for each in replayed if "data" in each} == {"ap_1", None}
+    assert replayed == shown

@@ -9,7 +9,6 @@ import pty
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,13 @@ import pytest
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_slots import slot_file
 from tests.conftest import Ledger
-from tests.hubs import PATIENT, environment, isthmus, serving, stdio, write_config
+from tests.hubs import PATIENT, Ended, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 KEY = "k3y-of-the-planner-0123456789"
 RUN_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended and what it said."""
-
-    code: int
-    out: str
-    err: str
 
 
 async def start(

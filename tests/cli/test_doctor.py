@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from tests.faults import light_server
-from tests.hubs import environment, isthmus, serving, stdio, write_config
+from tests.hubs import CHECKOUT, run, serving, stdio, write_config
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-RUN_SECONDS = 60.0
 MOVED_TO = "https://moved.example/mcp"
 FLEET = {"members": "od*", "hide_members": False}
 SECRET = "hunter2-hunter2"
@@ -62,17 +61,8 @@ async def doctor(*words: str, env: dict[str, str] | None = None) -> tuple[int, s
 
 async def command(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run a command, and return its exit code and what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=environment(env),
-    )
-    async with asyncio.timeout(RUN_SECONDS):
-        out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode()
+    ended = await run(*words, folder=CHECKOUT, env=env)
+    return ended.code, ended.out + ended.err
 
 
 def shell(script: str) -> dict[str, Any]:

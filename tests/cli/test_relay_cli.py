@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import hubs
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, environment, isthmus, serving, write_config
 from tests.relay.peers import Manner, device, raw_server, wired
@@ -26,13 +27,8 @@ RUN_SECONDS = 60.0
 async def run(folder: Path, *words: str, given: str = "") -> tuple[int, str, str]:
     """Run a command on the configuration in a folder: its exit code and what it said."""
     config = () if words[:2] == ("relay", "status") else ("--config", str(folder / "isthmus.json"))
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words, *config), stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), cwd=folder
-    )
-    out, err = await asyncio.wait_for(process.communicate(given.encode()), RUN_SECONDS)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    ended = await hubs.run(*words, *config, folder=folder, given=given.encode())
+    return ended.code, ended.out, ended.err
 
 
 async def minted(folder: Path, hub: HubProcess, agent: str, *words: str) -> dict[str, Any]:

@@ -15,9 +15,8 @@ import httpx2
 import pytest
 
 from isthmus.storage import audit_sqlite
-from tests.cli.test_cli import Ended, run
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, serving, started, stdio
+from tests.hubs import PATIENT, TRUSTED, Ended, run, serving, started, stdio
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -42,7 +41,7 @@ class User:
         return folder
 
     async def run(self, folder: Path, *words: str) -> Ended:
-        return await run(*words, cwd=folder, env=self.environment)
+        return await run(*words, folder=folder, env=self.environment)
 
     def serving(self, folder: Path, *options: str) -> Any:
         return started(folder, *options, env=self.environment)
@@ -298,9 +297,9 @@ async def test_a_call_waits_for_a_server_that_the_running_hub_still_starts(tmp_p
             hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", hub.port)
             await asyncio.gather(pump(reader, hub_writer), pump(hub_reader, writer))
 
-        early = await run("call", "--hub", hub.url, "raw.echo", "text=hi", "--wait", "0")
+        early = await run("call", "--hub", hub.url, "raw.echo", "text=hi", "--wait", "0", folder=tmp_path)
         assert (early.code, "it has not answered yet" in early.err) == (1, True)
         async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
             address = f"http://127.0.0.1:{between.sockets[0].getsockname()[1]}/mcp"
-            ended = await run("call", "--hub", address, "raw.echo", "text=hi")
+            ended = await run("call", "--hub", address, "raw.echo", "text=hi", folder=tmp_path)
         assert (ended.code, ended.out) == (0, "hi\n")

@@ -79,7 +79,7 @@ async def visit(url: str, persons: dict[str, Any], steps: dict[str, Any], told: 
                 person.session(read, write) as session,
             ):
                 await session.initialize()
-                told[name] = {step: await person.call(session, *call) for step, call in steps.items()}
+                told[name] = {step: await person.call(session, *steps[step]) for step in words.get("does") or steps}
 
 
 async def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tests.conftest import POLL_SECONDS, Ledger
 from tests.hubs import HubProcess, Raw, serving, stdio
-from tests.peers.launch import HttpPeer, command, http_peer
+from tests.peers.launch import HttpPeer, http_peer, quick_command
 
 Program = Literal["sdk1", "sdk2", "fastmcp"]
 Era = Literal["legacy", "modern", "both"]
@@ -116,7 +116,7 @@ def _entry(kind: Kind, peers: dict[str, HttpPeer], ledger: Ledger) -> dict[str, 
         remote = peers[kind.name]
         return {"url": remote.socket_url if kind.carrier == "websocket" else remote.url}
     peer, options = kind.words
-    return stdio(command(peer, *options), env=ledger.env)
+    return stdio(quick_command(peer, *options), env=ledger.env)
 
 
 async def until_complete(url: str) -> None:

@@ -21,7 +21,7 @@ from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_c
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import client_over_http, client_over_sse, client_over_stdio
 from tests.peers.forms import FORMS, Form
-from tests.peers.launch import command, http_peer
+from tests.peers.launch import http_peer, quick_command
 from tests.peers.sdk1_steps import Answer, Sdk1Client, Step, run_sdk1
 from tests.peers.survey import AT_HOME, Place, Survey, changing, logging, looking
 from tests.peers.surveyor import Ear, survey
@@ -175,6 +175,6 @@ async def _entries(stack: AsyncExitStack) -> list[dict[str, Any]]:
 async def _entry(stack: AsyncExitStack, form: Form) -> dict[str, Any]:
     """The server as a configuration names it; an address alone, so that the hub finds out what it is."""
     if form.carrier == "stdio":
-        return stdio(command(form.peer, *form.options))
+        return stdio(quick_command(form.peer, *form.options))
     peer = await stack.enter_async_context(http_peer(form.peer, *form.options))
     return {"url": form.url(peer.port)}

@@ -30,6 +30,7 @@ from mcp_types import (
 from pydantic import FileUrl
 
 from tests.hubs import TRUSTED
+from tests.peers.forking import quickly
 from tests.peers.launch import mcp1_python
 
 ClientName: TypeAlias = Literal["sdk1", "sdk2-legacy", "sdk2-modern"]
@@ -50,15 +51,17 @@ class Person:
 
     can: tuple[str, ...] = ("elicitation", "sampling", "roots")
     action: Action = "accept"
+    does: tuple[str, ...] | None = None
+    """The steps that it takes of those of a visit: None for all. The others say nothing of how it differs."""
 
 
 PERSONS = {
     "able": Person(),
-    "declining": Person(action="decline"),
-    "cancelling": Person(action="cancel"),
-    "refusing": Person(action="error"),
-    "without a user": Person(("sampling", "roots")),
-    "unable": Person(()),
+    "declining": Person(action="decline", does=("form", "rounds", "plain")),
+    "cancelling": Person(action="cancel", does=("form", "rounds", "plain")),
+    "refusing": Person(action="error", does=("form", "roots", "plain")),
+    "without a user": Person(("sampling", "roots"), does=("form", "roots", "possible", "plain")),
+    "unable": Person((), does=("form", "sampling", "roots", "possible", "plain")),
 }
 
 
@@ -144,14 +147,18 @@ async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str
         mouth = Mouth(person)
         async with AsyncExitStack() as stack:
             client = await client_of(stack, url, mouth, client_name)
-            told[name] = {step: await mouth.call(client, *call) for step, call in steps.items()}
+            does = steps if person.does is None else person.does
+            told[name] = {step: await mouth.call(client, *steps[step]) for step in does}
     return told
 
 
 async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, Told]]]:
-    persons = {name: {"can": person.can, "action": person.action, "forms": FORMS} for name, person in PERSONS.items()}
+    persons = {
+        name: {"can": person.can, "action": person.action, "does": person.does, "forms": FORMS}
+        for name, person in PERSONS.items()
+    }
     process = await asyncio.create_subprocess_exec(
-        mcp1_python(), str(SCRIPT), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *quickly([mcp1_python(), str(SCRIPT)]), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):

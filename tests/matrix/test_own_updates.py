@@ -24,6 +24,7 @@ from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 from tests.matrix.field import until_complete
 from tests.matrix.notebook_server import MARK, PAGE
+from tests.peers.forking import quickly
 from tests.peers.launch import mcp1_python
 from tests.peers.npm_servers import everything_over_http, npm_command
 from tests.peers.surveyor import Ear, subscribed
@@ -217,8 +218,9 @@ async def test_a_caller_with_a_link_of_its_own_hears_it_without_anything_that_it
 
 async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
     """What two clients of mcp 1.x were told and read."""
+    words = quickly([mcp1_python(), str(HERE / "following_sdk1.py")])
     process = await asyncio.create_subprocess_exec(
-        mcp1_python(), str(HERE / "following_sdk1.py"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         said, _ = await process.communicate(json.dumps({"url": url, "uri": uri, "tool": tool}).encode())

@@ -12,6 +12,7 @@ from mcp import Client
 from tests.faults.caller import Caller
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, serving
+from tests.peers.forking import quickly
 from tests.peers.launch import listening_peer
 
 SERVER = Path(__file__).with_name("routed_server.py")
@@ -22,7 +23,7 @@ FIXED = {"tools": ["routed.*"], "tool": {"routed.where": {"fixed": {"region": "g
 async def routed(folder: Path) -> AsyncIterator[HubProcess]:
     """A hub in front of a server that demands the header."""
     async with (
-        listening_peer([sys.executable, str(SERVER)]) as peer,
+        listening_peer(quickly([sys.executable, str(SERVER)])) as peer,
         serving(folder, {"routed": {"url": peer.url}}, sets={"fixed": FIXED}) as hub,
     ):
         yield hub

@@ -20,6 +20,7 @@ import pytest_asyncio
 from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.matrix.field import until_complete
 from tests.matrix.persons import PERSONS, ClientName, Mouth, Told, command_client, run
+from tests.peers.forking import quickly
 from tests.peers.launch import CHECKOUT, http_peer, listening_peer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("questions")]
@@ -93,9 +94,9 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
     async with AsyncExitStack() as stack:
         entries: dict[str, Any] = {}
         for era in get_args(Era):
-            entries[f"{era}-stdio"] = stdio([*WORDS, "--era", era])
+            entries[f"{era}-stdio"] = stdio(quickly([*WORDS, "--era", era]))
             words = [*WORDS, "--transport", "http", "--era", era]
-            peer = await stack.enter_async_context(listening_peer(words))
+            peer = await stack.enter_async_context(listening_peer(quickly(words)))
             entries[f"{era}-http"] = {"url": peer.url}
         old = await stack.enter_async_context(http_peer("asking_sdk1"))
         sockets = await stack.enter_async_context(http_peer("asking_sdk1", "--transport", "websocket"))

@@ -14,6 +14,7 @@ from tests.faults.scripted import hub_of, listening
 from tests.faults.working import STEPS, Working
 from tests.hubs import PATIENT, serving
 from tests.peers.client_sdk2 import client_over_http
+from tests.peers.forking import quickly
 from tests.peers.launch import CHECKOUT, listening_peer, mcp1_python
 from tests.peers.sdk1_steps import run_sdk1
 
@@ -31,7 +32,7 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
     async with Working() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         words = [python, str(RESUMING), f"http://127.0.0.1:{port}/mcp", "s.t", "{}", str(events)]
-        run = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        run = await asyncio.create_subprocess_exec(*quickly(words), stdout=asyncio.subprocess.PIPE)
         assert run.stdout is not None
         try:
             async with asyncio.timeout(60):
@@ -56,7 +57,7 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
 async def test_a_server_that_lets_its_stream_go_is_come_back_to_and_so_is_the_hub(
     tmp_path: Path, generation: int
 ) -> None:
-    async with listening_peer(POLLING) as peer:
+    async with listening_peer(quickly(POLLING)) as peer:
         servers = {"s": {"url": peer.url, "era": "legacy"}}
         async with serving(tmp_path, servers, limits=PATIENT) as hub:
             if generation == 1:
@@ -69,7 +70,7 @@ async def test_a_server_that_lets_its_stream_go_is_come_back_to_and_so_is_the_hu
 
 
 async def test_a_modern_caller_does_not_notice_that_the_servers_stream_was_away(tmp_path: Path) -> None:
-    async with listening_peer(POLLING) as peer:
+    async with listening_peer(quickly(POLLING)) as peer:
         servers = {"s": {"url": peer.url, "era": "legacy"}}
         async with serving(tmp_path, servers, limits=PATIENT) as hub:
             async with client_over_http(hub.url_of("s"), mode="auto") as client:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.hubs import PATIENT, serving, stdio
+from tests.peers.forking import quickly
 from tests.peers.launch import mcp1_python
 from tests.peers.npm_servers import everything_over_http, npm_command
 
@@ -21,7 +22,8 @@ SECONDS = 90.0
 
 async def run(url: str, tool: str, mode: str = "call") -> dict[str, Any]:
     """What the official client finds."""
-    process = await asyncio.create_subprocess_exec(mcp1_python(), str(SCRIPT), mode, url, tool, stdout=-1, stderr=-1)
+    words = quickly([mcp1_python(), str(SCRIPT), mode, url, tool])
+    process = await asyncio.create_subprocess_exec(*words, stdout=-1, stderr=-1)
     try:
         async with asyncio.timeout(SECONDS):
             said, complained = await process.communicate()
@@ -39,7 +41,7 @@ async def run(url: str, tool: str, mode: str = "call") -> dict[str, Any]:
 async def test_an_official_client_runs_a_tool_of_an_official_server_as_a_task(
     tmp_path: Path, path: str, kind: str
 ) -> None:
-    servers = {"tasks": stdio([mcp1_python(), str(SCRIPT), kind])}
+    servers = {"tasks": stdio(quickly([mcp1_python(), str(SCRIPT), kind]))}
     async with serving(tmp_path, servers, limits=PATIENT) as hub:
         found = await run(hub.url + path, "work" if path else "tasks.work")
     id = found["id"]

@@ -13,7 +13,7 @@ from tests.hubs import Raw, serving, stdio
 from tests.matrix.field import until_complete
 from tests.peers import content
 from tests.peers.client_sdk2 import Mode, client_over_http
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 from tests.peers.sdk1_steps import run_sdk1
 from tests.peers.surveyor import plain
 
@@ -63,7 +63,7 @@ async def test_a_hub_whose_servers_have_tools_only_shows_tools_only(tmp_path: Pa
 
 async def test_every_list_names_the_server_that_is_missing_from_it(tmp_path: Path, spawn: Spawn) -> None:
     lost = await spawn("full_sdk2")
-    servers = {"lost": {"url": lost.url}, "kept": stdio(command("full_sdk2", "--era", "legacy"))}
+    servers = {"lost": {"url": lost.url}, "kept": stdio(quick_command("full_sdk2", "--era", "legacy"))}
     async with serving(tmp_path, servers) as hub, Raw(hub.url) as raw:
         await until_complete(hub.url)
         await lost.kill()

@@ -18,6 +18,7 @@ from tests.matrix.field import Kind, until_complete
 from tests.matrix.gallery import Gallery
 from tests.matrix.tours import TEXT, TRACE, Tour, itinerary
 from tests.peers.expectations import assert_changed, assert_looked
+from tests.peers.forking import quickly
 from tests.peers.forms import Form
 from tests.peers.launch import listening_peer
 from tests.peers.npm_servers import everything_over_http, npm_command
@@ -121,15 +122,15 @@ QUESTIONS: Mapping[str, tuple[dict[str, str], str]] = {
 async def askers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     """Servers that ask things of their callers."""
     async with (
-        listening_peer(fixture("http", "legacy")) as legacy,
-        listening_peer(fixture("http", "modern")) as modern,
+        listening_peer(quickly(fixture("http", "legacy"))) as legacy,
+        listening_peer(quickly(fixture("http", "modern"))) as modern,
         everything_over_http("streamableHttp") as everything,
     ):
         servers = {
             "legacy-http": {"url": legacy.url},
-            "legacy-stdio": stdio(fixture("stdio", "legacy")),
+            "legacy-stdio": stdio(quickly(fixture("stdio", "legacy"))),
             "modern-http": {"url": modern.url},
-            "modern-stdio": stdio(fixture("stdio", "modern")),
+            "modern-stdio": stdio(quickly(fixture("stdio", "modern"))),
             "everything-http": {"url": everything.url},
             "everything-stdio": stdio(npm_command("everything")),
         }
@@ -186,7 +187,7 @@ async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) 
 @among_askers
 async def test_an_earlier_transport_and_a_command_lead_to_the_same(askers: HubProcess, tmp_path: Path) -> None:
     steps: dict[str, Step] = {"named": call("modern-stdio.test_input_required_result_elicitation")}
-    config = write_config(tmp_path, {"modern-stdio": stdio(fixture("stdio", "modern"))}, limits=PATIENT)
+    config = write_config(tmp_path, {"modern-stdio": stdio(quickly(fixture("stdio", "modern")))}, limits=PATIENT)
     command = SessionPlan(steps, command=isthmus("stdio", "--config", str(config)))
     earlier = SessionPlan(steps, askers.url.removesuffix("/mcp") + "/sse", sse=True)
     old, new = await asyncio.gather(

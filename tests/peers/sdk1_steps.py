@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.peers.launch import command
+from tests.peers.launch import quick_command
 
 Step = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -36,7 +36,7 @@ async def run_sdk1(
         RuntimeError: The client could not connect or broke off; the message holds what it wrote to stderr.
     """
     process = await asyncio.create_subprocess_exec(
-        *command("client_sdk1", *(["--sse"] if sse else []), *_target(url, headers or {}, server)),
+        *quick_command("client_sdk1", *(["--sse"] if sse else []), *_target(url, headers or {}, server)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -97,7 +97,7 @@ class Sdk1Client:
         async with self._starting:
             if self._process is None:
                 pipe = asyncio.subprocess.PIPE
-                words = command("client_sdk1", "--many")
+                words = quick_command("client_sdk1", "--many")
                 self._process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
                 self._reader = asyncio.ensure_future(self._read(self._process))
             return self._process

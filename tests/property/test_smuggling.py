@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from random import Random
@@ -39,7 +40,7 @@ from isthmus.wire.mcp.messages import Implementation
 from tests.property.bodies import any_body
 from tests.unit.core.doubles import DONE, Listener
 
-CASES = 100_000
+CASES = 100_000 if os.environ.get("ISTHMUS_SOAK") else 30_000
 ME = Implementation("isthmus", "0")
 GRANTED = {"files.read", "web.search"}
 LIMITED = Caller("limited", "default", Grants(tuple(GRANTED)))

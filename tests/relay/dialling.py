@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.hubs import environment, isthmus
+from tests.fork_server import ForkedProcess, forked
+from tests.hubs import CHECKOUT, environment
 
 CHILD = str(Path(__file__).with_name("dial_child.py"))
 PATIENCE = 30.0
@@ -34,14 +35,13 @@ def write_servers(folder: Path, *names: str) -> Path:
 class DialProcess:
     """A running `isthmus dial`, and what it said so far."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self.process = process
         self.said: list[str] = []
         self._news = asyncio.Event()
 
     async def listen(self) -> None:
         """Keep what it says."""
-        assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
             self.said.append(line.decode())
             self._news.set()
@@ -71,14 +71,7 @@ async def dialling(
     *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> AsyncIterator[DialProcess]:
     """Run `isthmus dial` with these words; it must end in good order with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus("dial", *words),
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(env),
-        cwd=cwd,
-        limit=1 << 20,
-    )
+    process = await forked(["dial", *words], environment(env), cwd or CHECKOUT)
     dial = DialProcess(process)
     reader = asyncio.ensure_future(dial.listen())
     try:

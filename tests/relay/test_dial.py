@@ -22,7 +22,8 @@ from websockets.typing import Subprotocol
 from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.upstream.dialin.settings import DialInSettings
 from tests.faults.watching import eventually
-from tests.hubs import META, HubProcess, Raw, environment, isthmus, serving, write_config
+from tests.fork_server import forked
+from tests.hubs import META, HubProcess, Raw, environment, serving, write_config
 from tests.relay.dialling import PATIENCE, DialProcess, child, dialling, write_servers
 from tests.relay.peers import agent_url, device
 from tests.relay.tokens import KEY, python_quoted, python_token
@@ -340,13 +341,7 @@ async def test_calls_wait_in_the_hub_while_it_is_restarted(guarded: HubProcess) 
 async def hub_at(folder: Path, port: int) -> AsyncIterator[HubProcess]:
     """A hub that has this port, or any if that is 0; it is killed at the end, unless it has ended."""
     file = write_config(folder, {}, relay={"key": KEY, "grace": 20})
-    process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(file), "--port", str(port)),
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-        cwd=folder,
-    )
-    assert process.stderr is not None
+    process = await forked(["serve", "--config", str(file), "--port", str(port)], environment(), folder)
     try:
         async with asyncio.timeout(PATIENCE):
             while b'"listening"' not in (line := await process.stderr.readline()):

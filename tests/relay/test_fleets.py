@@ -19,7 +19,7 @@ from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, started, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, run, serving, started, stdio, write_config
 from tests.relay.peers import Json, Manner, device, raw_server
 from tests.relay.tokens import KEY
 
@@ -96,12 +96,8 @@ async def sdk(hub: HubProcess, era: Era, **answers: Any) -> AsyncIterator[Client
 
 async def access(folder: Path, who: str) -> str:
     """What `isthmus access` says beside the running hub."""
-    words = isthmus("access", who, "--config", str(folder / "isthmus.json"))
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environment())
-    async with asyncio.timeout(SECONDS):
-        out, error = await process.communicate()
-    return (out + error).decode()
+    ended = await run("access", who, "--config", str(folder / "isthmus.json"), folder=folder)
+    return ended.out + ended.err
 
 
 def rows_of(result: Json) -> dict[str, Json]:

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tests.faults.watching import eventually, family
-from tests.hubs import TRUSTED, HubProcess, environment, isthmus, serving, write_config
+from tests.hubs import CHECKOUT, TRUSTED, HubProcess, run, serving, write_config
 from tests.relay.conftest import LAG_SECONDS, WAIT_SECONDS
 from tests.relay.peers import (
     INITIALIZE,
@@ -523,7 +523,9 @@ async def test_tokens_that_are_made_pass_the_devices_guard_and_open_both_ends(
 ) -> None:
     config = write_config(tmp_path, {}, relay={"key": KEY})
     options = ("--config", str(config), "--url", f"ws://127.0.0.1:{hub.port}", "--json")
-    made = json.loads(await run("token", "relay", agent, *kind, *options))
+    ended = await run("token", "relay", agent, *kind, *options, folder=CHECKOUT)
+    assert ended.code == 0, ended
+    made = json.loads(ended.out)
     text = json.dumps(made)
     servers, devices = (next(iter(re.findall(rf'"(ws://[^"]*/{end}/[^"]*)"', text))) for end in ("mcp", "call"))
     assert servers.startswith("ws")
@@ -534,16 +536,6 @@ async def test_tokens_that_are_made_pass_the_devices_guard_and_open_both_ends(
     token = servers.partition("token=")[2]
     assert token[:20] not in "".join(hub.said)
     assert token[:20] not in " ".join(family(os.getpid()).values())
-
-
-async def run(*words: str) -> str:
-    """What a command of the command line prints."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment()
-    )
-    said, complaint = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, complaint.decode()
-    return said.decode()
 
 
 # -- 11 ----------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from functools import partial
@@ -15,7 +16,7 @@ from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, serving, write_config
-from tests.relay.peers import Manner, agent_call_url, agent_url, device, device_url, raw_server, wired
+from tests.relay.peers import CallFailed, Manner, agent_call_url, agent_url, device, device_url, raw_server, wired
 from tests.relay.tokens import KEY
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("relay")]
@@ -126,3 +127,45 @@ async def test_a_file_that_is_refused_for_the_key_lets_in_nobody_else(tmp_path: 
         await eventually(lambda: "configuration refused" in "".join(hub.said[before:]), "the file is refused")
         for key, status in (("k3y-of-the-planner-01234567", 200), (other["key"], 401)):
             assert (await rest.get("/v1/servers", headers={"x-api-key": str(key)})).status_code == status
+
+
+async def test_a_call_that_waits_for_approval_outlasts_other_changes_and_ends_with_its_permission(
+    tmp_path: Path,
+) -> None:
+    boss = {"key": "key-of-boss-0123456789", "allow": [], "operator": True}
+    tables: dict[str, Any] = {
+        "relay": {"key": KEY, "agents": {"kitchen": {"allow": ["builtin.echo"]}}},
+        "approvals": {"all": {"tools": ["builtin.echo"]}},
+        "callers": {"boss": boss},
+    }
+
+    async def rewrite(hub: HubProcess, **changed: Any) -> None:
+        before = len(hub.said)
+        write_config(tmp_path, {}, **{**tables, **changed})
+        hub.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the file is taken")
+
+    async with (
+        serving(tmp_path, **tables) as hub,
+        httpx2.AsyncClient(headers={"authorization": f"Bearer {boss['key']}"}) as http,
+        device(hub.port, "kitchen") as it,
+    ):
+        await it.ready()
+        url, found = f"http://127.0.0.1:{hub.port}/v1/approvals", list[Any]()
+
+        async def waits() -> bool:
+            found[:] = (await http.get(f"{url}?state=pending")).json()["approvals"]
+            return bool(found)
+
+        call = asyncio.ensure_future(it.call("echo", {"text": "hello"}))
+        await eventually(waits, "the call waits")
+        other = {"key": "key-of-other-0123456789", "allow": ["*"]}
+        await rewrite(hub, callers={"boss": boss, "other": other})
+        assert (await http.post(f"{url}/allow/{found[0]['id']}", json={})).status_code == 200
+        assert "hello" in await call
+        call = asyncio.ensure_future(it.call("echo", {"text": "again"}))
+        await eventually(waits, "the next call waits")
+        await rewrite(hub, relay={"key": KEY, "agents": {"kitchen": {"allow": ["builtin.timestamp"]}}})
+        with pytest.raises(CallFailed):
+            await call
+        assert "permissions changed" in str(it.frames[-1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hubs import HubProcess, Raw, environment, isthmus, stdio
+from tests.hubs import HubProcess, Raw, run, stdio
 
 SERVER = Path(__file__).with_name("fickle_server.py")
 SECONDS = 20.0
@@ -56,17 +56,10 @@ async def until(is_so: Callable[[], Awaitable[bool]], what: str) -> None:
 
 async def command(folder: Path, *words: str, code: int | None = 0, key: str = "") -> str:
     """Run the command line beside a hub; what it printed, both ways."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words, *(() if "--hub" in words else ("--config", str(folder / "isthmus.json")))),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=environment({"ISTHMUS_KEY": key} if key else {}),
-        cwd=folder,
-    )
-    out, _ = await process.communicate()
-    assert code is None or process.returncode == code, out.decode()
-    return out.decode()
+    where = () if "--hub" in words else ("--config", str(folder / "isthmus.json"))
+    ended = await run(*words, *where, folder=folder, env={"ISTHMUS_KEY": key} if key else {})
+    assert code is None or ended.code == code, ended
+    return ended.out + ended.err
 
 
 def said(hub: HubProcess, words: str) -> list[str]:

@@ -169,9 +169,12 @@ async def test_a_changed_tool_is_withheld_until_it_is_approved_and_others_go_on(
         assert (await raw.call("fickle.pay"))["result"]["content"][0]["text"] == "pay"
         assert said(hub, "a tool is withheld")
         assert said(hub, "was approved")
-        told = await command(tmp_path, "audit", "tail")
-        assert "definition.withheld" in told
-        assert "definition.approved" in told
+
+        async def is_in_the_log() -> bool:
+            told = await command(tmp_path, "audit", "tail")
+            return "definition.withheld" in told and "definition.approved" in told
+
+        await until(is_in_the_log, "both are in the audit log, which is written in batches")
 
 
 async def test_it_is_withheld_in_every_kind_of_hub(

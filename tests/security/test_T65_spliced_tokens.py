@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hubs import HubProcess, serving
+from tests.hubs import HubProcess, run, serving
 from tests.relay.peers import device, device_url, raw_server, wired
-from tests.relay.test_points import run
 from tests.relay.tokens import KEY, java_agent, java_quoted, java_token, python_quoted, python_token
 
 pytestmark = pytest.mark.asyncio
@@ -59,7 +58,7 @@ async def test_an_agent_that_nobody_issued_a_token_for_is_refused(tmp_path: Path
         assert await refusal(hub, python_token("kitchen")) == "未登记的agentId"
         assert await refusal(hub, java_token("42")) == "未登记的agentId"
         config = ("--config", str(tmp_path / "isthmus.json"))
-        await run("token", "relay", "kitchen", "--compatible", *config)
+        assert (await run("token", "relay", "kitchen", "--compatible", *config, folder=tmp_path)).code == 0
         async with device(hub.port, "", url=device_url(hub.port, python_quoted(python_token("kitchen")))) as it:
             await it.ready()  # a running hub knows it from now on
     assert not [line for line in hub.said if WARNING in line]

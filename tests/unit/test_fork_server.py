@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import fork_server
 from tests.fork_server import forked
-from tests.hubs import END_SECONDS, environment, serving
+from tests.hubs import END_SECONDS, Raw, environment, serving
 
 
 async def test_a_process_has_its_own_words_environment_and_folder_and_its_exit_code_is_reported(tmp_path: Path) -> None:
@@ -62,14 +64,47 @@ async def test_hubs_end_when_the_process_that_runs_tests_is_gone(tmp_path: Path)
         await process.wait()
 
 
-def test_a_module_that_draws_a_secret_as_it_is_loaded_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "drawing.py").write_text("import secrets\nKEY = secrets.token_hex()\n")
+@pytest.fixture
+def preloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file of a module that is all that is preloaded."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(fork_server, "PRELOADED", ("drawing",))
+    yield tmp_path / "drawing.py"
+    sys.modules.pop("drawing", None)
+
+
+def test_what_a_module_draws_as_it_is_loaded_is_drawn_again_wherever_it_is(preloaded: Path) -> None:
+    preloaded.write_text(
+        "import secrets\nKEY = secrets.token_bytes(9)\nOTHER = KEY\nMARK = f'a-{secrets.token_hex(4)}-b'\n"
+    )
+    drawn = fork_server._load()
+    module = sys.modules["drawing"]
+    before = dict(vars(module))
+
+    for each in drawn:
+        each.draw_again()
+
+    assert module.KEY == module.OTHER != before["KEY"]
+    assert len(module.KEY) == 9
+    assert re.fullmatch("a-[0-9a-f]{8}-b", module.MARK)
+    assert before["MARK"] != module.MARK
+
+
+def test_a_module_that_hides_what_it_draws_as_it_is_loaded_is_refused(preloaded: Path) -> None:
+    preloaded.write_text("import secrets\nclass Keys:\n    own = secrets.token_bytes()\n")
 
     with pytest.raises(RuntimeError, match="draws a secret"):
         fork_server._load()
 
-    assert "drawing" not in sys.modules
+
+async def test_two_hubs_have_no_secret_in_common(tmp_path: Path) -> None:
+    seen = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        async with serving(tmp_path / name) as hub, Raw(hub.url) as caller:
+            hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+            seen.append((await caller.post(body)).headers["mcp-session-id"])
+            figures = (await caller.http.get(hub.url.replace("/mcp", "/metrics"))).text
+            seen += re.findall(r"^process_start_time_seconds (\S+)$", figures, re.MULTILINE)
+    assert len(set(seen)) == 4
