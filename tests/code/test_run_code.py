@@ -17,7 +17,7 @@ from fastmcp import Client as FastMcpClient
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from isthmus.code.sandbox import NICENESS
+from isthmus.code.sandbox import worker_cores
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub
 from tests.faults.watching import eventually
@@ -136,6 +136,39 @@ async def test_a_wrong_argument_costs_no_call_and_is_told_with_line_and_column(h
     assert len(hub.ledger.lines()) == before
 
 
+@pytest.mark.parametrize(
+    ("item", "code"),
+    [
+        ("a", "orders = [{'item': 'a', 'amount': 2}]\nprint(len(orders))"),
+        ("b", "orders = []\nfor item in ['b']:\n    orders.append({'item': item, 'amount': 2})"),
+        ("c", "orders = [{'item': each, 'amount': 2} for each in ['c']]\nprint(orders)"),
+        ("d", "one = {'item': 'd'}\none['amount'] = 2\norders = [one]"),
+    ],
+)
+async def test_arguments_may_be_put_into_variables_first(hub: CodeHub, item: str, code: str) -> None:
+    async with rest(hub, "plain") as client:
+        calling = f"{code}\nawait shop_order(orders=orders)"
+        told = (await client.post("/v1/tools/run_code?timeout=3", json={"code": calling})).json()
+    # The type check has let it pass: an operator is asked about exactly these arguments.
+    assert told["reason"] == "approval_pending", told
+    async with rest(hub, "operator") as operator:
+        pending = (await operator.get(f"/v1/approvals/{told['approval']}")).json()
+        assert pending["arguments"] == {"orders": [{"item": item, "amount": 2}]}
+        assert (await operator.post(f"/v1/approvals/deny/{told['approval']}", json={})).status_code == 200
+
+
+async def test_a_wrong_value_in_a_variable_is_refused_before_anything_runs(hub: CodeHub) -> None:
+    before = len(hub.ledger.lines())
+    told = await refused(hub, "await shop_pay(nonce='first')\norders = [{'item': 1}]\nawait shop_order(orders=orders)")
+    assert told["error"] == "refused"
+    assert "script.py:3:18: error[invalid-argument-type]" in told["message"]
+    told = await refused(hub, "orders = [{'itm': 'lamp'}]\nawait shop_order(orders=orders)")
+    # Whether a name is right only shows when the call is checked, before it is sent.
+    assert "bad_arguments" in told["message"]
+    assert "(executed: no)" in told["message"]
+    assert len(hub.ledger.lines()) == before
+
+
 async def test_a_warning_of_the_type_checker_refuses_nothing(hub: CodeHub) -> None:
     assert await returned(hub, "# type: ignore\n1 + 1") == 2
 
@@ -193,19 +226,22 @@ async def test_a_script_may_be_so_long(hub: CodeHub) -> None:
     assert "script_bytes" in (await refused(hub, "#" * 30_000))["message"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_a_script_computes_with_a_lower_priority_than_the_hub(hub: CodeHub) -> None:
-    def niceness(pid: int) -> set[int]:
-        return {os.getpriority(os.PRIO_PROCESS, int(each.name)) for each in Path(f"/proc/{pid}/task").iterdir()}
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for idle programs")
+async def test_a_script_computes_only_where_and_when_the_hub_does_not(hub: CodeHub) -> None:
+    def policies(pid: int) -> set[int]:
+        return {os.sched_getscheduler(int(each.name)) for each in Path(f"/proc/{pid}/task").iterdir()}
 
     def workers() -> list[int]:
         children = " ".join(each.read_text() for each in Path(f"/proc/{hub.process.pid}/task").glob("*/children"))
         return [pid for pid in map(int, children.split()) if "monty" in Path(f"/proc/{pid}/comm").read_text()]
 
-    own = os.getpriority(os.PRIO_PROCESS, hub.process.pid)
     async with hub.raw() as raw:
         running = asyncio.ensure_future(run(raw, "while True:\n    pass"))
-        await eventually(lambda: any(niceness(pid) == {min(19, own + NICENESS)} for pid in workers()), "a niced worker")
+        await eventually(lambda: bool(workers()), "a worker")
+        pids = workers()
+        assert [policies(pid) for pid in pids] == [{os.SCHED_IDLE}] * len(pids)
+        cores = worker_cores(os.sched_getaffinity(hub.process.pid))
+        assert [sorted(os.sched_getaffinity(pid)) for pid in pids] == [cores] * len(pids)
         assert not running.done()
         assert (await running)["structuredContent"]["error"] == "limit"
 

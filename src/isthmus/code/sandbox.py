@@ -14,16 +14,18 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import structlog
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER
+from isthmus.code.signatures import HEADER, real_errors
 
 if TYPE_CHECKING:
     from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, SyncSnapshot
@@ -49,10 +51,16 @@ SLEEP_SECONDS_MAX = 10.0
 SLEEPS_SECONDS_MAX = 60.0
 """How long a script sleeps at once, however long it wants to, and in all."""
 
-NICENESS = 10
-"""How much lower the priority of a worker is than the hub's: calls of others come before what a script computes."""
+NICENESS = 19
+"""The priority of a worker on systems that have no policy for idle programs."""
 
-DROPPED_SECONDS = 0.005
+SPARE_TRIES = 4
+"""How often a spare worker is started until its priority is lowered in time; on a busy machine every fourth is late."""
+
+PRINT_SECONDS = 0.05
+"""How long a worker collects output before it sends it: each time the hub has to wake."""
+
+DROPPED_SECONDS = 0.05
 """How long a script waits for each piece of output that is dropped. Without it a worker prints 350 MB a second, and the
 hub has to read them."""
 
@@ -178,19 +186,69 @@ except (RuntimeError, KeyError) as error:
 20 for the next one."""
 
 
+def worker_cores(cores: Collection[int]) -> list[int]:
+    """The cores that workers may use, of those that the hub may use: all but one, which is the hub's."""
+    return sorted(cores)[1:] or sorted(cores)
+
+
 def lower_priority(pid: int | None) -> None:
-    """Let the hub, and what else the machine does, compute before this worker; without one, do nothing."""
+    """Let the hub, its servers and all others compute before this worker; without one, do nothing.
+
+    On Linux a worker gets the policy for idle programs: any other program that wakes takes its core at once. With a low
+    priority alone, the hub would wait until a worker's time slice of 3 ms is over. Workers also leave one core alone.
+    """
     if pid is None:
         return
-    niceness = min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)
     with suppress(OSError):  # it has ended, and its next use reports that
         if sys.platform != "linux":
-            os.setpriority(os.PRIO_PROCESS, pid, niceness)
-            return
-        for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # each has a priority of its own
-            # It must not inherit a real-time policy of the hub, and should not interrupt others when it wakes.
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+            os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+        elif os.sched_getscheduler(pid) != os.SCHED_IDLE:
+            _make_each_thread_idle(pid)
+
+
+def _make_each_thread_idle(pid: int) -> None:
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        _make_idle(thread)
+
+
+def _make_idle_early(pid: int) -> bool:
+    """Do that to a worker that has just been started; False if it has several threads already.
+
+    Threads inherit it, so a worker with one thread needs no look at /proc/PID/task. That look makes entries in /proc,
+    which a thread of the worker and one of the hub delete at once when the worker ends, and the hub's spins in the
+    kernel while the other gets no core: up to two seconds were seen.
+    """
+    try:
+        _make_idle(pid)
+        # The name of a program is in brackets, and may contain anything; see proc_pid_stat(5).
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[17] == b"1"
+    except OSError:  # it has ended, and its next use reports that
+        return True
+
+
+def _make_idle(thread: int) -> None:
+    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(thread, worker_cores(os.sched_getaffinity(0)))
+
+
+@cache
+def _worker_program() -> str | None:
+    """The worker's program; the library would look for it each time, and hold the interpreter's lock for 0.2 ms."""
+    try:
+        from pydantic_monty._binary import find_monty_binary  # noqa: PLC0415 - an optional library
+    except ImportError:  # another version, which looks for it itself
+        return None
+    return find_monty_binary()
+
+
+def _children() -> set[int]:
+    """The processes that this thread has started; none where the system does not tell."""
+    if sys.platform != "linux":
+        return set()
+    try:
+        return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 class Sandbox:
@@ -218,20 +276,33 @@ class Sandbox:
         """Whether the next script finds a worker that is warm."""
         return self._spare is not None
 
-    def _new(self) -> Monty:
+    def _new(self, tries: int = 1) -> Monty:
+        """Start a worker, and again if it has several threads before its priority is lowered."""
         from pydantic_monty import Monty  # noqa: PLC0415 - an optional library
 
-        with _STARTING:
-            worker = Monty(
-                min_processes=1,
-                max_processes=1,
-                # Between two stops a script cannot take longer than it may compute in all.
-                request_timeout=self.settings.cpu_seconds + 2 * GRACE_SECONDS,
-                feed_duration_limit_grace=GRACE_SECONDS,
-                turn_duration_limit_grace=GRACE_SECONDS,
-            )
-            worker.__enter__()
-            return worker
+        while True:
+            with _STARTING:
+                worker = Monty(
+                    binary_path=_worker_program(),
+                    min_processes=1,
+                    max_processes=1,
+                    # Between two stops a script cannot take longer than it may compute in all.
+                    request_timeout=self.settings.cpu_seconds + 2 * GRACE_SECONDS,
+                    feed_duration_limit_grace=GRACE_SECONDS,
+                    turn_duration_limit_grace=GRACE_SECONDS,
+                )
+                before = _children()
+                worker.__enter__()
+                started = _children() - before
+            tries -= 1
+            if all(map(_make_idle_early, started)):  # else `lower_priority` does it, once the worker is known
+                return worker
+            if not tries:
+                with suppress(OSError):
+                    for pid in started:
+                        _make_each_thread_idle(pid)
+                return worker
+            self.end(worker)
 
     def end(self, worker: Monty) -> None:
         """End a worker."""
@@ -262,7 +333,7 @@ class Sandbox:
     def _start_spare(self) -> None:
         worker: Monty | None = None
         try:
-            worker = self._new()
+            worker = self._new(SPARE_TRIES)
             with worker.checkout(type_check=True, type_check_stubs=WARM_UP_STUBS) as session:
                 lower_priority(session.worker_pid)
                 session.feed_start(WARM_UP)
@@ -342,7 +413,7 @@ class ScriptThread:
             lower_priority(session.worker_pid)
             return self._drive(session)
         except monty.MontyTypingError as error:
-            return self._end("refused", message=_cut(error.display()))
+            return self._end("refused", message=_cut("\n".join(real_errors(error.display(), self._source.stubs()))))
         except monty.MontySyntaxError as error:
             return self._end("refused", message=_cut(_without_prelude(error.display())))
         except monty.MontyCrashedError as error:
@@ -365,6 +436,7 @@ class ScriptThread:
             "type_check": self._source.state is None,
             "type_check_stubs": self._source.stubs() if self._source.state is None else "",
             "type_check_format": "concise",
+            "print_flush_interval": PRINT_SECONDS,
             "script_name": "script.py",
         }
 
@@ -405,7 +477,7 @@ class ScriptThread:
         try:
             return session.feed_start(self._source.code, print_callback=self._print)
         except monty.MontyTypingError as found:
-            if any(": error[" in line for line in found.display().splitlines()):
+            if real_errors(found.display(), self._source.stubs()):
                 raise
         return session.feed_start(self._source.code, print_callback=self._print, skip_type_check=True)
 

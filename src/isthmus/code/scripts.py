@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -257,6 +257,10 @@ class Scripts:
         """Scripts that wait for a worker, by caller; callers take turns."""
         self._waiting_count = 0
         self._tools: OrderedDict[int, ScriptTools] = OrderedDict()
+        self._starting: dict[RunningScript, None] = {}
+        """Scripts with calls to start; they take turns."""
+        self._has_turn = False
+        """A call was started in this turn of the event loop."""
         self._is_closed = False
 
     # -- what a model sees -----------------------------------------------------------------------------------------
@@ -380,6 +384,23 @@ class Scripts:
         if not self._is_closed:
             self._start_next()
 
+    def start_calls(self, script: RunningScript) -> None:
+        """Have the calls of a script started: one call of one script in each turn of the event loop.
+
+        So what other callers send is read after each, however many calls scripts make at once.
+        """
+        self._starting[script] = None
+        if not self._has_turn:
+            self._start_one_call()
+
+    def _start_one_call(self) -> None:
+        self._has_turn = bool(self._starting)
+        if self._starting:
+            self.loop.call_soon(self._start_one_call)
+            script = next(iter(self._starting))
+            del self._starting[script]
+            script.start_one_call()
+
     def _give_back(self, script: RunningScript) -> None:
         self._running.discard(script)
         self._mine[script.whose] -= 1
@@ -480,8 +501,12 @@ class RunningScript:
         self._calls: dict[int, StoredCall] = {}
         """The calls that the script waits for."""
         self._inflight: dict[int, InFlight] = {}
+        self._starting: deque[StoredCall] = deque()
+        """Calls that are stored as sent, and wait for their turn."""
+        self._storing = 0
+        """How many calls are being stored as sent."""
         self._sent = 0
-        """How many calls were started in all."""
+        """How many calls were started in all, or will be."""
         self._record: ScriptRecord | None = None
         """What is stored, if it is durable."""
         self._version = 0
@@ -655,33 +680,61 @@ class RunningScript:
     def _send_next(self, sealed: SealedState | None = None) -> None:
         """Choose the calls that may be sent now, store that, and send them."""
         unsent = [call for call in self._calls.values() if not call.is_sent and call.known is None]
-        room = self._settings.calls_at_once - len(self._inflight)
+        room = self._settings.calls_at_once - len(self._inflight) - len(self._starting) - self._storing
         chosen = [call for call in unsent if call.tool][: max(room, 0)]
         self._sent += len(chosen)
+        self._storing += len(chosen)
         chosen += [call for call in unsent if not call.tool]
         for call in chosen:
             call.is_sent = True
         self._store(sealed, partial(self._send, chosen))
 
     def _send(self, chosen: Sequence[StoredCall]) -> None:
+        """Have these calls started, which are stored as sent."""
         for call in chosen:
-            if self.is_over():
+            if call.tool:
+                self._storing -= 1
+                self._starting.append(call)
+            elif self.is_over():
                 call.is_sent = False
-                self._sent -= bool(call.tool)
-                continue
-            if not call.tool:
+            else:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
-                continue
-            made = self._make_call(call)
-            if isinstance(made, ToolFailure):
-                self._not_run += 1
-                self._answer(call, made)
-                continue
+        if self.is_over():
+            self._unsend()
+        elif self._starting:
+            self._scripts.start_calls(self)
+
+    def start_one_call(self) -> None:
+        """Start the call whose turn it is, and wait for another turn if there are more."""
+        if not self._starting:  # it has ended
+            return
+        call = self._starting.popleft()
+        if self._starting:
+            self._scripts.start_calls(self)
+        made = self._make_call(call)
+        if isinstance(made, ToolFailure):
+            self._not_run += 1
+            self._answer(call, made)
+        else:
             inflight = self._scripts.hub.start(made, ScriptExchange(self, call, self._exchange))
             if inflight.outcome is None:
                 self._inflight[call.id] = inflight
+
+    def _unsend(self) -> None:
+        """The script is over: calls that wait for their turn are not sent, which the next hub must know."""
+        if not self._starting:
+            return
+        for call in self._starting:
+            call.is_sent = False
+        self._sent -= len(self._starting)
+        self._starting.clear()
         if self._is_left:
             self._store(None, lambda: None)
+
+    @property
+    def _made(self) -> int:
+        """How many calls were started."""
+        return self._sent - self._storing - len(self._starting)
 
     def _make_call(self, call: StoredCall) -> Call | ToolFailure:
         request = self.request
@@ -847,7 +900,7 @@ class RunningScript:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _executed(self) -> Executed:
-        return "unknown" if self._sent > self._not_run + len(self._held) else "no"
+        return "unknown" if self._made > self._not_run + len(self._held) else "no"
 
     def _on_ended(self, end: ScriptEnd) -> None:
         self._scripts.released(self)
@@ -866,7 +919,7 @@ class RunningScript:
 
     def _result(self, members: Mapping[str, object], end: ScriptEnd) -> Result:
         """The result as structured content, and as the text that a model reads."""
-        body = {**members, "calls": self._sent, "script": self.request.id}
+        body = {**members, "calls": self._made, "script": self.request.id}
         shown = end.result if end.kind == "returned" and (end.result != "null" or not end.printed) else end.message
         text = "\n".join(each for each in (end.printed.rstrip("\n"), shown) if each)
         is_error = end.kind != "returned"
@@ -875,7 +928,7 @@ class RunningScript:
         return Result(Raw(_encode(whole)), is_error, is_untyped=True)
 
     def _expire(self) -> None:
-        calls = f" It had made {self._sent} calls." if self._sent else ""
+        calls = f" It had made {self._made} calls." if self._made else ""
         self.refuse(f"The script did not end in time ([code] seconds, or the timeout of the call).{calls}")
 
     def cancel(self, why: str) -> None:
@@ -916,6 +969,7 @@ class RunningScript:
                 self.on_left()
 
     def _stop(self) -> None:
+        self._unsend()
         if self._timer is not None:
             self._timer.cancel()
         if self._thread is None:

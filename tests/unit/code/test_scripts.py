@@ -1,12 +1,14 @@
-"""Durable scripts: what is stored of them, and what the next hub makes of it."""
+"""Scripts: how their calls start, what is stored of durable ones, and what the next hub makes of it."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,21 @@ import pytest
 
 from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.code.scripts import SCRIPT, STATE
+from isthmus.code.sandbox import worker_cores
+from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Document
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
-from isthmus.model.calls import EVERYTHING, Call
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.model.calls import EVERYTHING, Call, Result
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
 from tests.faults.watching import eventually
+from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage
 
 OWNER = TaskOwner(LOCAL.tenant, LOCAL.name)
 SLEEPING = "await builtin_echo(text='a')\nimport asyncio\nawait asyncio.sleep(4)\nawait builtin_echo(text='b')"
@@ -166,6 +172,71 @@ async def test_a_cancelled_task_ends_its_script(tmp_path: Path) -> None:
         await eventually(lambda: sleeping(journal), "the script sleeps", within=60)
         assert running.tasks.cancel(live, "the test cancels it")
         assert "the test cancels it" in await ended(running)
+
+
+@asynccontextmanager
+async def scripts_of(stage: Stage, journal: MemoryJournal, **limits: int) -> AsyncIterator[Scripts]:
+    background = BackgroundTasks("test")
+    scripts = Scripts(stage.hub, background, CodeSettings(**limits), time.time, journal, ProcessSealer)
+    try:
+        yield scripts
+    finally:
+        scripts.close()
+        await background.aclose()
+
+
+def request(count: int) -> ScriptRequest:
+    """A script that makes so many calls at once."""
+    code = f"import asyncio\nawait asyncio.gather(*[files_read() for _ in range({count})])"
+    return ScriptRequest(ANYONE, EVERYTHING, code, id="one")
+
+
+async def test_a_script_starts_one_call_in_each_turn_of_the_loop_and_has_few_running() -> None:
+    stage, loop, turn, turns = Stage(), asyncio.get_running_loop(), 0, list[int]()
+    stage.link.at_once = lambda _: turns.append(turn)
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(count)
+
+    count()
+    async with scripts_of(stage, MemoryJournal(), calls_at_once=4) as scripts:
+        listener = Listener()
+        scripts.start(request(10), listener)
+        for ended in range(10):
+            expected = min(10, ended + 4)
+            await eventually(partial(lambda count: len(turns) == count, expected), "calls are sent", within=60)
+            await asyncio.sleep(0)
+            assert len(turns) == expected, "others wait"
+            stage.link.sent[ended].finish(DONE)
+        await listener.ended.wait()
+    assert len(set(turns)) == 10
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert b'"calls":10' in bytes(outcome.payload)
+
+
+async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_as_not_sent() -> None:
+    stage, journal = Stage(), MemoryJournal()
+    async with scripts_of(stage, journal) as scripts:
+        stage.link.at_once = lambda _: scripts.leave_durable()
+        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        journal.write([scripts.first_document(request(3), OWNER.key)], kept.set_result)
+        await kept
+        script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
+        await eventually(script.is_over, "the script is left", within=60)
+        await asyncio.sleep(0)
+        document = await stored(journal, SCRIPT)
+    assert document is not None
+    record = msgspec.json.decode(document.body or b"{}")
+    assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
+    assert (record["count"], len(stage.link.sent)) == (1, 1)
+
+
+@pytest.mark.parametrize(("cores", "found"), [({0, 1, 2}, [1, 2]), ({3}, [3]), ({5, 2}, [5])])
+def test_workers_leave_one_core_to_the_hub_if_there_are_several(cores: set[int], found: list[int]) -> None:
+    assert worker_cores(cores) == found
 
 
 def test_the_first_scripts_of_a_process_may_start_at_once() -> None:
