@@ -17,13 +17,15 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from isthmus.cli.main import main
+from isthmus.model.faults import FAULTS
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide, serious_findings
+from tests.console.pages import WIDTHS, console, cut_boxes, is_too_wide, serious_findings
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, stdio
+from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_access_audit")]
 
+STATIC = CHECKOUT / "src/isthmus/frontends/console/static"
 OPERATOR = "the-key-of-ops-0123456789"
 CALLER = "the-key-of-cal-0123456789"
 CALLERS = {
@@ -55,9 +57,9 @@ async def locked(folder: Path) -> AsyncIterator[HubProcess]:
 
 @asynccontextmanager
 async def signed_in(
-    browser: Browser, hub: HubProcess, view: str, *, width: int = 1440, scheme: Scheme = "light", may_fail: bool = False
+    browser: Browser, hub: HubProcess, view: str, *, width: int = 1440, may_fail: bool = False
 ) -> AsyncIterator[Page]:
-    async with console(browser, hub.port, view, width=width, scheme=scheme, may_fail=may_fail) as page:
+    async with console(browser, hub.port, view, width=width, may_fail=may_fail) as page:
         await page.get_by_label("Key").fill(OPERATOR)
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Signed in as ops")).to_be_attached()
@@ -83,6 +85,34 @@ async def test_a_cell_of_the_matrix_says_why(browser: Browser, locked: HubProces
         await page.get_by_label("Filter tools").fill("echo")
         await expect(matrix.get_by_role("row").filter(has_text="builtin.echo")).to_contain_text("denied")
         await expect(matrix.get_by_role("columnheader", name="ops")).to_have_count(0)
+
+
+async def test_many_callers_are_read_in_groups_without_scrolling_sideways(browser: Browser, tmp_path: Path) -> None:
+    callers = {f"caller_{n:02}_with_a_long_name": {"key": f"{OPERATOR}{n:02}", "allow": ["*"]} for n in range(40)}
+    servers = {"desk": stdio([sys.executable, str(SERVER)])}
+    async with (
+        serving(tmp_path, servers, callers=callers | {"ops": CALLERS["ops"]}, limits=PATIENT) as hub,
+        signed_in(browser, hub, "access") as page,
+    ):
+        matrix, group = page.get_by_role("region", name="Who can reach what"), page.get_by_role("group", name="Callers")
+        await page.get_by_role("button", name="desk", exact=True).click()
+        for width in WIDTHS:
+            await page.set_viewport_size({"width": width, "height": 900})
+            shown = {360: 8, 768: 3, 1440: 6}[width]
+            await expect(group.get_by_role("status")).to_have_text(f"Callers 1 to {shown} of 42")
+            await expect(matrix.get_by_role("row").filter(has_text="desk.add").get_by_role("button")).to_have_count(
+                shown
+            )
+            assert await cut_boxes(page) == []
+            assert await is_too_wide(page) == []
+        await group.get_by_role("button", name="Next").click()
+        await expect(group.get_by_role("status")).to_have_text("Callers 7 to 12 of 42")
+        row = matrix.get_by_role("row").filter(has_text="desk.add")
+        await row.get_by_role("button").first.focus()
+        await expect(page.get_by_role("status").last).to_contain_text("caller_06_with_a_long_name, desk.add: allowed")
+        await page.get_by_label("Filter callers").fill("39")
+        await expect(matrix.get_by_role("columnheader", name="caller_39")).to_be_visible()
+        await expect(group).to_have_count(0)
 
 
 async def test_no_access_and_nothing_listed_do_not_look_like_problems(browser: Browser, locked: HubProcess) -> None:
@@ -185,6 +215,19 @@ async def test_what_happened_is_chosen_in_plain_words(browser: Browser, locked: 
         await expect(calls.filter(has_text="desk.no_such_tool")).to_contain_text("not sent")
         await page.get_by_label("Outcome").select_option("denied")
         await expect(calls).to_have_count(2)  # with the heads of the columns
+        await calls.last.click()
+        opened = page.locator(".over").get_by_role("region")
+        await expect(opened).to_contain_text("desk.die in callers.cal.deny")
+        await expect(opened.get_by_role("link", name="rules of cal")).to_have_attribute("href", "#/access/cal")
+
+
+async def test_audit_offers_every_outcome_and_every_event() -> None:
+    page = (STATIC / "pages/audit.js").read_text()
+    outcomes = set(re.findall(r'"outcome=(\w+)"', page))
+    assert outcomes == {*FAULTS, "result", "tool_error", "asked", "denied"}
+    events = set(re.findall(r'"event=(\w+)', page))
+    rows = re.findall(r"^\| (`[a-z]+\..*?) \|", (CHECKOUT / "docs/audit.md").read_text(), re.MULTILINE)
+    assert events == {name for row in rows for name in re.findall(r"`([a-z]+)\.", row)}
 
 
 @pytest.mark.parametrize("width", [360, 768])
@@ -200,11 +243,8 @@ async def test_the_outcome_of_a_record_is_in_sight_at_any_width(
         assert box["x"] + box["width"] <= outer["x"] + outer["width"]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "light"), (1440, "dark")])
-async def test_both_pages_are_accessible_when_they_are_full(
-    browser: Browser, locked: HubProcess, width: int, scheme: Scheme
-) -> None:
-    async with signed_in(browser, locked, "access", width=width, scheme=scheme) as page:
+async def test_both_pages_are_accessible_and_fit_when_they_are_full(browser: Browser, locked: HubProcess) -> None:
+    async with signed_in(browser, locked, "access") as page:
         await page.get_by_role("button", name="desk", exact=True).click()
         await expect(page.get_by_role("row").filter(has_text="desk.die")).to_be_visible()
         await check(page)
@@ -242,7 +282,9 @@ async def test_a_record_of_a_key_does_not_name_its_caller_as_who_created_it(
 
 async def check(page: Page) -> None:
     assert await serious_findings(page) == []
-    assert await is_too_wide(page) == []
+    for width in WIDTHS:
+        await page.set_viewport_size({"width": width, "height": 900})
+        assert await is_too_wide(page) == [], width
 
 
 async def test_an_altered_log_is_told_in_plain_words(browser: Browser, tmp_path: Path) -> None:

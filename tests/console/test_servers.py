@@ -15,7 +15,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.console.conftest import SERVER
-from tests.console.pages import Scheme, console, is_too_wide, serious_findings
+from tests.console.pages import WIDTHS, console, is_too_wide, serious_findings
 from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.security.authority import Authority, Protected, entry_of, visit
 
@@ -88,7 +88,7 @@ async def test_what_was_put_into_the_file_is_seen_to_arrive(browser: Browser, tm
 async def test_a_server_that_ends_has_its_reason_and_the_command_to_copy(browser: Browser, own: HubProcess) -> None:
     async with console(browser, own.port, "overview") as page:
         attention = page.get_by_role("complementary", name="Needs attention")
-        await expect(attention).to_contain_text("It wrote: DB_URL is not set. Fix: run it by hand and read its output.")
+        await expect(attention).to_contain_text("It wrote: DB_URL is not set. Fix: run it by hand and read its output:")
         await expect(attention.locator(".cmd code")).to_have_text(shlex.join([sys.executable, "-c", ENDS]))
         await attention.get_by_role("link", name="ends is not connected").click()
         await expect(page.get_by_role("region", name="ends", exact=True)).to_contain_text("Exited with code 1")
@@ -145,9 +145,9 @@ async def test_callers_who_are_no_operators_see_neither_switch_nor_paste(browser
 # -- the page at /docs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProcess, width: int, scheme: Scheme) -> None:
-    async with console(browser, own.port, width=width, scheme=scheme) as page:
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProcess, width: int) -> None:
+    async with console(browser, own.port, width=width) as page:
         await page.goto(f"http://127.0.0.1:{own.port}/docs#call_tool")
         tool = page.locator("#call_tool")
         command = f"curl -X POST 'http://127.0.0.1:{own.port}/v1/tools/NAME' -H 'Content-Type: application/json'"
@@ -158,7 +158,8 @@ async def test_the_rest_api_is_readable_at_docs(browser: Browser, own: HubProces
         await tool.get_by_role("link", name="problem").click()
         await expect(page.get_by_role("region", name="Reasons")).to_contain_text("unknown_tool")
         await page.locator("#schema-Server summary").click()
-        assert await serious_findings(page) == []
+        if width == WIDTHS[0]:  # axe looks at all widths
+            assert await serious_findings(page) == []
         assert await is_too_wide(page) == []
         await page.get_by_label("Filter operations").fill("restart")
         await expect(page.locator("#restart_server")).to_be_visible()

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.console.a2a_tasks import client, gate, opened, say, start
 from tests.console.conftest import SERVER
-from tests.console.pages import console
+from tests.console.pages import console, serious_findings
 from tests.console.test_tasks import ADA, CALLERS, OPERATOR
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
@@ -49,6 +49,7 @@ async def test_a_failed_task_and_one_that_asks_say_so(browser: Browser, hub: Hub
             await page.evaluate("view => { location.hash = `#/tasks/${view}`; }", asking)
             await expect(shown(page, asking)).to_contain_text("waits for an answer")
             await expect(shown(page, asking)).to_contain_text("Who signs?")
+            assert await serious_findings(page) == []
             await page.get_by_label("State").select_option("waits for an answer")
             await expect(page.get_by_role("row", name=re.compile("desk.fail"))).to_have_count(0)
             await say(http, {"kind": "data", "data": {"name": "Ada"}}, task=asking)
@@ -126,3 +127,4 @@ async def test_devices_show_the_sessions_of_callers(browser: Browser, tmp_path: 
         async with console(browser, hub.port, "devices") as page:
             await expect(page.get_by_role("row").filter(has_text="Desk app, version 7")).to_contain_text("MCP")
             await expect(page.get_by_text("Open event streams: local")).to_be_visible()
+            assert await serious_findings(page) == []

@@ -18,6 +18,7 @@ import msgspec
 
 from isthmus import __version__
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
+from isthmus.frontends.http.browser_sessions import Sessions, has_csrf_token
 from isthmus.frontends.http.request_cycle import (
     JSON,
     PEER,
@@ -32,7 +33,6 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
     respond,
 )
-from isthmus.frontends.http.sessions import Sessions, has_csrf_token
 from isthmus.model.callers import Caller
 
 PATH = "/console"

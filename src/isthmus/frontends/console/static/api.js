@@ -297,3 +297,20 @@ export function useTool(/** @type {string} */ name) {
   }, [name, tools.value]);
   return tool?.name === name ? tool : null;
 }
+
+/** A path with the parameters that have a value. */
+export const at = (/** @type {string} */ path, /** @type {any} */ values) => `${path}?${new URLSearchParams(Object.entries(values).filter(([, value]) => value))}`;
+/** The frontends that rules can name. */
+export const RULE_FRONTENDS = ["mcp", "sse", "a2a", "rest"];
+
+/** The hub's answer at a path, and why there is none. It is read again when the path or the mark changes. */
+export function useAnswer(/** @type {string} */ path, mark = "") {
+  const [state, set] = useState(/** @type {any} */ ([]));
+  useEffect(() => {
+    let isWanted = true;
+    const tell = (/** @type {any[]} */ ...found) => isWanted && set(found);
+    const timer = path && setTimeout(() => get(path).then(tell, (error) => tell(null, error.message)), 150);
+    return () => { isWanted = false; clearTimeout(timer); };
+  }, [path, mark]);
+  return state;
+}

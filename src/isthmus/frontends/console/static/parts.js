@@ -24,7 +24,7 @@ import { Exact, toJson } from "./api.js";
 export function outcomeOf(/** @type {any} */ call) {
   if (call.outcome === "result") return { word: "ok", look: "" };
   if (call.outcome === "tool_error") return { word: "tool error", look: "warn" };
-  if (call.denied) return { word: "denied", look: "bad" };
+  if (call.denied || call.outcome === "approval_denied") return { word: "denied", look: "bad" };
   if (call.executed === "no") return { word: "not sent", look: "bad" };
   if (call.executed === "yes") return { word: "server error", look: "warn" };
   return { word: "unknown", look: "warn" };
@@ -42,15 +42,21 @@ export const stateOf = (/** @type {any} */ server) => {
 
 const sentence = (/** @type {string} */ text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
-/** What is wrong with a server, and its fix or the command that helps; null if nothing is. */
+/** A fix as a sentence, and the command with which it ends. @returns {[string, string]} */
+export function fixOf(/** @type {string} */ fix) {
+  const found = /^(run it by hand and read its output): (.+)$/s.exec(fix) ?? /^(.+): ((?:isthmus|openssl|chmod|pip) [^,]+)$/s.exec(fix);
+  return found ? [`Fix: ${found[1]}:`, found[2]] : [`Fix: ${sentence(fix)}`, ""];
+}
+
+/** What is wrong with a server, and its fix, the command or the place in the file that helps; null if nothing is. */
 export function troubleOf(/** @type {any} */ server) {
   const reason = server.reason ? sentence(`${server.reason[0].toUpperCase()}${server.reason.slice(1)}`) : "";
   const last = (server.detail ?? "").trim().split("\n").pop();
   const why = last && !reason.includes(last) ? `${reason} It wrote: ${sentence(last)}` : reason;
-  // A fix that is a command ends with it, as `isthmus doctor` prints it.
-  const [, advice, byHand] = /^(run it by hand and read its output): (.+)$/s.exec(server.fix ?? "") ?? [];
+  // The place has the file, with its line and a button to copy it.
+  const [fix, command] = server.fix ? fixOf(server.fix.replace(` of ${(server.place ?? "").replace(/:\d+$/, "")}, `, ", ")) : ["", `isthmus logs ${server.name}`];
   switch (server.state) {
-    case "retrying": return { look: "bad", title: `${server.name} is not connected`, text: server.fix ? `${why} Fix: ${sentence(advice ?? server.fix)}` : why, command: byHand ?? (server.fix ? "" : `isthmus logs ${server.name}`) };
+    case "retrying": return { look: "bad", title: `${server.name} is not connected`, text: `${why} ${fix}`.trim(), command, place: server.place };
     case "login": return { look: "warn", title: `${server.name} needs a login`, text: reason, command: `isthmus login ${server.name}` };
     case "away": return { look: "warn", title: `${server.name} is away`, text: `${reason} Its tools stay listed; calls fail until it dials in again.`.trim(), command: "" };
     default: return null;
@@ -79,6 +85,9 @@ export const frontendOf = (/** @type {string} */ name) => /** @type {any} */ (FR
 // -- components --------------------------------------------------------------------------------------------------------
 
 export const State = (/** @type {any} */ { look, children }) => html`<span class=${`state ${look}`}>${children}</span>`;
+
+/** What helps against a problem: the command, or the place in the file. */
+export const Help = (/** @type {any} */ { trouble }) => html`${trouble.command ? html`<${Command} text=${trouble.command} />` : null}${trouble.place ? html`<${Command} text=${trouble.place} what="place in the file" />` : null}`;
 
 /** A command, or `what` it is, with a button that copies it. */
 export function Command(/** @type {any} */ { text, what = "command" }) {
@@ -140,6 +149,13 @@ function deepText(/** @type {any} */ value) {
   } catch {
     return "… nested too deeply to be shown here";
   }
+}
+
+/** The filters of a list. On a phone a button opens all but the first, so that the list begins near the top. */
+export function Filters(/** @type {any} */ { first, set = 0, children }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<div class=${isOpen ? "bar filters open" : "bar filters"}>${first}
+    <button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>Filters${set ? `: ${set}` : ""}</button>${children}</div>`;
 }
 
 const OVERSCAN = 8;

@@ -1,27 +1,30 @@
 // @ts-check
 // Access: who can reach what and why, by server, and what other rules would change.
-import { html, useEffect, useState } from "../vendor/ui.js";
-import { get, send, servers, session } from "../api.js";
-import { Command, count, link, State } from "../parts.js";
+import { html, useEffect, useRef, useState } from "../vendor/ui.js";
+import { at, RULE_FRONTENDS, send, servers, session, useAnswer } from "../api.js";
+import { Command, count, Filters, link, State } from "../parts.js";
 
 const ROWS = 200;
 
-/** A path with the parameters that have a value. */
-export const at = (/** @type {string} */ path, /** @type {any} */ values) => `${path}?${new URLSearchParams(Object.entries(values).filter(([, value]) => value))}`;
+/** The width of a caller's column, and of the names before them in a wide and a narrow window; style.css has the same. */
+const COLUMN = 132, NAMES = [340, 200];
+/** How many callers a phone shows, as lines below each server. */
+const LINES = 8;
+
+/** How many callers fit, so that nobody has to scroll sideways. */
+function useFit(/** @type {any} */ box) {
+  const [fit, setFit] = useState(LINES);
+  useEffect(() => {
+    const element = box.current;
+    const observer = new ResizeObserver(() => setFit(innerWidth <= 600 ? LINES : Math.max(1, Math.floor((element.clientWidth - NAMES[innerWidth > 1000 ? 0 : 1]) / COLUMN))));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  return fit;
+}
+
 export const Bad = (/** @type {any} */ { text }) => text && html`<p class="note bad" role="alert">${text}</p>`;
 export const Filter = (/** @type {any} */ { label, value, set, list = undefined }) => html`<input class="grow" type="search" placeholder=${label} aria-label=${label} value=${value} list=${list} onInput=${(/** @type {any} */ e) => set(e.target.value.trim())} />`;
-
-/** The hub's answer at a path, and why there is none. It is read again when the path or the mark changes. */
-export function useAnswer(/** @type {string} */ path, mark = "") {
-  const [state, set] = useState(/** @type {any} */ ([]));
-  useEffect(() => {
-    let isWanted = true;
-    const tell = (/** @type {any[]} */ ...found) => isWanted && set(found);
-    const timer = path && setTimeout(() => get(path).then(tell, (error) => tell(null, error.message)), 150);
-    return () => { isWanted = false; clearTimeout(timer); };
-  }, [path, mark]);
-  return state;
-}
 
 const nameOf = (/** @type {any} */ caller) => caller.name + (caller.operator ? " (operator)" : "");
 
@@ -31,24 +34,30 @@ export function Access(/** @type {any} */ { title, rest, search }) {
   const [tool, setTool] = useState("");
   const [frontend, setFrontend] = useState("");
   const [why, setWhy] = useState("");
+  const [first, setFirst] = useState(0);
+  const box = useRef(/** @type {any} */ (null));
+  const fit = useFit(box);
   const filters = { caller: only ?? (typed && `*${typed}*`), frontend };
   const [found, problem] = useAnswer(at("v1/access/servers", filters), servers.value.map((each) => each.state + each.tools).join());
   const chosen = found?.callers.find((/** @type {any} */ each) => each.name === only);
   // Rows that a browser draws at once, whatever the number of callers.
-  const most = Math.max(20, Math.round(4000 / (found?.callers.length || 1)));
+  const all = found?.callers.length ?? 0, from = first < all ? first : 0, to = Math.min(all, from + fit);
+  const most = Math.max(20, Math.round(4000 / (all || 1))), callers = found?.callers.slice(from, to);
   const more = { ...filters, tool: tool && `*${tool}*`, limit: Math.min(most, ROWS) };
   return html`<div class="top"><h1>${title}</h1><span>${only ?? (found && count(found.callers.length + found.callersLeftOut, "caller"))}</span>${search}</div>
     ${session.value.needsKey ? null : html`<section class="panel empty call"><p>This hub is open: every program on this machine may call everything. The first key closes it:</p><${Command} text="isthmus token create NAME --operator --allow '*'" /><p>Keys that are no operator's, such as <code>isthmus token create NAME --allow 'SERVER.*'</code>, cannot open this page.</p></section>`}
     ${chosen && session.value.needsKey && only !== "local" ? html`<${Change} key=${only} caller=${chosen} />` : null}
-    <section class="panel">
+    <section class="panel" ref=${box}>
       ${chosen?.set ? html`<p class="bound">Bound to the set <b>${chosen.set}</b>: it reaches only what the set has.</p>` : null}
-      <div class="bar">${only ? html`<a href=${link("access")}>All callers</a>` : html`<${Filter} label="Filter callers" value=${typed} set=${setTyped} />`}
+      <${Filters} set=${[tool, frontend].filter(Boolean).length} first=${only ? html`<a class="grow" href=${link("access")}>All callers</a>` : html`<${Filter} label="Filter callers" value=${typed} set=${setTyped} />`}>
         <${Filter} label="Filter tools" value=${tool} set=${setTool} />
-        <select aria-label="Frontend" value=${frontend} onChange=${(/** @type {any} */ e) => setFrontend(e.target.value)}><option value="">Any frontend</option>${["mcp", "sse", "a2a", "rest"].map((each) => html`<option>${each}</option>`)}</select></div>
+        <select aria-label="Frontend" value=${frontend} onChange=${(/** @type {any} */ e) => setFrontend(e.target.value)}><option value="">Any frontend</option>${RULE_FRONTENDS.map((each) => html`<option>${each}</option>`)}</select></${Filters}>
+      ${all > fit ? html`<div class="bar pages" role="group" aria-label="Callers"><button type="button" disabled=${!from} onClick=${() => setFirst(Math.max(0, from - fit))}>Previous</button>
+        <span role="status">Callers ${from + 1} to ${to} of ${all.toLocaleString("en")}</span><button type="button" disabled=${to >= all} onClick=${() => setFirst(to)}>Next</button></div>` : null}
       <${Bad} text=${problem} />
       ${found ? html`<div class=${`scroll matrix${only ? " one" : ""}`} tabindex="0" role="region" aria-label="Who can reach what"><table class=${only ? "" : "cards"} role="table">
-        <thead role="rowgroup"><tr role="row"><th role="columnheader">Server</th>${found.callers.map((/** @type {any} */ each) => html`<th role="columnheader" title=${each.set ? `Bound to the set ${each.set}` : undefined}><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
-        ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${found.callers} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
+        <thead role="rowgroup"><tr role="row"><th role="columnheader">Server</th>${callers.map((/** @type {any} */ each) => html`<th role="columnheader" title=${[nameOf(each), each.set && `bound to the set ${each.set}`].filter(Boolean).join(", ")}><a href=${link("access", each.name)}>${nameOf(each)}</a></th>`)}${only && html`<th>Why</th>`}</tr></thead>
+        ${found.servers.slice(0, most).map((/** @type {any} */ each) => html`<${Server} key=${each.name} server=${each} callers=${callers} from=${from} only=${only} filters=${{ ...more, server: each.name }} onWhy=${setWhy} />`)}
       </table></div>` : null}
       ${found?.callersLeftOut || found?.servers.length > most ? html`<p class="empty">There are more callers or servers: filter the callers, or choose one.</p>` : null}
     </section>
@@ -56,7 +65,7 @@ export function Access(/** @type {any} */ { title, rest, search }) {
 }
 
 /** One server: how much of it callers reach and, if it is open, each of its features. */
-function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
+function Server(/** @type {any} */ { server, callers, from, only, filters, onWhy }) {
   const [isPicked, setPicked] = useState(false);
   const isOpen = isPicked || Boolean(filters.tool);
   const [cursor, setCursor] = useState("");
@@ -64,9 +73,9 @@ function Server(/** @type {any} */ { server, callers, only, filters, onWhy }) {
   const all = server.features;
   return html`<tbody role="rowgroup">
     <tr role="row"><th role="rowheader" scope="row"><button type="button" class="plain" aria-expanded=${isOpen} onClick=${() => setPicked(!isPicked)}>${server.name}</button></th>
-      ${server.reached.map((/** @type {number} */ n, /** @type {number} */ i) => html`<td role="cell" data-head=${nameOf(callers[i])} title=${all ? `${n} of its ${count(all, "entry", "entries")}: tools, prompts and resources` : "It lists no tools, prompts or resources"}><${State} look=${!all ? "none" : n === all ? "" : n ? "part" : "idle"}>${all ? `${n} of ${all}` : "none"}</${State}></td>`)}${only && html`<td class="wrap"></td>`}</tr>
+      ${server.reached.slice(from, from + callers.length).map((/** @type {number} */ n, /** @type {number} */ i) => html`<td role="cell" data-head=${nameOf(callers[i])} title=${all ? `${n} of its ${count(all, "entry", "entries")}: tools, prompts and resources` : "It lists no tools, prompts or resources"}><${State} look=${!all ? "none" : n === all ? "" : n ? "part" : "idle"}>${all ? `${n} of ${all}` : "none"}</${State}></td>`)}${only && html`<td class="wrap"></td>`}</tr>
     ${isOpen && page?.features.map((/** @type {any} */ row) => html`<tr role="row" key=${row.list + row.name}><th role="rowheader" scope="row" class="leaf"><code>${row.name}</code> <span class="dim">${row.list === "tools" ? "" : row.list.slice(0, -1)}</span></th>
-      ${row.cells.map((/** @type {any} */ cell, /** @type {number} */ i) => {
+      ${row.cells.slice(from, from + callers.length).map((/** @type {any} */ cell, /** @type {number} */ i) => {
         const [word, look] = cell.allowed ? ["allowed", ""] : ["denied", cell.by === "definition" ? "warn" : "idle"];
         const state = html`<${State} look=${look}>${word}</${State}>`;
         const tell = () => onWhy(`${nameOf(callers[i])}, ${row.name}: ${word}, ${cell.reason}.`);

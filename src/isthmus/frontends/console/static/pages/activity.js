@@ -1,8 +1,8 @@
 // @ts-check
 // Activity: the calls of all callers as they end, with filters; one call as a waterfall; the capture of arguments.
 import { html, useEffect, useMemo, useState } from "../vendor/ui.js";
-import { calls, CALLS_KEPT, capture, draft, get, live, parse, send, servers, tools, useTool } from "../api.js";
-import { Beside, clock, Command, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
+import { at, calls, CALLS_KEPT, capture, draft, get, live, parse, RULE_FRONTENDS, send, servers, tools, useAnswer, useTool } from "../api.js";
+import { Beside, clock, Command, Filters, frontendOf, go, link, outcomeOf, State, took, Tree, VirtualRows } from "../parts.js";
 
 const WORDS = ["ok", "tool error", "server error", "denied", "not sent", "cancelled", "unknown"];
 
@@ -26,7 +26,7 @@ export function CallTable(/** @type {any} */ { calls: shown, selected = 0, onPic
       return html`<td class="dim">${clock(call.at)}</td><td>${call.caller}</td><td><code>${call.name}</code></td>
         <td class="dim way hide">${frontendOf(call.frontend)} → ${transports.get(call.server) ?? call.server ?? "nowhere"}</td>
         <td><${State} look=${look}>${word}</${State}></td><td class="r">${took(call.seconds)}</td>
-        <td class="dim hide about" title=${call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${width(call.seconds / longest)}></i></span>` : call.message ?? ""}</td>`;
+        <td class="dim hide about" title=${call.denied ? undefined : call.message ?? undefined}>${word === "ok" ? html`<span class="meter"><i ref=${width(call.seconds / longest)}></i></span>` : call.denied ? "the caller may not use it" : call.message ?? ""}</td>`;
     }} />`;
 }
 
@@ -68,9 +68,9 @@ export function Activity(/** @type {any} */ { title, rest, search }) {
   return html`<div class="top"><h1>${title}</h1><span>${held ? "paused" : live.value || "connecting …"}</span>${search}</div>
     <${CaptureNote} />
     <section class="panel call">
-      <div class="bar filters"><input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />
+      <${Filters} set=${Object.values(wanted).filter(Boolean).length} first=${html`<input class="grow" type="search" placeholder="Filter by caller, tool or message" aria-label="Filter by caller, tool or message" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} />`}>
         ${choices}
-        <button type="button" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></div>
+        <button type="button" class="keep" aria-pressed=${Boolean(held)} onClick=${() => setHeld(held ? null : calls.value)}>${held ? "Resume" : "Pause"}</button></${Filters}>
       <${CaptureForm} wanted=${wanted} />
     </section>
     <${Beside} id=${number ? String(number) : ""} back=${link("activity")} list=${html`<section class="panel">
@@ -157,11 +157,21 @@ function OneCall(/** @type {any} */ { number, known }) {
     <dl class="facts"><dt>Ended</dt><dd>${clock(call.at)}</dd><dt>Caller</dt><dd>${call.caller}${call.tenant === "local" || call.tenant === "default" ? "" : ` of ${call.tenant}`}, ${frontendOf(call.frontend)}</dd>
       <dt>Server</dt><dd>${call.server ? html`<a href=${link("servers", call.server)}>${call.server}</a>` : "none was found"}</dd>
       <dt>Tool ran</dt><dd>${/** @type {any} */ (EXECUTED)[call.executed]}</dd>
-      ${call.outcome === "result" || call.outcome === "tool_error" ? null : html`<dt>Reason</dt><dd>${call.outcome}</dd>`}
-      ${call.message ? html`<dt>Message</dt><dd>${call.message}</dd>` : null}</dl>
+      ${call.outcome === "result" || call.outcome === "tool_error" ? null : html`<dt>Reason</dt><dd>${call.denied ? html`<${WhyDenied} call=${call} />` : call.outcome}</dd>`}
+      ${call.message ? html`<dt>${call.denied ? "The caller read" : "Message"}</dt><dd>${call.message}</dd>` : null}</dl>
     ${details ? html`<${Again} details=${details} /><${Captured} title="Arguments" captured=${details.arguments} /><${Captured} title="Result" captured=${details.result} />
       ${details.arguments ? null : html`<p class="dim">Its arguments and result were not captured.</p>`}` : null}
   </section>`;
+}
+
+/** The rule that keeps a caller from a tool. The activity does not keep it: it is asked for, and may have changed. */
+function WhyDenied(/** @type {any} */ { call }) {
+  const frontend = RULE_FRONTENDS.includes(call.frontend) ? call.frontend : "";
+  const [found] = useAnswer(at("v1/access", { caller: call.caller, tool: call.name, frontend, limit: 1 }));
+  const cell = found?.features.find((/** @type {any} */ each) => each.name === call.name)?.cells[0];
+  const rules = html`<a href=${link("access", call.caller)}>rules of ${call.caller}</a>`;
+  if (!cell) return html`denied by the ${rules}`;
+  return cell.allowed ? html`denied by rules that have changed: the ${rules} now allow it` : html`${cell.reason} (${rules})`;
 }
 
 /**

@@ -1,9 +1,9 @@
 // @ts-check
 // Audit: records with filters, one in full, verification and export.
 import { html, useRef, useState } from "../vendor/ui.js";
-import { ORIGIN, servers, stream } from "../api.js";
-import { Beside, Command, link, outcomeOf, State, took, Tree } from "../parts.js";
-import { at, Bad, Filter, useAnswer } from "./access.js";
+import { at, ORIGIN, servers, stream, tools, useAnswer } from "../api.js";
+import { Beside, Command, Filters, link, outcomeOf, State, took, Tree } from "../parts.js";
+import { Bad, Filter } from "./access.js";
 
 const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
 const time = (/** @type {number} */ seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
@@ -23,16 +23,24 @@ const isOfKey = (/** @type {any} */ record) => record.event?.startsWith("key.") 
 /** What can have happened, in words, and the parameter of `GET /v1/audit` that finds it. */
 const HAPPENED = /** @type {[string, [string, string][]][]} */ ([
   ["Calls", [
-    ["ok", "outcome=result"], ["tool error", "outcome=tool_error"], ["server error", "outcome=server_error"], ["denied", "outcome=denied"], ["unknown or denied name", "outcome=unknown_tool"],
-    ["arguments not valid", "outcome=bad_arguments"], ["server not connected", "outcome=not_connected"], ["server busy", "outcome=overloaded"], ["timed out", "outcome=timed_out"],
-    ["connection lost", "outcome=lost"], ["cancelled", "outcome=cancelled"], ["begun, before it was sent", "event=call.begun"], ["running when the hub crashed", "event=call.lost"],
+    ["ok", "outcome=result"], ["tool error", "outcome=tool_error"], ["server error", "outcome=server_error"], ["timed out", "outcome=timed_out"], ["connection lost", "outcome=lost"], ["node lost", "outcome=node_lost"],
+    ["unusable answer", "outcome=bad_reply"], ["cancelled", "outcome=cancelled"], ["asked the caller", "outcome=asked"], ["question not answered", "outcome=unanswered"],
+    ["begun, before it was sent", "event=call.begun"], ["running when the hub crashed", "event=call.lost"], ["defect of the hub", "outcome=internal"],
+  ]],
+  ["Calls that were refused", [
+    ["denied", "outcome=denied"], ["denied by a person", "outcome=approval_denied"], ["waited for approval", "outcome=approval_pending"], ["not approved in time", "outcome=approval_expired"], ["too many waited for approval", "outcome=too_many_approvals"],
+    ["unknown or denied name", "outcome=unknown_tool"], ["unknown prompt", "outcome=unknown_prompt"], ["unknown resource", "outcome=unknown_resource"], ["unknown task", "outcome=unknown_task"], ["task had ended", "outcome=task_ended"], ["task of another node", "outcome=task_elsewhere"],
+    ["arguments not valid", "outcome=bad_arguments"], ["state of a question not valid", "outcome=bad_state"], ["budget used up", "outcome=budget_exceeded"], ["too many calls", "outcome=too_many_calls"], ["too many bytes", "outcome=too_many_bytes"],
+    ["too many subscriptions", "outcome=too_many_subscriptions"], ["server not connected", "outcome=not_connected"], ["server busy", "outcome=overloaded"], ["circuit breaker open", "outcome=breaker_open"], ["address not allowed", "outcome=target_refused"],
+    ["too many addresses", "outcome=too_many_targets"], ["not in the cassette", "outcome=not_recorded"], ["could not be stored", "outcome=not_written"], ["hub was shutting down", "outcome=draining"],
   ]],
   ["Events", [
     ["hub started or stopped", "event=hub.*"], ["configuration reloaded", "event=configuration.*"], ["keys created, changed or revoked", "event=key.*"], ["requests without a valid key", "event=caller.refused"],
-    ["keys guessed", "event=keys.guessed"], ["definitions of tools", "event=definition.*"], ["servers enabled or disabled", "event=server.*"], ["logins at servers", "event=login.*"],
+    ["keys guessed", "event=keys.guessed"], ["definitions of tools", "event=definition.*"], ["approvals of calls", "event=approval.*"], ["budgets used up", "event=budget.*"], ["servers enabled or disabled", "event=server.*"], ["logins at servers", "event=login.*"],
     ["captures of arguments", "event=capture.*"], ["tasks read or cancelled", "event=task.*"], ["problems of the log itself", "event=audit.*"],
   ]],
 ]);
+const TOOLS_OFFERED = 300;
 const TIMES = [["", "Any time"], ["1h", "Last hour"], ["24h", "Last 24 hours"], ["1w", "Last week"]];
 
 /** A record by the day on which it was written, and its cells. */
@@ -43,7 +51,7 @@ function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
     day = date;
     return html`${isNew ? html`<tr class="day" key=${date}><th colspan="6" scope="rowgroup">${date}</th></tr>` : null}
       <tr key=${idOf(each)} aria-selected=${idOf(each) === picked}><td><a href=${link("audit", idOf(each))} title=${`${date} ${clock} UTC, record ${each.number}`}>${clock}</a></td><td><${Outcome} record=${record} /></td>
-        <td class="who" title=${isOfKey(record) ? undefined : record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} /></td>
+        <td class="who hide" title=${isOfKey(record) ? undefined : record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} />${isOfKey(record) || !record.caller ? null : html`<span class="by dim">${record.caller}</span>`}</td>
         <td class="r dim hide">${record.seconds >= 0 ? took(record.seconds) : ""}</td><td class="r dim hide">${each.seat ? `${each.seat}/` : ""}${each.number}</td></tr>`;
   });
 }
@@ -55,24 +63,25 @@ export function Audit(/** @type {any} */ { title, rest, search }) {
   const [page, problem] = useAnswer(at("v1/audit", { ...filters, cursor }));
   const isFiltered = Object.values(filters).some(Boolean);
   // The log may name callers and servers that are gone.
-  const seen = useRef({ caller: new Set(), server: new Set() }).current;
-  for (const { record } of page?.records ?? []) for (const each of /** @type {const} */ (["caller", "server"])) if (record[each]) seen[each].add(record[each]);
+  const seen = useRef({ caller: new Set(), server: new Set(), name: new Set() }).current;
+  for (const { record } of page?.records ?? []) for (const each of /** @type {const} */ (["caller", "server", "name"])) if (record[each]) seen[each].add(record[each]);
   for (const server of servers.value) seen.server.add(server.name);
   const set = (/** @type {string} */ name) => (/** @type {string} */ value) => setWanted({ ...wanted, cursor: "", [name]: value });
   return html`<div class="top"><h1>${title}</h1>${search}</div>
-    <${Verify} />
     <section class="panel call">
-      <div class="bar filters"><${Filter} label="Tool" value=${tool ?? ""} set=${set("tool")} /><${Filter} label="Caller" value=${wanted.caller ?? ""} set=${set("caller")} list="audit-callers" />
+      <${Filters} set=${[wanted.caller, wanted.server, happened, wanted.since].filter(Boolean).length} first=${html`<${Filter} label="Tool" value=${tool ?? ""} set=${set("tool")} list="audit-tools" />`}>
+        <datalist id="audit-tools">${[...new Set([...seen.name, ...(tools.value ?? []).slice(0, TOOLS_OFFERED).map((each) => each.name)])].sort().map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+        <${Filter} label="Caller" value=${wanted.caller ?? ""} set=${set("caller")} list="audit-callers" />
         <datalist id="audit-callers">${[...seen.caller].sort().map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
         <select aria-label="Server" value=${wanted.server ?? ""} onChange=${(/** @type {any} */ e) => set("server")(e.target.value)}><option value="">Any server</option>${[...seen.server].sort().map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>
         <select aria-label="What happened" value=${happened} onChange=${(/** @type {any} */ e) => set("happened")(e.target.value)}><option value="">Anything</option>${HAPPENED.map(([group, choices]) => html`<optgroup label=${group}>${choices.map(([word, value]) => html`<option value=${value}>${word}</option>`)}</optgroup>`)}</select>
-        <select aria-label="Time" value=${wanted.since ?? ""} onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}>${TIMES.map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select>
-        <a href=${at(`${ORIGIN}/v1/audit`, { ...filters, format: "jsonl" })} download="audit.jsonl">Export as JSON Lines</a></div>
+        <select aria-label="Time" value=${wanted.since ?? ""} onChange=${(/** @type {any} */ e) => set("since")(e.target.value)}>${TIMES.map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select></${Filters}>
+      <${Verify}><a href=${at(`${ORIGIN}/v1/audit`, { ...filters, format: "jsonl" })} download="audit.jsonl">Export as JSON Lines</a></${Verify}>
       <${Bad} text=${problem} />
     </section>
     <${Beside} id=${rest[0] ?? ""} back=${link("audit")} list=${html`<section class="panel">
       ${!page ? null : page.records.length ? html`<div class="scroll records" tabindex="0" role="region" aria-label="Records"><table>
-        <thead><tr><th>Time (UTC)</th><th>Outcome</th><th>Caller</th><th>What</th><th class="r hide">Took</th><th class="r hide">Record</th></tr></thead>
+        <thead><tr><th>Time (UTC)</th><th>Outcome</th><th class="hide">Caller</th><th>What</th><th class="r hide">Took</th><th class="r hide">Record</th></tr></thead>
         <tbody>${rowsOf(page.records, rest[0])}</tbody></table></div>`
         : html`<div class="empty"><p>${page.next ? `None among ${page.scanned.toLocaleString("en")} records; older ones were not searched yet.` : isFiltered ? "No record matches these filters." : page.mode === "off" ? "This hub keeps no audit log. This setting turns it on, after a restart:" : "The log has no records yet."}</p>
           ${page.mode === "off" && !isFiltered ? html`<${Command} text=${'[hub]\naudit = "batched"'} />` : null}</div>`}
@@ -96,7 +105,7 @@ function OneRecord(/** @type {any} */ { id }) {
 }
 
 /** Checks that nobody has altered the log. */
-function Verify() {
+function Verify(/** @type {any} */ { children }) {
   const [step, setStep] = useState(/** @type {any} */ (null));
   const [told, setTold] = useState(/** @type {any} */ (null));
   const [problem, setProblem] = useState("");
@@ -108,7 +117,7 @@ function Verify() {
     setStep(null);
   };
   const percent = step && Math.round((step.records / Math.max(1, step.total)) * 100);
-  return html`<section class="panel pad call" aria-label="Verify"><div class="bar"><button type="button" disabled=${step} onClick=${verify}>Verify the log</button><span class="dim">Checks every record, the chain between them and the signatures.</span></div>
+  return html`<section class="verify" aria-label="Verify"><div class="bar"><button type="button" disabled=${step} onClick=${verify}>Verify the log</button><span class="dim grow hide">Checks every record, the chain between them and the signatures.</span>${children}</div>
     ${step && html`<div class="progress" role="progressbar" aria-label="Verification" aria-valuenow=${percent}><i ref=${(/** @type {any} */ el) => el && (el.style.width = `${percent}%`)}></i></div>`}
     <${Bad} text=${problem} />
     ${told && html`<div role="status" class="verdict"><${State} look=${told.good ? "" : "bad"}>${told.said[0]}</${State}>${told.said.slice(1).map((/** @type {string} */ line) => html`<p class="dim">${line}</p>`)}</div>`}

@@ -2,7 +2,7 @@
 // Overview: callers on one shore, servers on the other, calls crossing; figures, and what needs attention.
 import { html, useEffect, useRef, useState } from "../vendor/ui.js";
 import { calls, findings, held, ORIGIN, pending, servers, session, stats } from "../api.js";
-import { ago, Command, count, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
+import { ago, Command, count, Help, link, outcomeOf, Sparkline, State, stateOf, took, troubleOf } from "../parts.js";
 import { CallTable } from "./activity.js";
 
 const WINDOW_SECONDS = 300;
@@ -278,7 +278,7 @@ function Attention(/** @type {any} */ { recent }) {
       const refused = recent.filter((/** @type {any} */ call) => call.server === server.name && call.executed === "no" && call.outcome !== "result").length;
       return html`<div class="todo" key=${server.name}><${State} look=${trouble?.look}><a href=${link("servers", server.name)}>${trouble?.title}</a></${State}>
         <p>${trouble?.text} ${refused ? `${count(refused, "call was", "calls were")} not sent.` : ""}</p>
-        ${trouble?.command ? html`<${Command} text=${trouble.command} />` : null}</div>`;
+        <${Help} trouble=${trouble} /></div>`;
     })}
     ${items.length > 4 ? html`<div class="todo"><a href=${link("servers")}>${items.length - 4} more</a></div>` : null}
     ${blocked ? html`<div class="todo"><${State} look="warn">The event loop was blocked</${State}><p>${count(blocked, "time")} for over 50 ms since the start. The log names the code.</p></div>` : null}

@@ -2,7 +2,7 @@
 // Servers: their state with its reason and what helps, latency, tools, log; restart, enable, disable, log in, add by pasting.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/ui.js";
 import { get, refresh, send, servers, session, stats, tools } from "../api.js";
-import { Beside, clock, Command, copyText, count, go, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
+import { Beside, clock, Command, copyText, count, go, Help, link, Sparkline, State, stateOf, took, troubleOf, VirtualRows } from "../parts.js";
 import { NoServers } from "./overview.js";
 
 /** The view that adds a server: no server can have this name. */
@@ -74,7 +74,7 @@ function OneServer(/** @type {any} */ { server, figures }) {
     <div class="bar"><h2>${server.name}</h2><${State} look=${look}>${word}</${State}><span class="grow"></span>
       ${session.value.operator ? html`${isOff ? html`<button type="button" onClick=${enable}>Enable</button>` : html`<button type="button" onClick=${disable}>Disable</button><button type="button" onClick=${restart}>Restart</button>`}` : null}<a href=${link("servers")}>Close</a></div>
     <p role="status" class=${told ? "note" : "vh"}>${told}</p>
-    ${trouble ? html`<div><p>${trouble.text}</p>${trouble.command ? html`<${Command} text=${trouble.command} />` : null}
+    ${trouble ? html`<div><p>${trouble.text}</p><${Help} trouble=${trouble} />
       ${server.state === "login" ? html`<p class="dim">Run it on the hub's machine; with <code>--device</code> you enter a code on any other device. This page shows when the login has arrived.</p>` : null}</div>` : null}
     ${server.detail ? html`<pre>${server.detail}</pre>` : null}
     <dl class="facts"><dt>Transport</dt><dd>${server.transport ?? (server.state === "ready" ? "inside the hub" : isOff ? "none while it is disabled" : "not known yet")}${server.era ? `, MCP ${server.era}` : ""}</dd>
