@@ -7,6 +7,7 @@ audit log, as the relay that it is compared with keeps none. One goes through a 
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -131,13 +132,21 @@ def start_programs(held: ExitStack, hubs: Sequence[str]) -> dict[str, tuple[Prog
     return programs
 
 
-def start_hub(held: ExitStack, modern_port: int, folder: Path, audit: str) -> tuple[Program, int]:
-    """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps."""
+def start_hub(
+    held: ExitStack, modern_port: int, folder: Path, audit: str, checkout: Path | None = None
+) -> tuple[Program, int]:
+    """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps.
+
+    It is the hub of another `checkout`, if one is given.
+    """
     ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
     config = folder / "isthmus.toml"
     config.write_text(hub_config(ports, audit))
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
-    hub = held.enter_context(Program(HUB_MODULE, *serve, env={"BENCH_KEY": KEY}))
+    env = {"BENCH_KEY": KEY}
+    if checkout is not None:
+        env["PYTHONPATH"] = os.pathsep.join((str(checkout / "src"), str(checkout)))
+    hub = held.enter_context(Program(HUB_MODULE, *serve, env=env))
     return hub, hub.port(PORT_LOGGED, besides=tuple(ports.values()))
 
 
