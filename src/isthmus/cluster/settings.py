@@ -1,0 +1,84 @@
+"""The `[cluster]` settings: the bus between the nodes, and the name of this one. `config` fills them.
+
+Messages never quote an address, since it may hold a password.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+SCHEMES = ("nats", "tls")
+NODE_BYTES_MAX = 128
+LEASE_SECONDS = (1.0, 300.0)
+"""The shortest and the longest lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Without `nats` nodes have only their database in common, and nothing of the bus is imported."""
+
+    nats: tuple[str, ...] = field(default=(), repr=False)
+    """The addresses of the NATS servers."""
+    node: str | None = None
+    """The name of this node; None for its host and port, see `node_id`."""
+    credentials: str | None = None
+    """The file with the credentials for NATS; `config` makes it absolute."""
+    tls_ca: str | None = None
+    """The file with the certificate authority of the NATS servers; `config` makes it absolute."""
+
+    lease_seconds: float = 10.0
+    """A node that does not renew its lease in the database for so long counts as dead."""
+    is_enabled: bool = False
+    """Whether the file has the table."""
+
+    def __post_init__(self) -> None:
+        for position, url in enumerate(self.nats):
+            _check_url(f"nats.{position}", url)
+        if self.node is not None and not _is_name(self.node):
+            raise ValueError(f"node must have 1 to {NODE_BYTES_MAX} printable characters, not {self.node[:40]!r}")
+        least, most = LEASE_SECONDS
+        if not least <= self.lease_seconds <= most:
+            raise ValueError(f"lease_seconds must be between {least:g} and {most:g}, not {self.lease_seconds:g}")
+        for key in ("credentials", "tls_ca"):
+            value: str | None = getattr(self, key)
+            if value is not None and (not value.strip() or "\0" in value):
+                raise ValueError(f"{key} must be the path of a file, not {value!r}")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this hub has a bus to other nodes."""
+        return bool(self.nats)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The addresses without secrets."""
+        return tuple(_without_secrets(url) for url in self.nats)
+
+    def node_id(self, port: int) -> str:
+        """The name of this node. The default is the same after a restart, and tells hubs of one machine apart."""
+        if self.node is not None:
+            return self.node
+        host = "".join(character for character in platform.node() if character.isprintable())
+        return f"{host[:100] or 'node'}:{port or os.getpid()}"
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and bool(text.strip()) and len(text.encode("utf-8", "replace")) <= NODE_BYTES_MAX
+
+
+def _check_url(key: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in SCHEMES and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_usable = False
+    if not is_usable or any(character.isspace() or ord(character) < 32 for character in url):
+        raise ValueError(f"{key} must be an address like nats://host:4222")
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

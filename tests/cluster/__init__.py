@@ -1,0 +1,1 @@
+"""Several hubs on one database: real processes, a real PostgreSQL, killed and stopped at any time."""
