@@ -19,7 +19,8 @@ import pytest
 from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.watching import eventually
-from tests.hubs import TRUSTED, HubProcess, _keep_reading, _listening_port, environment, isthmus, stdio, write_config
+from tests.fork_server import forked
+from tests.hubs import TRUSTED, HubProcess, _keep_reading, _listening_port, environment, stdio, write_config
 
 ROUNDS = 20 if os.environ.get("ISTHMUS_SOAK") else 3
 """Each with a journal of its own, so that they run side by side."""
@@ -37,14 +38,7 @@ ENDED_SECONDS = 5.0
 @asynccontextmanager
 async def killed(config: Path) -> AsyncIterator[HubProcess]:
     """Run a hub that ends by SIGKILL, in the block or at its end."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-        cwd=config.parent,
-        limit=1 << 20,
-    )
+    process = await forked(["serve", "--config", str(config), "--port", "0"], environment(), config.parent)
     said: list[str] = []
     spawned = time.monotonic()
     try:

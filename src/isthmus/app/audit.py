@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
@@ -43,7 +44,15 @@ from isthmus.core.audit import (
     lost_call_record,
     signed_text,
 )
-from isthmus.core.ports import AuditJournal, ClosableJournal, Document, Journal, ReadableAuditJournal
+from isthmus.core.ports import (
+    AuditJournal,
+    ChainedAuditJournal,
+    ClosableJournal,
+    DocumentPlace,
+    Journal,
+    ReadableAuditJournal,
+    place_of,
+)
 from isthmus.core.tasks.engine import UNFINISHED
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.frontends.http.auth import Authenticator
@@ -59,7 +68,7 @@ from isthmus.storage.audit_signatures import (
     read_checkpoint,
     read_keys,
 )
-from isthmus.storage.audit_slots import acquire_slot, list_slots, reopen_slot
+from isthmus.storage.audit_slots import acquire_place, acquire_slot, chain_slot, list_slots, reopen_slot
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit import Audit, Mode
@@ -163,9 +172,10 @@ async def _after(ledger: ReadableAuditJournal, number: int) -> AuditRow | None:
 async def _waiting(journal: Journal) -> set[str]:
     """The ids of tasks that the previous hub left waiting and that continue."""
     ids: set[str] = set()
-    last: Document | None = None
-    while found := await journal.all_in(TASK, UNFINISHED, limit=TASKS_AT_ONCE, after=last):
-        last = found[-1]
+    last: DocumentPlace | None = None
+    # `newest`, because another node of a cluster may have taken them over.
+    while found := await journal.newest(TASK, UNFINISHED, limit=TASKS_AT_ONCE, before=last):
+        last = place_of(found[-1])
         for document in found:
             with suppress(msgspec.MsgspecError):
                 if record_of(document).phase == "waiting":
@@ -190,6 +200,8 @@ class AuditLog:
         """The calls that the previous hub left open; this hub recorded them as lost at its start."""
         self.slot_journal: SqliteJournal | None = None
         """The log's own journal, if it is closed with the log."""
+        self.place: int | None = None
+        """Of a node: the descriptor that keeps its place below the state folder."""
         self._ledger = ledger
         self._scribe = encoder
         self._signer = signer
@@ -260,6 +272,8 @@ class AuditLog:
         if self.slot_journal is not None:
             await self.slot_journal.aclose()
         self._signer.close()
+        if self.place is not None:
+            os.close(self.place)
 
 
 def states_of(keys: MintedKeys, now: float) -> dict[str, tuple[State, Caller]]:
@@ -288,6 +302,8 @@ async def open_audit(configuration: Configuration, journal: ClosableJournal, by:
     if mode == "off":
         return None
     try:
+        if isinstance(journal, ChainedAuditJournal):
+            return await _open_chain(configuration, journal, journal, mode, by)
         if isinstance(journal, AuditJournal):
             return await _open(configuration, journal, journal, mode, by)
         return await _open_in_slot(configuration, journal, mode, by)
@@ -314,6 +330,22 @@ async def _open_in_slot(configuration: Configuration, journal: ClosableJournal, 
     opened.slot_journal = slot
     if memory is not None:
         memory.log = slot
+    return opened
+
+
+async def _open_chain(
+    configuration: Configuration, journal: ClosableJournal, ledger: ChainedAuditJournal, mode: Mode, by: str
+) -> AuditLog:
+    """Open the log of a node of a cluster."""
+    state = Path(configuration.hub.state)
+    place, descriptor = acquire_place(state)
+    try:
+        chain = await ledger.choose_chain(open_keys(state).name, place)
+        opened = await _open(configuration, journal, ledger, mode, by, chain_slot(chain))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    opened.place = descriptor
     return opened
 
 

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -41,11 +42,14 @@ from isthmus.storage.audit_signatures import (
     KEY_FILE,
     MAIN_LOG,
     AuditKeyDamaged,
+    AuditKeys,
+    AuditPublicKey,
     checkpoint_path,
     read_checkpoint,
     read_keys,
 )
-from isthmus.storage.audit_slots import list_slots, slot_file
+from isthmus.storage.audit_slots import chain_slot, list_slots, slot_file
+from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE
 
 T = TypeVar("T")
@@ -136,8 +140,12 @@ class AuditLogSource:
     """A log to open."""
 
     slot: int
-    """0 for the log of the hub that serves."""
+    """0 for the log of the hub that serves; above `SLOTS_MAX` for the logs of nodes."""
     open: Callable[[], AbstractAsyncContextManager[ReadableLog]]
+    node: str = ""
+    """Of a node of a cluster: its name."""
+    key: str = ""
+    """Of a node of a cluster: its public key, as the database has it."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[ReadableLog]:
@@ -146,11 +154,12 @@ class AuditLogSource:
             yield SanitizedLog(log)
 
 
-def logs_of(configuration: Configuration) -> list[AuditLogSource]:
+async def logs_of(configuration: Configuration) -> list[AuditLogSource]:
     """All logs, that of the serving hub first. It is left out if it does not exist and others do.
 
     Raises:
         AuditElsewhere: an extension stores the only log.
+        OSError: the database cannot be reached.
     """
     state, storage = Path(configuration.hub.state), configuration.storage
     others = [
@@ -160,7 +169,20 @@ def logs_of(configuration: Configuration) -> list[AuditLogSource]:
     has_served = storage.url is not None or (state / FILE).exists() or checkpoint_path(state).exists()
     if others and (storage.is_foreign or not has_served):
         return others
+    if storage.url is not None and not storage.is_foreign:
+        others += await _chains(storage)
     return [AuditLogSource(MAIN_LOG, partial(_open_main, configuration)), *others]
+
+
+async def _chains(storage: StorageSettings) -> list[AuditLogSource]:
+    """The logs of the nodes of a cluster."""
+    audit_postgres = _library()
+    return [
+        AuditLogSource(
+            chain_slot(each.chain), partial(audit_postgres.open_reader, storage, each.chain), each.node, each.key
+        )
+        for each in await audit_postgres.list_chains(storage)
+    ]
 
 
 def _open_main(configuration: Configuration) -> AbstractAsyncContextManager[ReadableLog]:
@@ -169,12 +191,17 @@ def _open_main(configuration: Configuration) -> AbstractAsyncContextManager[Read
     if configuration.storage.is_foreign:
         text = f"the extension {configuration.storage.scheme} stores the audit log"
         raise AuditElsewhere(text, "Use the tools of that extension to read it.")
+    reader: AbstractAsyncContextManager[ReadableLog] = _library().open_reader(configuration.storage)
+    return reader
+
+
+def _library() -> ModuleType:
     try:
         from isthmus.storage import audit_postgres  # noqa: PLC0415 - only who wants it has the library
     except ImportError:
         text = "the audit log is in PostgreSQL, and its library is not installed"
         raise AuditElsewhere(text, "Install it with: pip install 'isthmus[postgres]'") from None
-    return audit_postgres.open_reader(configuration.storage)
+    return audit_postgres
 
 
 @asynccontextmanager
@@ -223,6 +250,10 @@ class AuditVerdict:
     """Calls that started and whose end is unknown."""
     unsigned: int = 0
     """Records after the last checkpoint. Anybody who can write to the store could have added them."""
+    node: str = ""
+    """See `AuditLogSource.node`."""
+    is_remote: bool = False
+    """Whether the node is on another machine, which has its checkpoint: here its end cannot be verified."""
 
 
 async def verify_logs(configuration: Configuration, on_row: Callable[[AuditRow], None]) -> list[AuditVerdict]:
@@ -232,19 +263,24 @@ async def verify_logs(configuration: Configuration, on_row: Callable[[AuditRow],
         OSError: a log cannot be read.
     """
     state = Path(configuration.hub.state)
-    return [await _verify(state, source, on_row) for source in logs_of(configuration)]
+    return [await _verify(state, source, on_row) for source in await logs_of(configuration)]
 
 
 async def _verify(state: Path, source: AuditLogSource, on_row: Callable[[AuditRow], None]) -> AuditVerdict:
+    keys: AuditKeys | AuditPublicKey
+    checkpoint: Seal | None = None
     try:
-        keys = read_keys(state, source.slot)
+        # Before the records: a running hub writes records first.
+        if source.key and not _is_own(state, source.key):
+            keys = AuditPublicKey(source.key, source.slot)
+        else:
+            keys = read_keys(state, source.slot)
+            checkpoint = read_checkpoint(state, keys, source.slot)
     except FileNotFoundError:
         missing = ChainBreak(0, f"its key is missing from {state}, so nothing can be verified")
         return AuditVerdict(source.slot, 0, 0, START, None, missing)
-    except AuditKeyDamaged as error:
-        return AuditVerdict(source.slot, 0, 0, START, None, ChainBreak(0, str(error)))
-    # Before the records: a running hub writes records first.
-    checkpoint = read_checkpoint(state, keys, source.slot)
+    except ValueError as error:  # `AuditKeyDamaged`, or an invalid public key
+        return AuditVerdict(source.slot, 0, 0, START, None, ChainBreak(0, str(error)), node=source.node)
     calls = UnfinishedCalls()
     try:
         async with source.reading() as log:
@@ -259,12 +295,31 @@ async def _verify(state: Path, source: AuditLogSource, on_row: Callable[[AuditRo
         if checkpoint is None:
             raise
         verification, first = Verification(None, checkpoint, keys.is_signed), 1
-    broken = verification.end()
+    is_remote = isinstance(keys, AuditPublicKey)
+    broken = verification.broken if is_remote else verification.end()
     head = verification.head
     unsigned = 0 if checkpoint is None else max(0, head.number - checkpoint.point.number)
     return AuditVerdict(
-        source.slot, verification.count, first, head, keys.name, broken, len(calls.open), calls.lost, unsigned
+        source.slot,
+        verification.count,
+        first,
+        head,
+        keys.name,
+        broken,
+        len(calls.open),
+        calls.lost,
+        unsigned,
+        source.node,
+        is_remote,
     )
+
+
+def _is_own(state: Path, key: str) -> bool:
+    """Whether the log of a node is signed with the key of this state folder."""
+    try:
+        return read_keys(state).name == key
+    except (OSError, AuditKeyDamaged):
+        return False
 
 
 def broken_words(verdicts: Sequence[AuditVerdict]) -> list[str]:
@@ -273,6 +328,7 @@ def broken_words(verdicts: Sequence[AuditVerdict]) -> list[str]:
     for verdict in verdicts:
         if (found := verdict.broken) is not None:
             where = f"slot {verdict.slot}, " if verdict.slot else ""
+            where = f"node {verdict.node}, " if verdict.node else where
             broken.append(f"{where}record {found.number}: {found.why}" if found.number else f"{where}{found.why}")
     return broken
 
@@ -297,6 +353,7 @@ def _as_json(verdict: AuditVerdict) -> dict[str, object]:
         "open": verdict.open,
         "lost": verdict.lost,
         "unsigned": verdict.unsigned,
+        **({"node": verdict.node, "remote": verdict.is_remote} if verdict.node else {}),
         "bad": None if broken is None else {"record": broken.number or None, "why": broken.why},
     }
 
@@ -304,10 +361,13 @@ def _as_json(verdict: AuditVerdict) -> dict[str, object]:
 def verdict_lines(verdict: AuditVerdict) -> Iterator[str]:
     """The verdict on an intact log, in words."""
     name = f"The audit log in slot {verdict.slot}" if verdict.slot else "The audit log"
+    name = f"The audit log of node {verdict.node}" if verdict.node else name
     if not verdict.count:
         yield f"{name} is intact and has no records."
         return
     yield f"{name} is intact: {verdict.count} records, {verdict.first} to {verdict.last.number}."
+    if verdict.is_remote:
+        yield "not verified: whether records are missing at its end (the node has its checkpoint; verify it there)"
     if verdict.open:
         yield f"unfinished calls: {verdict.open} (still running, or the hub was killed)"
     if verdict.lost:
@@ -336,7 +396,7 @@ PIECE_BYTES = 32 * 1024
 DENIED = "denied"
 """As an outcome, it finds the calls of what exists and the caller may not use."""
 
-_CURSOR = re.compile(r"[0-9]{1,4}:[0-9]{1,18}(-[0-9]{1,4}:[0-9]{1,18})*")
+_CURSOR = re.compile(r"[0-9]{1,9}:[0-9]{1,18}(-[0-9]{1,9}:[0-9]{1,18})*")
 
 
 def audit_line(slot: int, row: AuditRow) -> AuditLine:
@@ -544,7 +604,7 @@ class LiveAudit:
             return AuditPage(mode, (), None, 0)
 
         async def work(emit: Callable[[AuditPage], None]) -> None:
-            emit(AuditPage(mode, *await read_page(logs_of(configuration), wanted, limit, cursor, _Breather())))
+            emit(AuditPage(mode, *await read_page(await logs_of(configuration), wanted, limit, cursor, _Breather())))
 
         async with self._pages, aclosing(from_thread(work)) as pages:
             return await anext(pages)
@@ -562,7 +622,7 @@ class LiveAudit:
         configuration = self._configuration()
 
         async def work(emit: Callable[[bytes], None]) -> None:
-            await export_lines(logs_of(configuration), wanted, emit, _Breather())
+            await export_lines(await logs_of(configuration), wanted, emit, _Breather())
 
         self._exports += 1
         try:
@@ -590,7 +650,7 @@ async def _verify_live(
     configuration: Configuration, emit: Callable[[AuditProgress | Mapping[str, object]], None]
 ) -> None:
     total = 0
-    for source in logs_of(configuration):
+    for source in await logs_of(configuration):
         with suppress(FileNotFoundError):
             async with source.reading() as log:
                 for row in await log.newest(1):

@@ -122,7 +122,7 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
     configuration = configuration_of(file)
     try:
         found: list[SlottedRow] = []
-        for source in logs_of(configuration):
+        for source in await logs_of(configuration):
             async with source.reading() as log:
                 found += [(source.slot, row) for row in await log.newest(max(1, count))]
         found.sort(key=lambda slotted: slotted[1].at)
@@ -131,7 +131,7 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
         while follows:
             await asyncio.sleep(FOLLOW_SECONDS)
             found = []
-            for source in logs_of(configuration):  # a new log is printed whole
+            for source in await logs_of(configuration):  # a new log is printed whole
                 async with source.reading() as log:
                     found += [(source.slot, row) async for row in log.rows(after=last.get(source.slot, 0))]
             last |= {slot: row.number for slot, row in found}
@@ -158,7 +158,7 @@ async def export_log(file: Path | None, since: str | None, until: str | None, fo
     begin = _moment("--since", since, 0.0)
     end = _moment("--until", until, float("inf"))
     try:
-        async with rows_of(logs_of(configuration_of(file)), begin, end) as rows:
+        async with rows_of(await logs_of(configuration_of(file)), begin, end) as rows:
             if form == "csv":
                 print_output(_csv_line(COLUMNS))
             async for slot, row in rows:

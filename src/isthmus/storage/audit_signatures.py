@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import structlog
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -46,8 +46,7 @@ class AuditKeys:
     """The signing key and the digest key, both derived from one secret."""
 
     def __init__(self, secret: bytes, slot: int = MAIN_LOG) -> None:
-        """Signatures include the slot, so a log cannot be replaced by that of another slot with the same secret."""
-        self._prefix = b"" if slot == MAIN_LOG else b"seat %d: " % slot
+        self._prefix = _prefix(slot)
         self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"isthmus audit signing"))
         self._verifying = self._signing.public_key()
         self.digesting = _derived(secret, b"isthmus audit arguments")
@@ -63,11 +62,34 @@ class AuditKeys:
 
     def is_signed(self, text: bytes, signature: bytes) -> bool:
         """Whether the signature is valid."""
-        try:
-            self._verifying.verify(signature, self._prefix + text)
-        except InvalidSignature:
-            return False
-        return True
+        return _is_signed(self._verifying, self._prefix + text, signature)
+
+
+class AuditPublicKey:
+    """Verifies signatures of a node whose secret is on another machine."""
+
+    def __init__(self, name: str, slot: int) -> None:
+        """Raises `ValueError` if the name is not a public key."""
+        self.name = name
+        self._prefix = _prefix(slot)
+        self._verifying = Ed25519PublicKey.from_public_bytes(bytes.fromhex(name))
+
+    def is_signed(self, text: bytes, signature: bytes) -> bool:
+        """Whether the signature is valid."""
+        return _is_signed(self._verifying, self._prefix + text, signature)
+
+
+def _prefix(slot: int) -> bytes:
+    """What is signed with the text, so that a log cannot be replaced by that of another slot with the same secret."""
+    return b"" if slot == MAIN_LOG else b"seat %d: " % slot
+
+
+def _is_signed(key: Ed25519PublicKey, text: bytes, signature: bytes) -> bool:
+    try:
+        key.verify(signature, text)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _derived(secret: bytes, info: bytes) -> bytes:

@@ -7,6 +7,8 @@ slots as hubs ever ran at once, and each log is one chain. `app.audit` acquires 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -21,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 SLOTS_FOLDER = "seats"
 SLOTS_MAX = 1_000
+"""Larger numbers are those of nodes of a cluster, whose logs are in the database."""
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _CHECKPOINT = re.compile(rf"{CHECKPOINT_FILE}-([1-9][0-9]{{0,3}})")
@@ -74,7 +77,31 @@ def list_slots(state: Path) -> list[int]:
     folder = state / FOLDER
     found = {int(each.name) for each in _entries(folder / SLOTS_FOLDER) if _NUMBER.fullmatch(each.name)}
     found |= {int(match[1]) for each in _entries(folder) if (match := _CHECKPOINT.fullmatch(each.name))}
-    return sorted(found)
+    return sorted(slot for slot in found if slot <= SLOTS_MAX)
+
+
+def chain_slot(chain: int) -> int:
+    """The number of the log of a node, among those of all logs."""
+    return SLOTS_MAX + chain
+
+
+def acquire_place(state: Path) -> tuple[int, int]:
+    """Acquire the first free place for a node below a state folder. Nodes on one machine may share the folder.
+
+    Returns its number, and a descriptor to close: the operating system frees the place when the process ends. Raises
+    `OSError`.
+    """
+    folder = state / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in range(1, SLOTS_MAX + 1):
+        descriptor = os.open(folder / f"node-{place}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+        else:
+            return place, descriptor
+    raise OSError(f"all {SLOTS_MAX} places of nodes in {folder} are in use")
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -34,6 +34,7 @@ from isthmus.core.ports import (
     Page,
     TrimResult,
     WriteResult,
+    place_of,
 )
 from isthmus.storage import audit_postgres, journal_base
 from isthmus.storage.audit_postgres import PostgresAuditWriter
@@ -101,7 +102,18 @@ LISTED = """
 DROP INDEX documents_by_time;
 CREATE INDEX documents_listed ON documents (kind, owner, at, id, "group", state);
 """
-STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA)
+# The nodes of a cluster (`storage.postgres_cluster`), and which of them works on a document; NULL if none does. One hub
+# alone writes neither.
+NODES = """
+CREATE TABLE nodes (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text NOT NULL, name text NOT NULL,
+    joined timestamptz NOT NULL DEFAULT clock_timestamp(), expires timestamptz NOT NULL, heir bigint
+);
+ALTER TABLE documents ADD COLUMN node bigint;
+CREATE INDEX documents_by_node ON documents (node, at) WHERE node IS NOT NULL;
+"""
+NODES += audit_postgres.CHAINS_SCHEMA
+STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA, NODES)
 """The migrations: each adds one version of the tables. A database is migrated from its own version to the last."""
 
 ROWS = """
@@ -149,12 +161,13 @@ DELETE FROM entries WHERE kind = $1 AND owner = $2 AND number <= (
     SELECT number FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT 1 OFFSET $3)
 """
 
-COLUMNS = 'kind, owner, id, version, at, body, "group", state'
+COLUMNS = 'kind, owner, id, version, at, body, "group", state, node'
 READ = f"SELECT {COLUMNS} FROM documents WHERE kind = $1 AND owner = $2 AND id = $3"  # noqa: S608
 COUNT = "SELECT count(*) FROM documents WHERE {narrowed}"
 # Rows beyond the page come without their body: PostgreSQL reads only its length.
 FITTING = """
-SELECT kind, owner, id, version, at, CASE WHEN taken < {bytes}::bigint THEN body END AS body, "group", state FROM (
+SELECT kind, owner, id, version, at, CASE WHEN taken < {bytes}::bigint THEN body END AS body, "group", state, node
+FROM (
     SELECT *, sum(octet_length(body)) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS taken
     FROM (SELECT * FROM {source} WHERE {where} ORDER BY {order} LIMIT {limit}) AS asked
 ) AS found ORDER BY {order}
@@ -195,7 +208,6 @@ ALL_IN = FITTING.format(
     bytes="$7",
 )
 LATEST = "SELECT at, content FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT $3"
-LOG_ROWS = "SELECT number, at, content, digest FROM audit WHERE number > $1 ORDER BY number LIMIT $2"
 
 LIVELY = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """Makes the database notice soon that a hub's machine is gone, and release its lock."""
@@ -255,6 +267,8 @@ class PostgresJournal:
         self._current: Sequence[PostgresWrite] = ()
         self._wake = asyncio.Event()
         self._log: PostgresAuditWriter | None = None
+        self._chain: int | None = None
+        """The chain of the audit log, of a node of a cluster."""
         self.figures = WriteFigures(self._loop.time)
         self._probe = WriteProbe(lambda done: self._enqueue(PostgresWrite(done, operation=_test_write)))
         self._writer: asyncio.Task[None] | None = None
@@ -263,7 +277,7 @@ class PostgresJournal:
             max_size=READERS_MAX,
             connect=self._dial,
             reset=_keep_state,
-            server_settings=_server_settings(settings),
+            server_settings=server_settings_of(settings),
         )
 
     @classmethod
@@ -275,14 +289,17 @@ class PostgresJournal:
             StateUnusable: the database cannot be reached or used.
         """
         journal = cls(settings)
+        await journal._open()
+        return journal
+
+    async def _open(self) -> None:
         try:
-            await journal._begin()
+            await self._begin()
         except (*FAILED, StateInUse, StateUnusable) as error:
-            await journal.aclose()
+            await self.aclose()
             if isinstance(error, StateInUse):
                 raise
-            raise StateUnusable(f"{settings.shown}: {_error_text(error)}") from error
-        return journal
+            raise StateUnusable(f"{self._settings.shown}: {error_text(error)}") from error
 
     async def _begin(self) -> None:
         await self._readers  # does not connect yet
@@ -292,7 +309,7 @@ class PostgresJournal:
                 await self._connect()
             except (*FAILED, StateInUse) as error:
                 patience = IN_USE_SECONDS if isinstance(error, StateInUse) else OPEN_SECONDS
-                if not _may_come_back(error) or self._loop.time() > begun + patience:
+                if not may_come_back(error) or self._loop.time() > begun + patience:
                     raise
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
         self._writer = self._background.spawn("writer", self._run_writer())
@@ -330,15 +347,23 @@ class PostgresJournal:
             StateInUse: another hub holds the lock.
             StateUnusable: a newer hub made the tables.
         """
-        connection = await self._dial(server_settings=_server_settings(self._settings) | INDEXED)
+        connection = await self._dial(server_settings=server_settings_of(self._settings) | INDEXED)
         try:
-            await _prepare(connection, self._settings.schema)
+            await self._claim(connection)
         except BaseException:
             connection.terminate()
             raise
         connection.add_termination_listener(self._lose)
         self._connection = connection
         self._is_connected.set()
+
+    async def _claim(self, connection: Connection) -> None:
+        """Take the lock for the lifetime of the connection, then migrate the tables."""
+        schema = self._settings.schema
+        if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", lock_key(schema)):
+            advice = "give this one its own with ?schema=NAME in its url"
+            raise StateInUse(f'another hub is using schema "{schema}": {advice}')
+        await prepare(connection, schema)
 
     async def _dial(self, *_: object, **how: Any) -> Connection:
         """Connect to the writable server.
@@ -372,7 +397,7 @@ class PostgresJournal:
             try:
                 await self._connect()
             except Exception as error:  # noqa: BLE001 - this loop must go on after any error
-                log.warning("cannot reconnect to the journal's database", error=_error_text(error))
+                log.warning("cannot reconnect to the journal's database", error=error_text(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MAX_SECONDS)
         log.info("reconnected to the journal's database", seconds=round(self._loop.time() - self._lost_at, 1))
@@ -389,7 +414,9 @@ class PostgresJournal:
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """See `core.ports.Journal`."""
-        return await self._query_writer(lambda connection: _count(connection, PRUNE, kind, list(states), before, limit))
+        return await self._query_writer(
+            lambda connection: count_rows(connection, PRUNE, kind, list(states), before, limit)
+        )
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.Journal`."""
@@ -401,7 +428,7 @@ class PostgresJournal:
 
     async def open_log(self, notary: AuditNotary) -> LogState:
         """See `core.ports.AuditJournal`."""
-        writer = PostgresAuditWriter(notary)
+        writer = PostgresAuditWriter(notary, self._chain)
         standing = await self._query_writer(writer.find)
         self._log = writer
         return standing
@@ -413,7 +440,8 @@ class PostgresJournal:
 
     async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
         """See `core.ports.ReadableAuditJournal`."""
-        return [AuditRow(*row) for row in await self._read(LOG_ROWS, after, limit)]
+        assert self._log is not None, "the log is opened first"
+        return [AuditRow(*row) for row in await self._read(self._log.statements.page, after, limit)]
 
     async def _query_writer(self, query: Callable[[Connection], Awaitable[_T]]) -> _T:
         """Run a query within a transaction of the writer and return its result."""
@@ -447,17 +475,20 @@ class PostgresJournal:
                 await self._wake.wait()
                 continue
             self._current = self._batch()
-            # Wait for a lost database, up to `PATIENCE_SECONDS`.
-            patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
-            if self._connection is None and patience > 0:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_connected.wait(), patience)
+            await self._wait_writable()
             results = await self._write_batch(self._current)
             works, self._current = self._current, ()
             self.figures.end(results)
             notify_all(zip((work.done for work in works), results, strict=True))
             if "refused" in results or "unknown" in results:
                 self._probe.probe()
+
+    async def _wait_writable(self) -> None:
+        """Wait for a lost database, up to `PATIENCE_SECONDS`."""
+        patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
+        if self._connection is None and patience > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_connected.wait(), patience)
 
     def _batch(self) -> list[PostgresWrite]:
         """The next writes that can share a transaction: their documents have distinct keys."""
@@ -483,10 +514,11 @@ class PostgresJournal:
         connection = self._connection
         if connection is None:
             return "refused"
-        operation = works[0].operation or partial(_put, [document for work in works for document in work.documents])
+        operation = works[0].operation or self._put([document for work in works for document in work.documents])
         facts = [fact for work in works for fact in work.facts]
         try:
-            await connection.execute("BEGIN")
+            if not await self._begin_transaction(connection):
+                return "refused"
             if self._log is not None:
                 self._log.begin()
             if not await operation(connection):
@@ -495,17 +527,26 @@ class PostgresJournal:
             if facts and self._log is not None:
                 await self._log.append(facts, connection)
         except Exception as error:  # noqa: BLE001 - one bad write must not end the writer task
-            log.error("cannot write the journal", database=self._settings.shown, error=_error_text(error))
+            log.error("cannot write the journal", database=self._settings.shown, error=error_text(error))
             await self._undo(connection, error)
             return "refused"
         return await self._finish(connection)
+
+    async def _begin_transaction(self, connection: Connection) -> bool:
+        """Begin a transaction; False if this hub may not write now."""
+        await connection.execute("BEGIN")
+        return True
+
+    def _put(self, documents: Sequence[Document]) -> PostgresOperation:
+        """The operation that writes documents with distinct keys."""
+        return partial(_put, documents)
 
     async def _finish(self, connection: Connection) -> WriteResult:
         try:
             await connection.execute("COMMIT")
         except FAILED as error:
             # Only the database can tell whether a failed commit was written.
-            log.error("the journal may not have been written", database=self._settings.shown, error=_error_text(error))
+            log.error("the journal may not have been written", database=self._settings.shown, error=error_text(error))
             self._lose(connection)
             return "unknown"
         if self._log is not None:
@@ -526,7 +567,7 @@ class PostgresJournal:
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """See `core.ports.Journal`."""
-        found = _some(await self._read(READ, kind, _bytes(owner), _bytes(id)))
+        found = self._documents(await self._read(READ, kind, encode_text(owner), encode_text(id)))
         return found[0] if found else None
 
     async def page(
@@ -546,19 +587,19 @@ class PostgresJournal:
         in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
         in_states = "state = ANY($5::text[])" if states else "$5::text[] IS NOT NULL"
         narrowed = f"kind = $1 AND owner = $2 AND at > $3 AND {in_group} AND {in_states}"
-        values = (kind, _bytes(owner), after, _bytes(group), list(states))
+        values = (kind, encode_text(owner), after, encode_text(group), list(states))
         total = (await self._read(COUNT.format(narrowed=narrowed), *values))[0][0]
-        asked = (*values, at, _bytes(id), limit + 1, journal_base.PAGE_BYTES)
+        asked = (*values, at, encode_text(id), limit + 1, journal_base.PAGE_BYTES)
         rows = await self._read(PAGE.format(narrowed=narrowed), *asked)
-        found = _some(rows[:limit])
+        found = self._documents(rows[:limit])
         return Page(tuple(found), total, page_token(found[-1]) if len(rows) > len(found) else "")
 
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
         """See `core.ports.Journal`."""
-        place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
-        return _some(await self._read(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
+        place = key_after(None if after is None else place_of(after), float("-inf"))
+        return self._documents(await self._read(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
 
     async def newest(
         self,
@@ -570,18 +611,26 @@ class PostgresJournal:
         before: DocumentPlace | None = None,
     ) -> list[Document]:
         """See `core.ports.Journal`."""
-        place = (float("inf"), b"", b"") if before is None else (before[0], _bytes(before[1]), _bytes(before[2]))
-        values = (kind, list(states), [_bytes(owner) for owner in owners], *place, limit, journal_base.PAGE_BYTES)
-        return _some(await self._read(NEWEST_OF if owners else NEWEST, *values))
+        place = key_after(before, float("inf"))
+        values = (kind, list(states), [encode_text(owner) for owner in owners], *place, limit, journal_base.PAGE_BYTES)
+        return self._documents(await self._read(NEWEST_OF if owners else NEWEST, *values))
 
     async def named(self, kind: str, id: str, *, limit: int) -> list[Document]:
         """See `core.ports.Journal`."""
-        return _some(await self._read(NAMED, kind, _bytes(id), limit))
+        return self._documents(await self._read(NAMED, kind, encode_text(id), limit))
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """See `core.ports.Journal`."""
-        rows = await self._read(LATEST, kind, _bytes(owner), limit)
+        rows = await self._read(LATEST, kind, encode_text(owner), limit)
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
+
+    def _documents(self, rows: Sequence[Any]) -> list[Document]:
+        """The documents of the page."""
+        return [
+            Document(kind, decode_text(owner), decode_text(id), version, at, body, decode_text(group), state)
+            for kind, owner, id, version, at, body, group, state, _ in rows
+            if body is not None
+        ]
 
     async def _read(self, text: str, *values: object) -> Sequence[Any]:
         """Read, with a timeout that includes the wait for a connection."""
@@ -589,7 +638,7 @@ class PostgresJournal:
             async with asyncio.timeout(COMMAND_SECONDS):
                 return await self._fetch(text, *values)
         except FAILED as error:
-            raise OSError(f"the journal cannot be read: {_error_text(error)}") from error
+            raise OSError(f"the journal cannot be read: {error_text(error)}") from error
 
     async def _fetch(self, text: str, *values: object) -> Sequence[Any]:
         """Read; retry while the database is lost."""
@@ -603,7 +652,7 @@ class PostgresJournal:
                         connection.terminate()  # else closing it waits for the database to cancel the query
                         raise
             except FAILED as error:
-                if not _may_come_back(error) or self._is_closed or self._loop.time() > give_up:
+                if not may_come_back(error) or self._is_closed or self._loop.time() > give_up:
                     raise
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
 
@@ -611,11 +660,13 @@ class PostgresJournal:
 # -- on one connection -----------------------------------------------------------------------------------------------
 
 
-async def _prepare(connection: Connection, schema: str) -> None:
-    """Take the lock for the lifetime of the connection, then migrate the tables."""
-    key = int.from_bytes(hashlib.blake2b(f"isthmus {schema}".encode(), digest_size=8).digest(), signed=True)
-    if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", key):
-        raise StateInUse(f'another hub is using schema "{schema}": give this one its own with ?schema=NAME in its url')
+def lock_key(schema: str) -> int:
+    """The key of the lock that makes a hub the only one in a schema."""
+    return int.from_bytes(hashlib.blake2b(f"isthmus {schema}".encode(), digest_size=8).digest(), signed=True)
+
+
+async def prepare(connection: Connection, schema: str) -> None:
+    """Make commits durable, and migrate the tables."""
     if await connection.fetchval("SHOW synchronous_commit") == "off":
         await connection.execute("SET synchronous_commit = on")
     async with connection.transaction():
@@ -639,20 +690,20 @@ async def _build(connection: Connection, schema: str) -> None:
 
 async def _put(documents: Sequence[Document], connection: Connection) -> bool:
     """Write documents with distinct keys; False on a version conflict."""
-    new = [_row(each) for each in documents if each.version == 1 and each.body is not None]
-    changed = [_row(each) for each in documents if each.version != 1 and each.body is not None]
-    gone = [_row(each)[:4] for each in documents if each.body is None]
+    new = [row_of(each) for each in documents if each.version == 1 and each.body is not None]
+    changed = [row_of(each) for each in documents if each.version != 1 and each.body is not None]
+    gone = [row_of(each)[:4] for each in documents if each.body is None]
     for text, rows in ((NEW, new), (CHANGE, changed), (DROP, gone)):
-        if rows and await _count(connection, text, *zip(*rows, strict=True)) != len(rows):
+        if rows and await count_rows(connection, text, *zip(*rows, strict=True)) != len(rows):
             return False
     return True
 
 
 async def _add(entries: Sequence[JournalEntry], connection: Connection) -> bool:
-    rows = [(entry.kind, _bytes(entry.owner), entry.at, bytes(entry.content)) for entry in entries]
-    await _count(connection, ADD, *zip(*rows, strict=True))
+    rows = [(entry.kind, encode_text(entry.owner), entry.at, bytes(entry.content)) for entry in entries]
+    await count_rows(connection, ADD, *zip(*rows, strict=True))
     for kind, owner in {(kind, owner) for kind, owner, _, _ in rows}:
-        await _count(connection, TRIM, kind, owner, ENTRIES_KEPT)
+        await count_rows(connection, TRIM, kind, owner, ENTRIES_KEPT)
     return True
 
 
@@ -664,18 +715,18 @@ async def _test_write(connection: Connection) -> bool:
 
 
 async def _weigh(kinds: Sequence[str], owner: str, connection: Connection) -> dict[tuple[str, str], int]:
-    rows = await connection.fetch(WEIGH, kinds, _bytes(owner), DOCUMENT_BYTES)
+    rows = await connection.fetch(WEIGH, kinds, encode_text(owner), DOCUMENT_BYTES)
     return {(kind, state): size for kind, state, size in rows}
 
 
 async def _trim(
     kind: str, owner: str, states: Sequence[str], bytes: int, limit: int, connection: Connection
 ) -> TrimResult:
-    rows = await connection.fetch(TRIM_DOCUMENTS, kind, _bytes(owner), states, bytes, limit, DOCUMENT_BYTES)
-    return TrimResult(tuple(_text(id) for id, _ in rows), sum(size for _, size in rows))
+    rows = await connection.fetch(TRIM_DOCUMENTS, kind, encode_text(owner), states, bytes, limit, DOCUMENT_BYTES)
+    return TrimResult(tuple(decode_text(id) for id, _ in rows), sum(size for _, size in rows))
 
 
-async def _count(connection: Connection, text: str, *values: object) -> int:
+async def count_rows(connection: Connection, text: str, *values: object) -> int:
     """Execute a statement and return the number of rows."""
     status: str = await connection.execute(text, *values)
     return int(status.rpartition(" ")[2])
@@ -685,36 +736,37 @@ async def _keep_state(_: Connection) -> None:
     """Reads leave no state on a connection, so nothing is reset."""
 
 
-def _may_come_back(error: Exception) -> bool:
+def may_come_back(error: Exception) -> bool:
     """Whether a retry makes sense; asyncpg raises `ValueError` for wrong arguments."""
     return isinstance(error, (*AWAY, StateInUse)) and not isinstance(error, ValueError)
 
 
-def _server_settings(settings: StorageSettings) -> dict[str, str]:
+def server_settings_of(settings: StorageSettings) -> dict[str, str]:
+    """The settings of every connection."""
     return {"application_name": "isthmus", "search_path": settings.schema, **LIVELY}
 
 
-def _row(document: Document) -> tuple[object, ...]:
-    key = (document.kind, _bytes(document.owner), _bytes(document.id), document.version)
-    return (*key, document.at, _bytes(document.group), document.state, document.body)
+def key_after(place: DocumentPlace | None, first: float) -> tuple[float, bytes, bytes]:
+    """The values of a place in a list, as the database compares them; without one, those of its beginning."""
+    return (first, b"", b"") if place is None else (place[0], encode_text(place[1]), encode_text(place[2]))
 
 
-def _some(rows: Sequence[Any]) -> list[Document]:
-    """The documents of the page."""
-    return [
-        Document(kind, _text(owner), _text(id), version, at, body, _text(group), state)
-        for kind, owner, id, version, at, body, group, state in rows
-        if body is not None
-    ]
+def row_of(document: Document) -> tuple[object, ...]:
+    """The values of a document's columns."""
+    key = (document.kind, encode_text(document.owner), encode_text(document.id), document.version)
+    return (*key, document.at, encode_text(document.group), document.state, document.body)
 
 
-def _bytes(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
+    """A text of a caller as the database stores it."""
     return text.encode(errors="surrogatepass")
 
 
-def _text(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
+    """The reverse of `encode_text`."""
     return data.decode(errors="surrogatepass")
 
 
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """What an error says, for the log."""
     return str(error) or type(error).__name__

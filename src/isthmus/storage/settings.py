@@ -1,4 +1,7 @@
-"""The `[storage]` settings: the address of the database. Messages never quote it, since it may hold a password."""
+"""The `[storage]` settings: the database, and how its hubs share it.
+
+Messages never quote the address of the database, since it may hold a password.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,16 @@ class StorageSettings:
         user_info = f"{name}{colon and ':***'}{at}"
         params = parse_qsl(self._parts.query)
         return _format_url(self._parts, user_info + host, [(key, value) for key, value in params if key in _SHOWN])
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """How a hub shares its database with others."""
+
+    node: str
+    """The name of the node, for people."""
+    seconds: float = 10.0
+    """A node that does not renew its lease for so long counts as dead."""
 
 
 def _per_host(params: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:

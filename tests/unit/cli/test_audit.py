@@ -53,7 +53,7 @@ def test_where_an_extension_keeps_the_hubs_own_log_those_beside_it_are_read(tmp_
     configuration = Configuration(None, HubSettings(state=str(tmp_path)), storage=foreign)
     slot_file(tmp_path, 1).parent.mkdir(parents=True)
     slot_file(tmp_path, 1).touch()
-    assert [kept.slot for kept in logs_of(configuration)] == [1]
+    assert [kept.slot for kept in asyncio.run(logs_of(configuration))] == [1]
 
 
 def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,15 +26,17 @@ from isthmus.core.ports import (
 from isthmus.storage import journal_base
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal
-from isthmus.storage.settings import StorageSettings
+from isthmus.storage.postgres_cluster import SharedPostgresJournal
+from isthmus.storage.settings import LeaseSettings, StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
 from tests.databases import Database
 from tests.hubs import CHECKOUT
 
 IN_POSTGRES = pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))
+IN_CLUSTER = pytest.param("cluster", marks=pytest.mark.xdist_group("postgres"))
 
 
-@pytest.fixture(params=["memory", "lines", "sqlite", IN_POSTGRES])
+@pytest.fixture(params=["memory", "lines", "sqlite", IN_POSTGRES, IN_CLUSTER])
 async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
     if request.param == "memory":
         yield MemoryJournal()
@@ -45,8 +47,12 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         made = await example["opener"]({})(f"lines:{tmp_path / 'journal.jsonl'}")
     elif request.param == "sqlite":
         made = SqliteJournal(tmp_path)
-    else:
+    elif request.param == "cluster":
         database: Database = request.getfixturevalue("database")
+        settings = StorageSettings(database.url())
+        made = await SharedPostgresJournal.open_shared(settings, LeaseSettings("a"), {})
+    else:
+        database = request.getfixturevalue("database")
         made = await PostgresJournal.open(StorageSettings(database.url()))
     yield made
     await made.aclose()

@@ -156,7 +156,7 @@ async def test_tables_of_a_newer_hub_are_left_alone(database: Database) -> None:
     url = database.url(schema="newer")
     async with opened(url):
         database.psql("UPDATE newer.about SET version = 99")
-    with pytest.raises(StateUnusable, match="version 99 of a newer hub; this hub supports up to 3"):
+    with pytest.raises(StateUnusable, match="version 99 of a newer hub; this hub supports up to 4"):
         await PostgresJournal.open(StorageSettings(url))
 
 

@@ -31,7 +31,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import Document, Journal, WriteResult
+from isthmus.core.ports import Document, Journal, PeerTasks, SharedJournal, WriteResult
 from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
@@ -66,7 +66,7 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
-from isthmus.model.faults import Cancelled
+from isthmus.model.faults import Cancelled, Fault, TaskElsewhere
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
 log = structlog.get_logger(__name__)
@@ -90,6 +90,11 @@ LOST = StoredOutcome(
     message="The hub stopped while the call was running, and it is unknown how far it got",
     executed="unknown",
 )
+
+FOLLOW_SECONDS = 0.5
+"""How often the journal is read for tasks of other nodes that somebody here follows."""
+
+TAKEN_OVER = "the hub could not renew its lease, and another one has taken over its tasks"
 
 UNFINISHED: tuple[TaskState, ...] = ("submitted", "working", "input_required", "auth_required")
 
@@ -126,6 +131,11 @@ class TaskEngine:
         self.on_changed: Callable[[LiveTask], None] | None = None
         """Called when the stored record of a task has changed, or its call has reported something."""
         self.storage_quota = StorageQuota(journal, self._background, self._store.uncache)
+        self.peers: PeerTasks | None = None
+        """The other nodes of a cluster, if they can be reached."""
+        if isinstance(journal, SharedJournal):
+            journal.on_lost = self.give_up_all
+            self._background.spawn("tasks of other nodes", self._follow_shown())
 
     # -- starting a task -----------------------------------------------------------------------------------------------
 
@@ -375,7 +385,7 @@ class TaskEngine:
         """Continue the unsent tasks of the previous hub. Call it once the servers of then are configured."""
         left, self._left = self._left, []
         for record in left:
-            live = LiveTask(record, is_stored=True)
+            live = self._store.adopt(record)
             if record.resumes:
                 self._resume_work(live)
                 continue
@@ -432,7 +442,7 @@ class TaskEngine:
 
     def change(self, live: LiveTask, **changes: object) -> None:
         """Replace a task's record, and notify listeners once it is stored; an ended task does not change."""
-        if live.record.state in ENDED or self._is_outdated(live):
+        if live.record.state in ENDED or live.holder or self._is_outdated(live):
             self._write_facts_alone(live)
             return
         live.is_news = True
@@ -448,7 +458,7 @@ class TaskEngine:
 
     def set_recipients(self, live: LiveTask, recipients: tuple[PushRecipient, ...]) -> None:
         """Replace a task's push recipients, even of an ended task; listeners are not notified."""
-        if self._is_outdated(live):
+        if live.holder or self._is_outdated(live):
             return
         live.record = msgspec.structs.replace(live.record, recipients=recipients)
         self._save(live)
@@ -525,7 +535,7 @@ class TaskEngine:
 
     def continue_with(self, live: LiveTask, said: Message, call: Call | TaskWork, brief: Raw = ABSENT) -> None:
         """Start a call of a task that has none, as soon as that is stored."""
-        if self._is_outdated(live):
+        if live.holder or self._is_outdated(live):
             return
         record = live.record
         live.reports.begin_turn()
@@ -547,8 +557,8 @@ class TaskEngine:
         live.record = msgspec.structs.replace(live.record, state="input_required", phase="idle", ending=None)
 
     def cancel(self, live: LiveTask, why: str) -> bool:
-        """Cancel a task; False if it has ended already."""
-        if live.record.is_ended:
+        """Cancel a task; False if it has ended already, or another node holds it (see `cancel_elsewhere`)."""
+        if live.record.is_ended or live.holder:
             return False
         live.record = msgspec.structs.replace(live.record, is_withdrawn=True)
         if live.inflight is not None:
@@ -599,6 +609,7 @@ class TaskEngine:
             self._write(live)
 
     def _write(self, live: LiveTask) -> None:
+        live.retry = None
         live.is_writing = True
         live.is_stale = False
         live.writing_send = live.send
@@ -624,6 +635,12 @@ class TaskEngine:
         self, live: LiveTask, record: TaskRecord, due: Sequence[Document], result: WriteResult, *, is_news: bool
     ) -> None:
         live.is_writing = False
+        if live.holder:  # it was given up meanwhile
+            if result != "kept":
+                live.notes[:0] = live.noting
+            live.noting = []
+            self._write_facts_alone(live)
+            return
         live.is_news |= is_news and result != "kept"
         if result != "kept":
             live.notes[:0] = live.noting
@@ -658,14 +675,21 @@ class TaskEngine:
         live.is_writing = True  # what changes meanwhile is written with it
         live.is_unsure |= result == "unknown"
         live.record = msgspec.structs.replace(live.record, version=record.version - 1)
-        self._loop.call_later(RETRY_SECONDS, self._write, live)
+        live.retry = self._loop.call_later(RETRY_SECONDS, self._write, live)
 
     async def _resolve_conflict(self, live: LiveTask, record: TaskRecord) -> None:
         """Read what the journal has instead of the last stored record."""
         try:
             document = await self._journal.read(TASK, *live.key)
         except OSError:
-            self._write_later(live, record, "refused")
+            if not live.holder:
+                self._write_later(live, record, "refused")
+            return
+        if live.holder:
+            return
+        if document is not None and document.is_elsewhere:
+            self._give_up(live)
+            self._store.show(document)
             return
         theirs = None if document is None else decode_or_log(document)
         if document is None or theirs is None:
@@ -790,22 +814,109 @@ class TaskEngine:
         lost: list[TaskRecord] = []
         last: Document | None = None
         latest = self._loop.time() + RECOVERED_SECONDS
-        while found := await self._journal.all_in(TASK, UNFINISHED, limit=RECOVERED_AT_ONCE, after=last):
+        while True:
+            if isinstance(self._journal, SharedJournal):
+                found = await self._journal.inherit()
+            else:
+                found = await self._journal.all_in(TASK, UNFINISHED, limit=RECOVERED_AT_ONCE, after=last)
+            if not found:
+                return lost
             last = found[-1]
-            records = [record for document in found if (record := decode_or_log(document)) is not None]
-            for record in records:
-                if record.resumes and record.phase == "sent":
-                    self._left.append(record)
-                elif record.phase == "sent":
-                    lost.append(record)
-                    live = LiveTask(record, is_stored=True)
-                    self.change(live, state="failed", phase="over", ending=LOST, asked=None)
-                elif record.phase == "waiting" and record.pending is not None:
-                    self._left.append(record)
+            lost += self.take_over(found)
             # Writes are retried for as long as it takes, but the start does not wait for that.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.wait_idle(), latest - self._loop.time())
+
+    def take_over(self, documents: Sequence[Document]) -> list[TaskRecord]:
+        """Continue with what another hub left, as `recover` does; return the records of tasks that have failed."""
+        lost: list[TaskRecord] = []
+        for document in documents:
+            record = decode_or_log(document) if document.kind == TASK else None
+            if record is None or record.is_ended:
+                continue
+            if record.resumes and record.phase == "sent":
+                self._left.append(record)
+            elif record.phase == "sent":
+                lost.append(record)
+                self.change(self._store.adopt(record), state="failed", phase="over", ending=LOST, asked=None)
+            elif record.phase == "waiting" and record.pending is not None:
+                self._left.append(record)
+        self._pass_on(documents)
         return lost
+
+    # -- other nodes ---------------------------------------------------------------------------------------------------
+
+    def give_up_all(self) -> None:
+        """Another node has taken over all that this one held: stop working on it, and show what the other stores."""
+        running = [live for live in self._store.running() if live.begun is None]
+        if running:
+            log.error("the tasks of this node continue on another one", tasks=len(running))
+        self._left.clear()
+        for live in running:
+            self._give_up(live)
+        self._store.give_up_idle()
+
+    def _give_up(self, live: LiveTask) -> None:
+        self._drop_unsent(live)
+        live.reply = None
+        live.questions.clear()
+        self._store.give_up(live)
+        if live.retry is not None:
+            live.retry.cancel()
+            live.retry = None
+        live.is_writing = live.is_stale = live.is_news = live.is_unsure = False
+        if live.stored is not None:  # what was not stored never was
+            live.record = live.stored
+        self._write_facts_alone(live)
+        self._wake(live)
+        if live.inflight is not None:
+            live.inflight.cancel(TAKEN_OVER)
+
+    async def _follow_shown(self) -> None:
+        """Notify listeners of tasks that other nodes change."""
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            for live in self._store.shown():
+                if live.listeners and not live.record.is_ended:
+                    with suppress(OSError):
+                        await self._look_again(live)
+
+    async def _look_again(self, live: LiveTask) -> None:
+        """Read a task that another node holds."""
+        document = await self._journal.read(TASK, *live.key)
+        if (
+            document is None
+            or not live.holder
+            or (document.version, document.holder)
+            == (
+                live.record.version,
+                live.holder,
+            )
+        ):
+            return
+        before = live.record.version
+        try:
+            self._store.show(document)
+        except msgspec.MsgspecError as error:
+            log.error("a stored task cannot be decoded", task=document.id, error=str(error))
+            return
+        if live.record.version != before:
+            self._notify_stored(live, live.record)
+
+    async def cancel_held(self, owner: str, id: str, why: str) -> None:
+        """Cancel a task for another node, and wait until that is stored. What has ended, or is not here, stays."""
+        live = await self._store.load((owner, id))
+        if live is not None and self.cancel(live, why):
+            await self.wait_stored(live)
+
+    async def cancel_elsewhere(self, live: LiveTask, why: str) -> Fault | None:
+        """Let the node that holds a task cancel it; the fault if that was not possible."""
+        if self.peers is None:
+            return TaskElsewhere(live.record.id)
+        if (fault := await self.peers.cancel(live.holder, *live.key, why)) is None:
+            with suppress(OSError):
+                await self._look_again(live)
+        return fault
 
 
 class TaskExchange:

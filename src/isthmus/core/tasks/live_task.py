@@ -11,13 +11,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 from msgspec import Raw
 
 from isthmus.core.audit import Fact
-from isthmus.core.ports import Document, Exchange, Journal, WriteResult, size_of
+from isthmus.core.ports import HERE, Document, Exchange, Journal, SharedJournal, WriteResult, size_of
 from isthmus.core.tasks.record import (
     TASK,
     PushRecipient,
@@ -26,6 +27,7 @@ from isthmus.core.tasks.record import (
     TaskOwner,
     TaskRecord,
     record_of,
+    shown_record,
 )
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Event, OnReply, Outcome
@@ -229,6 +231,8 @@ class LiveTask:
     """If its server requires a login first, the task waits for that instead of failing."""
     is_left = False
     """The previous hub left it unsent: it may wait for its server for its whole timeout."""
+    holder = ""
+    """The other node of the cluster that works on it: here it is only shown. Empty if this node may change it."""
 
     # Questions of its server.
     reply: OnReply | None = None
@@ -244,6 +248,8 @@ class LiveTask:
     """The record changed while it was being written."""
     is_unsure = False
     """An earlier write had the result `unknown`."""
+    retry: asyncio.TimerHandle | None = None
+    """Writes it again, after the journal has refused that."""
     is_news = False
     """The next write contains something that listeners receive."""
     size_bytes = 0
@@ -284,6 +290,10 @@ CACHED_BYTES_MAX = 16 * 1024 * 1024
 
 RETRY_SECONDS = 1.0
 """How long to wait before a write that the journal refused is tried again."""
+
+
+ELSEWHERE = "elsewhere"
+"""The `LiveTask.holder` of a task that another node has taken over, until the journal says which."""
 
 
 def tombstone(document: Document) -> Document:
@@ -332,6 +342,10 @@ class TaskCache:
         """Remove a task from the cache."""
         if (live := self._tasks.pop(key, None)) is not None:
             self._bytes -= live.size_bytes
+
+    def values(self) -> list[LiveTask]:
+        """All cached tasks."""
+        return list(self._tasks.values())
 
     def drop_where(self, is_dropped: Callable[[TaskRecord], bool]) -> None:
         """Remove the tasks for which this holds."""
@@ -383,10 +397,17 @@ class PendingDeletes:
 
 
 class TaskStore:
-    """Finds tasks, in memory or in the journal. There is at most one `LiveTask` per task."""
+    """Finds tasks, in memory or in the journal. There is at most one `LiveTask` per task.
+
+    In a cluster, only tasks that this node holds are cached. All others, ended ones included, may be changed by another
+    node at any time, and are read whenever somebody asks.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._is_shared = isinstance(journal, SharedJournal)
+        self._shown: WeakValueDictionary[TaskKey, LiveTask] = WeakValueDictionary()
+        """Tasks that this node does not hold, for as long as somebody looks at them."""
         self._running: dict[TaskKey, LiveTask] = {}
         """Tasks with a call, or with a write that has not finished."""
         self._cache = TaskCache()
@@ -413,11 +434,48 @@ class TaskStore:
         # Another caller may have loaded it meanwhile: both must get the same object.
         live = self.get(key)
         if live is None and document is not None and key not in self.deletes:
-            live = LiveTask(record_of(document), is_stored=True)
+            if self._is_shared and document.holder != HERE:
+                return self.show(document)
+            live = self.adopt(record_of(document))
             live.size_bytes = len(document.body or b"")
             live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
             self._cache.put(live)
         return live
+
+    def show(self, document: Document) -> LiveTask:
+        """A task that this node does not hold, as the journal has it now."""
+        key = (document.owner, document.id)
+        if (live := self._shown.get(key)) is None:
+            live = self._shown[key] = LiveTask(shown_record(document), is_stored=True)
+        elif document.version > live.record.version:
+            live.record = live.stored = shown_record(document)
+        live.holder = document.holder if document.is_elsewhere else ""
+        live.size_bytes = len(document.body or b"")
+        live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
+        return live
+
+    def shown(self) -> list[LiveTask]:
+        """Tasks that this node does not hold and that somebody looks at."""
+        return list(self._shown.values())
+
+    def adopt(self, record: TaskRecord) -> LiveTask:
+        """A task that this node holds from now on; those who looked at it before see its changes."""
+        live = self._shown.pop((record.owner.key, record.id), None) or LiveTask(record, is_stored=True)
+        live.record = live.stored = record
+        live.holder = ""
+        return live
+
+    def give_up(self, live: LiveTask) -> None:
+        """Another node holds this task now."""
+        self.remove(live)
+        self._cache.drop(live.key)
+        live.holder = live.holder or ELSEWHERE
+        self._shown[live.key] = live
+
+    def give_up_idle(self) -> None:
+        """Other nodes hold all tasks of the cache now."""
+        for live in self._cache.values():
+            self.give_up(live)
 
     def current_record(self, document: Document) -> TaskRecord | None:
         """The newest stored record of a task that was read from the journal; None while it is being deleted."""
@@ -425,7 +483,7 @@ class TaskStore:
         if key in self.deletes:
             return None
         live = self._running.get(key)
-        return live.stored if live is not None and live.stored is not None else record_of(document)
+        return live.stored if live is not None and live.stored is not None else shown_record(document)
 
     # -- running and idle ----------------------------------------------------------------------------------------------
 
@@ -439,7 +497,10 @@ class TaskStore:
     def set_idle(self, live: LiveTask) -> None:
         """Move a task to the cache."""
         self.remove(live)
-        self._cache.put(live)
+        if self._is_shared and live.record.is_ended:
+            self._shown[live.key] = live
+        else:
+            self._cache.put(live)
 
     def remove(self, live: LiveTask) -> None:
         """Count a task as not running, without caching it."""

@@ -302,7 +302,7 @@ class PushOutbox:
         owner, task, recipient = queue.key
         number = queue.due[0]
         document = await self._journal.read(DELIVERY, owner, delivery_id(task, recipient, number))
-        if document is None or document.state != "due":
+        if document is None or document.state != "due" or document.is_elsewhere:
             queue.due.remove(number)
             return 0.0
         delivery = delivery_of(document)

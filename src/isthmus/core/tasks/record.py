@@ -233,6 +233,12 @@ def record_of(document: Document) -> TaskRecord:
     return read_record(document.body or b"")
 
 
+def shown_record(document: Document) -> TaskRecord:
+    """The record of a task that another node may run; raises `msgspec.MsgspecError`."""
+    record = record_of(document)
+    return record if record.state == document.state else msgspec.structs.replace(record, state=document.state)
+
+
 def read_record(text: bytes | Raw) -> TaskRecord:
     """Decode a record; raises `msgspec.MsgspecError`."""
     return _decode(text)

@@ -1,0 +1,1 @@
+"""Several hubs on one PostgreSQL database, as processes."""
