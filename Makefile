@@ -9,6 +9,7 @@ WORKERS ?= 4
 SECONDS_EACH ?= 60
 EXAMPLES ?= 50
 SOAK_SECONDS ?= 120
+REV ?= HEAD~1
 
 VENV := .venv
 MCP1 := .venv-mcp1
@@ -35,7 +36,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench compare bus agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -69,7 +70,7 @@ conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's co
 
 soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the tests of faults and security at their full numbers, each class of heavy input for SOAK_SECONDS=120 (about an hour)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
-	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/faults tests/security --timeout 3600 $(ARGS)
+	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/faults tests/security tests/property/test_smuggling.py --timeout 3600 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m tests.security.soak_held_loop $(SOAK_SECONDS)
 
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
@@ -96,6 +97,12 @@ format: $(VENV)/.test ## put the code into the project's format
 
 bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a bare relay
 	$(VENV)/bin/python -m bench $(ARGS)
+
+compare: $(VENV)/.test ## measure a call beside the same call in an earlier revision, in several processes of each: REV=v1.0 (five minutes)
+	$(VENV)/bin/python -m bench.compare $(REV) $(ARGS)
+
+bus: $(VENV)/.test ## measure a message between two nodes, over Unix sockets and over NATS; fail above 150 µs
+	$(VENV)/bin/python -m bench.bus $(ARGS)
 
 agents: $(VENV)/.test $(A2A10)/.ready ## measure a task of the hub's agent beside one of the official SDK's
 	$(VENV)/bin/python -m bench.agents $(ARGS)

@@ -308,7 +308,8 @@ def _problems() -> str:
         [
             "Calls that fail:",
             _rows(("Status", "Reason", "Executed", "Title", "What to do"), ended).rstrip("\n"),
-            "`lost` has the status of `not_connected` where the call was provably not sent (`executed: no`).",
+            "`lost` and `node_lost` have the status of `not_connected` where the call was provably not sent"
+            " (`executed: no`).",
             "Requests that are refused before there is a call (`executed: no`):",
             _rows(("Status", "Reason", "Title"), refused).rstrip("\n"),
         ]

@@ -12,7 +12,7 @@ from mcp import ClientSession, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
-from tests.peers.launch import command
+from tests.peers.launch import quick_command
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("deadlines")]
 
@@ -22,7 +22,7 @@ SILENT_SECONDS = 1.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("deadlines")
-    servers = {"peer": stdio(command("server_sdk2"), timeout=SILENT_SECONDS)}
+    servers = {"peer": stdio(quick_command("server_sdk2"), timeout=SILENT_SECONDS)}
     async with serving(folder, servers, limits=PATIENT) as running:
         yield running
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.faults.watching import eventually
 from tests.frontends.wire import connected, rendered
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers import content
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,7 +42,7 @@ async def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> AsyncIterator[HubProcess]:
     servers = {
-        "shelf": stdio(command("full_sdk2")),
+        "shelf": stdio(quick_command("full_sdk2")),
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
         "mortal": stdio(command("raw_server")),
         "workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")]),
@@ -238,6 +239,17 @@ async def test_only_an_operator_sees_how_to_fix_a_server(tmp_path: Path) -> None
         assert (await client.get("/v1/servers/dead", headers=operator)).json()["fix"] == fix
         listed = (await client.get("/v1/servers", headers=operator)).json()["servers"]
         assert {server["name"]: server["fix"] for server in listed} == {"builtin": None, "dead": fix}
+        file = tmp_path / "isthmus.json"
+        written = json.loads(file.read_text())
+        line = json.dumps(written, indent=1).partition('"dead"')[0].count("\n") + 1
+
+        async def has_place(place: str) -> bool:
+            listed = (await client.get("/v1/servers", headers=operator)).json()["servers"]
+            return [server["place"] for server in listed if server["name"] == "dead"] == [place]
+
+        await eventually(partial(has_place, f"{file}:1"), "the file is one line")
+        file.write_text(json.dumps(written, indent=1))
+        await eventually(partial(has_place, f"{file}:{line}"), "the entry is on another line")
         for path in ("/v1/servers", "/v1/servers/dead"):
             seen = await client.get(path, headers=other)
             assert (seen.status_code, "fix" in seen.text, str(tmp_path) in seen.text) == (200, False, False)

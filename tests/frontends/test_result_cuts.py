@@ -87,6 +87,27 @@ async def test_over_mcp_a_text_is_cut_and_the_link_leads_to_the_whole(hub: HubPr
 
 
 @pytest.mark.parametrize("mode", MODES)
+async def test_what_is_left_out_is_read_in_parts(hub: HubProcess, mode: Any) -> None:
+    async with mcp_client(hub, mode) as mcp:
+        (begun, _) = (await mcp.call_tool("big.text", {"size": SIZE})).content
+        found, note = begun.text.rsplit("\n[", 1)
+        first = uri = note.partition("; ")[2].partition(" is the next part")[0]
+        while uri:
+            *parts, last = (await mcp.read_resource(uri)).contents
+            is_end = str(last.uri) == uri
+            found += "".join(each.text for each in ([*parts, last] if is_end else parts))
+            uri = "" if is_end else str(last.uri)
+    assert found == large_server.text(SIZE)
+    async with rest_client(hub) as rest:
+        (part, then) = (await rest.get("/v1/resources/read", params={"uri": first})).json()["contents"]
+        assert part["text"] in found
+        assert then["uri"].startswith(first.partition("?")[0])
+        assert (await rest.get("/v1/resources/read", params={"uri": f"{first}0000000"})).status_code == 404
+    async with rest_client(hub, "other") as other:
+        assert (await other.get("/v1/resources/read", params={"uri": first})).status_code == 404
+
+
+@pytest.mark.parametrize("mode", MODES)
 async def test_the_official_client_accepts_what_is_left_of_structured_content(hub: HubProcess, mode: Any) -> None:
     async with mcp_client(hub, mode) as mcp:
         await mcp.list_tools()  # now it knows the output schema, and checks results against it

@@ -21,7 +21,7 @@ from isthmus.library import ToolRequest, ToolService
 from tests.frontends.set_server import command
 from tests.frontends.test_task_lists import SessionClient
 from tests.frontends.wire import connected, until
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, run, serving, stdio, write_config
 from tests.peers.client_sdk2 import Listener, client_over_http, client_over_stdio
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -272,6 +272,33 @@ async def test_rest_serves_a_set_by_a_parameter(hub: HubProcess) -> None:
         assert (answered.status_code, answered.json()["reason"]) == (404, "unknown_set")
 
 
+async def test_commands_see_a_set_by_an_option(hub: HubProcess, folder: Path) -> None:
+    options = ("--set", "dev")
+    _, out, _ = await command_line(folder, "tools", *options)
+    assert [line.split()[0] for line in out.splitlines()] == DEV
+    _, out, _ = await command_line(folder, "tools", "new_issue", *options)
+    assert "isthmus call --set dev new_issue title=TITLE" in out
+    code, _, complained = await command_line(folder, "call", "one.create_issue", "title=t", *options)
+    assert (code, "there is no tool 'one.create_issue'" in complained) == (1, True)
+    _, out, _ = await command_line(folder, "prompts", *options)
+    assert out.split() == ["brief"]
+    assert (await command_line(folder, "prompt", "brief", *options))[0] == 0
+    _, out, _ = await command_line(folder, "resources", "--json", *options)
+    assert [each["uri"] for each in json.loads(out)["resources"]] == ["memo://one"]
+    assert (await command_line(folder, "read", "memo://one", *options))[1].strip() == "memo://one"
+    assert (await command_line(folder, "read", "memo://two", *options))[0] == 1
+    code, _, complained = await command_line(folder, "tools", "--server", "one", *options)
+    assert (code, "--server and --set exclude each other" in complained) == (2, True)
+
+
+@pytest.mark.parametrize("more", [(), ("--private",)], ids=["running", "private"])
+async def test_a_command_calls_a_tool_of_a_set(hub: HubProcess, folder: Path, more: tuple[str, ...]) -> None:
+    code, out, _ = await command_line(folder, "call", "new_issue", "title=t", "--json", "--set", "dev", *more)
+    assert (code, json.loads(out)["structuredContent"]) == (0, {"title": "t", "repo": "acme/x"})
+    code, _, complained = await command_line(folder, "tools", "--set", "gone", *more)
+    assert (code, "there is no set 'gone'" in complained) == (2, True)
+
+
 async def test_a_set_is_an_agent_with_a_card_of_its_own(hub: HubProcess) -> None:
     async with at(hub, "/a2a/sets/dev/.well-known/agent-card.json") as raw:
         card = (await raw.http.get(raw.url)).json()
@@ -394,15 +421,9 @@ async def test_the_audit_log_names_the_set_and_the_servers_own_tool(hub: HubProc
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
-async def command_line(folder: Path, *words: str, **env: str) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words, "--config", str(folder / "isthmus.json")),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(env),
-    )
-    out, complained = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, out.decode(), complained.decode()
+async def command_line(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
+    ended = await run(*words, "--config", str(folder / "isthmus.json"), folder=folder, env=env)
+    return ended.code, ended.out, ended.err
 
 
 async def test_access_shows_a_bound_caller_with_its_names(hub: HubProcess, folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
-from tests.peers.launch import command
+from tests.peers.launch import quick_command
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("streams")]
 
@@ -105,7 +105,7 @@ def call(tool: str, arguments: Any, id: Any, **meta: Any) -> dict[str, Any]:
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     """A hub with one official server."""
     folder: Path = tmp_path_factory.mktemp("streams")
-    async with serving(folder, {"s": stdio(command("full_sdk2"))}, limits=PATIENT) as started:
+    async with serving(folder, {"s": stdio(quick_command("full_sdk2"))}, limits=PATIENT) as started:
         yield started
 
 

@@ -129,6 +129,20 @@ def test_a_tool_is_found_by_forms_synonyms_typing_errors_and_beginnings(query: s
     assert index_of(*FILES).search(query, 3)[0] == first
 
 
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("buy a lamp", "shop.order"),
+        ("what does it cost", "shop.price_list"),
+        ("is my parcel delivered", "shop.shipment"),
+        ("find things", "shop.find"),
+    ],
+)
+def test_a_shop_is_searched_by_the_words_of_its_customers(query: str, first: str) -> None:
+    tools = {"find": "Find items.", "order": "Order an item.", "price_list": "", "shipment": "Where a package is."}
+    assert index_of(*(route("shop", name, text) for name, text in tools.items())).search(query, 3)[0] == first
+
+
 def test_the_first_sentence_of_a_description_counts_more_than_the_rest() -> None:
     said = route("b", "two", "Fold large zeta widgets on request. Its colour can be chosen.")
     mentioned = route("a", "one", "Print. No zeta widgets.")

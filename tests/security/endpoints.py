@@ -108,6 +108,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "REST, one task": Endpoint("GET", "/v1/tasks/none"),
     "REST, a task's end": Endpoint("POST", "/v1/cancel/none"),
     "REST, sessions": Endpoint("GET", "/v1/sessions"),
+    "REST, nodes": Endpoint("GET", "/v1/cluster"),
     "REST, access": Endpoint("GET", "/v1/access"),
     "REST, access by server": Endpoint("GET", "/v1/access/servers"),
     "REST, a preview of access": _posts("/v1/access/preview", {"callers": {}}),

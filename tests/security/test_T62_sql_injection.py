@@ -46,10 +46,12 @@ OWN_WORDS = {
     "narrowed",
     "schema",
     *("columns", "weights", "values[1:]", "MATCHES_MAX", "CANDIDATES_MAX"),  # of the index of tools: constants too
+    *("rows", "audit", "anchor", "anchor_columns", "anchor_values"),  # of the audit log: constants of one function
+    *("chain", "self.number", "self._writing_as"),  # numbers that the database gave
     *MARKS,
 }
-"""What statements are put together of: constants, our own conditions and orders, marks for values, and the name of the
-operator's schema, of which `StorageSettings` takes small letters, digits and _ only."""
+"""What statements are put together of: constants, our own conditions and orders, marks for values, numbers of the
+database, and the name of the operator's schema, of which `StorageSettings` takes small letters, digits and _ only."""
 
 ODD = [
     "' OR '1'='1",

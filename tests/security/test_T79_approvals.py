@@ -12,19 +12,26 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import grpc
 import httpx2
 import msgspec
+from google.protobuf import json_format
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.test_tasks_crash import killed
+from tests.frontends.test_a2a_grpc import address as grpc_address
+from tests.frontends.test_a2a_grpc import call as grpc_call
 from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, Raw, serving, stdio, write_config
 from tests.property.echo_server import command
 from tests.property.respelled import Json, documents, is_equal, respelled
+from tests.relay.peers import Device, device
+from tests.relay.tokens import KEY
 from tests.security.fickle import Fickle, announced, definitions, until
 from tests.security.fickle_server import tool
 
@@ -34,14 +41,20 @@ CALLERS_OF_PENDING = 10
 HELD_SECONDS = 0.4
 """The timeout of the server whose calls are held in the property: so long each refused call takes."""
 
-KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "other", "boss")}
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "other", "finder", "coder", "boss")}
 CALLERS: dict[str, Any] = {
     **{name: {"key": KEYS[name], "allow": ["*"]} for name in ("agent", "other")},
+    "finder": {"key": KEYS["finder"], "allow": ["*"], "expose": "search"},
+    "coder": {"key": KEYS["coder"], "allow": ["*"], "expose": "code"},
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
 RULES: dict[str, Any] = {"all": {"tools": ["bank.*"]}}
 NAME = "bank.echo"
+DEVICES = "garden"
+"""The agent of the relay whose device calls."""
 PLAIN = {"content-type": "application/json", "accept": "application/json"}
+COMPLETED, AUTH_REQUIRED = 3, 8
+"""States of tasks, as gRPC numbers them."""
 JSON_TYPE = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 
 
@@ -54,7 +67,27 @@ def http_of(port: int, who: str) -> httpx2.AsyncClient:
 
 Ran: TypeAlias = str | None
 """The text of the arguments that the server saw; None if the call waits for approval."""
-Entry: TypeAlias = Callable[[httpx2.AsyncClient, str], Awaitable[Ran]]
+
+
+class Entry(NamedTuple):
+    """One way to call the tool."""
+
+    caller: str
+    """Whom a decision is about; of each caller one entry asks for it."""
+    call: Callable[[str], Awaitable[Ran]]
+    sent: Callable[[str], str] = str
+    """What it makes of a text before the hub sees it."""
+
+
+def as_values(text: str) -> str:
+    """A Python program has values, and no spellings."""
+    return json.dumps(json.loads(text))
+
+
+def as_doubles(text: str) -> str:
+    """All numbers of protobuf's `Struct` are doubles, so that long ones lose digits."""
+    return json.dumps(json.loads(text, parse_int=float))
+
 
 _ids = itertools.count()
 
@@ -84,12 +117,16 @@ def ran(answer: _Answer) -> Ran:
     return None
 
 
-async def mcp_modern(http: httpx2.AsyncClient, text: str) -> Ran:
-    params = f'{{"name":"{NAME}","arguments":{text},"_meta":{json.dumps(META)}}}'
-    headers = {**JSON_TYPE, "mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": NAME}
+async def mcp_modern(http: httpx2.AsyncClient, text: str, name: str = NAME) -> Ran:
+    params = f'{{"name":"{name}","arguments":{text},"_meta":{json.dumps(META)}}}'
+    headers = {**JSON_TYPE, "mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": name}
     body = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}'
     answer = await http.post("/mcp", content=body.encode(), headers=headers)
     return ran(msgspec.json.decode(last_message(answer), type=_Answer))
+
+
+async def by_call_tool(http: httpx2.AsyncClient, text: str) -> Ran:
+    return await mcp_modern(http, f'{{"arguments":{text},"name":"{NAME}"}}', "call_tool")
 
 
 async def mcp_legacy(http: httpx2.AsyncClient, text: str) -> Ran:
@@ -128,6 +165,8 @@ class _Task(msgspec.Struct):
     status: _Status
     artifacts: list[_Artifact] = []
 
+    id: str = ""
+
 
 class _Sent(msgspec.Struct):
     task: _Task
@@ -137,63 +176,132 @@ class _A2aAnswer(msgspec.Struct):
     result: _Sent
 
 
-async def a2a(http: httpx2.AsyncClient, text: str) -> Ran:
-    part = f'{{"data":{{"tool":"{NAME}","arguments":{text}}}}}'
-    message = f'{{"messageId":"m-{next(_ids)}","role":"ROLE_USER","parts":[{part}]}}'
+async def send(http: httpx2.AsyncClient, data: str) -> tuple[Ran, str]:
+    """Send a message of A2A: what its task returned, and the task."""
+    message = f'{{"messageId":"m-{next(_ids)}","role":"ROLE_USER","parts":[{{"data":{data}}}]}}'
     body = f'{{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{{"message":{message}}}}}'
     answer = await http.post("/a2a", content=body.encode(), headers={**JSON_TYPE, "a2a-version": "1.0"})
     task = msgspec.json.decode(answer.content, type=_A2aAnswer).result.task
     if task.status.state == "TASK_STATE_COMPLETED":
-        return bytes(task.artifacts[0].parts[0].data).decode()
+        return next(
+            bytes(part.data).decode() for part in task.artifacts[0].parts if bytes(part.data) != b"null"
+        ), task.id
     assert task.status.state == "TASK_STATE_AUTH_REQUIRED", answer.text
+    return None, task.id
+
+
+async def a2a(http: httpx2.AsyncClient, text: str) -> Ran:
+    return (await send(http, f'{{"tool":"{NAME}","arguments":{text}}}'))[0]
+
+
+async def by_script(http: httpx2.AsyncClient, text: str) -> Ran:
+    # As text: what a script returns has integers of 64 bits at most.
+    code = f"import json\njson.dumps(await bank_echo(**json.loads({text!a})))"
+    returned, task = await send(http, json.dumps({"code": code}))
+    if returned is not None:
+        return str(json.loads(returned)["result"])
+    # A script that waits has a process, and a caller has only so many.
+    body = {"jsonrpc": "2.0", "id": 1, "method": "CancelTask", "params": {"id": task}}
+    assert "result" in (await http.post("/a2a", json=body, headers={"a2a-version": "1.0"})).json()
     return None
 
 
-def by_library(service: ToolService) -> Entry:
-    async def call(_: httpx2.AsyncClient, text: str) -> Ran:
-        result = await service.execute_tool(ToolRequest(NAME, parameters=json.loads(text)))
-        if result.error is None:
-            return json.dumps(result.data)
-        assert result.error.reason == "approval_pending", result.error
-        return None
+async def by_grpc(channel: Any, text: str) -> Ran:
+    parts = [{"data": {"tool": NAME, "arguments": json.loads(text)}}]
+    message = {"messageId": f"m-{next(_ids)}", "role": "ROLE_USER", "parts": parts}
+    task = (await grpc_call(channel, "SendMessage", {"message": message}, KEYS["agent"])).task
+    if task.status.state == COMPLETED:
+        return json.dumps(json_format.MessageToDict(task.artifacts[0].parts[0].data))
+    assert task.status.state == AUTH_REQUIRED, task
+    return None
 
-    return call
+
+async def by_device(device: Device, text: str) -> Ran:
+    answer = await device_answer(device, text)
+    return ran(msgspec.json.decode(answer, type=_Answer))
+
+
+async def device_answer(device: Device, text: str) -> str | bytes:
+    id = 1000 + next(_ids)
+    params = f'{{"name":"echo","arguments":{text}}}'
+    await device.say(f'{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}')
+    await device.answer(id)
+    return next(frame for frame in reversed(device.frames) if json.loads(frame).get("id") == id)
+
+
+async def by_library(service: ToolService, text: str) -> Ran:
+    result = await service.execute_tool(ToolRequest(NAME, parameters=json.loads(text)))
+    if result.error is None:
+        return json.dumps(result.data)
+    assert result.error.reason == "approval_pending", result.error
+    return None
+
+
+class Everywhere(NamedTuple):
+    """A hub whose calls are held, and all ways to make them."""
+
+    entries: Mapping[str, Entry]
+    ask: Mapping[str, Callable[[str], Awaitable[Any]]]
+    """Makes a call that will wait, for each caller: the problem."""
+    boss: httpx2.AsyncClient
 
 
 @asynccontextmanager
-async def everywhere(folder: Path) -> AsyncIterator[tuple[HubProcess, dict[str, Entry]]]:
+async def everywhere(folder: Path) -> AsyncIterator[Everywhere]:
     servers = {"bank": stdio(command(), timeout=HELD_SECONDS)}
-    async with AsyncExitStack() as stack:
-        hub = await stack.enter_async_context(
-            serving(folder, servers, callers=CALLERS, approvals=RULES, limits=PATIENT)
-        )
+    tables: dict[str, Any] = {
+        "relay": {"key": KEY, "agents": {DEVICES: {"allow": ["bank.*"]}}},
+        "a2a": {"grpc_port": 0},
+    }
+    async with (
+        serving(folder, servers, callers=CALLERS, approvals=RULES, limits=PATIENT, **tables) as hub,
+        opened(hub, "agent") as agent,
+        opened(hub, "finder") as finder,
+        opened(hub, "coder") as coder,
+        opened(hub, "boss") as boss,
+        grpc.aio.insecure_channel(await grpc_address(hub)) as channel,
+        device(hub.port, DEVICES) as thing,
+    ):
+        await thing.ready()
         service = ToolService()
         await service.initialize(hub=hub.url, key=KEYS["agent"])
-        stack.push_async_callback(service.shutdown)
-        entries = {"modern": mcp_modern, "legacy": mcp_legacy, "rest": rest, "a2a": a2a, "library": by_library(service)}
-        yield hub, entries
+        async with service:
+            entries = {
+                "modern": Entry("agent", partial(mcp_modern, agent)),
+                "legacy": Entry("agent", partial(mcp_legacy, agent)),
+                "call_tool": Entry("finder", partial(by_call_tool, finder)),
+                "rest": Entry("agent", partial(rest, agent)),
+                "a2a": Entry("agent", partial(a2a, agent)),
+                "grpc": Entry("agent", partial(by_grpc, channel), as_doubles),
+                "library": Entry("agent", partial(by_library, service), as_values),
+                "script": Entry("coder", partial(by_script, coder), as_values),
+                "relay": Entry("device", partial(by_device, thing)),
+            }
+
+            async def ask_by_device(text: str) -> Any:
+                return json.loads(await device_answer(thing, text))["error"]["data"]
+
+            clients = {"agent": agent, "finder": finder, "coder": coder}
+            asking = {name: partial(ask_by_rest, http) for name, http in clients.items()}
+            yield Everywhere(entries, {**asking, "device": ask_by_device}, boss)
 
 
-def sent_by(entry: str, text: str) -> str:
-    """What a frontend makes of a text: a Python program has values, and no spellings."""
-    return json.dumps(json.loads(text)) if entry == "library" else text
+async def ask_by_rest(http: httpx2.AsyncClient, text: str) -> Any:
+    return (await http.post(f"/v1/tools/{NAME}?timeout=0.05", content=text.encode(), headers=PLAIN)).json()
 
 
 def test_what_was_allowed_serves_equal_arguments_by_every_frontend_and_no_others(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        hub, entries = runner.run(stack.enter_async_context(everywhere(tmp_path)))
-        agent = runner.run(stack.enter_async_context(opened(hub, "agent")))
-        boss = runner.run(stack.enter_async_context(opened(hub, "boss")))
+        entries, ask, boss = runner.run(stack.enter_async_context(everywhere(tmp_path)))
         numbers = itertools.count()
 
         async def compare(allowed: str, others: Mapping[str, str]) -> None:
-            path = f"/v1/tools/{NAME}?timeout=0.05"
-            problem = (await agent.post(path, content=allowed.encode(), headers=PLAIN)).json()
-            await allow(boss, problem, **{"for": "hour"})
-            results = await asyncio.gather(*(entries[name](agent, text) for name, text in others.items()))
+            for problem in await asyncio.gather(*(asks(allowed) for asks in ask.values())):
+                await allow(boss, problem, **{"for": "hour"})
+            results = await asyncio.gather(*(entries[name].call(text) for name, text in others.items()))
             for (name, text), seen in zip(others.items(), results, strict=True):
-                assert (seen is not None) is is_equal(allowed, sent_by(name, text)), (name, allowed, text)
+                assert (seen is not None) is is_equal(allowed, entries[name].sent(text)), (name, allowed, text)
                 assert seen is None or is_equal(allowed, seen), (name, allowed, seen)
 
         @settings(

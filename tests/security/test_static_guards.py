@@ -26,6 +26,8 @@ WAYS_OUT = {
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
+    "cluster/nats.py": "the servers that the operator names under [cluster]; their client dials by itself",
+    "cluster/unix.py": "sockets in a folder of its own, between the workers of one machine",
 }
 NETWORK_MODULES = {
     "socket", "_socket", "socketserver", "http.client", "urllib.request", "urllib3", "requests", "httpx", "httpx2",

@@ -29,6 +29,7 @@ from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.model.callers import Caller
 from isthmus.transport.egress import Egress
 from isthmus.transport.push_client import PushClient
@@ -42,6 +43,7 @@ def open_a2a(
     pushing: PushNotifications,
     auth: Authenticator,
     address: Callable[[], str],
+    nodes: Nodes = ALONE,
 ) -> A2aHttp:
     """The A2A frontend over HTTP; `address` returns the hub's address."""
     settings = running.configuration.a2a
@@ -51,7 +53,7 @@ def open_a2a(
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
     cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
-    return A2aHttp(service, auth, cards)
+    return A2aHttp(service, auth, cards, nodes)
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------

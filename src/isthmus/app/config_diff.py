@@ -34,6 +34,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "connections_per_address",
     ),
     "a2a": ("grpc_port",),
+    "cluster": ("nats", "node", "credentials", "tls_ca", "lease_seconds"),
     "relay": ("enabled",),
     "storage": ("url",),
     "telemetry": ("metrics_tools", "otlp_endpoint", "sample_ratio"),
@@ -90,6 +91,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         ("tasks", configuration.tasks),
         ("targets", configuration.targets),
         ("storage", configuration.storage),
+        ("cluster", configuration.cluster),
         ("telemetry", configuration.telemetry),
         ("relay", relay.frontend),
         ("relay", relay.dialin),
@@ -102,7 +104,7 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
     found |= {Place(None, "budgets").at(budget.name).path: budget for budget in configuration.budgets}
     for table, settings in tables:
         found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
-    for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):
+    for path in ("hub.limits", "storage.is_foreign", "cluster.is_enabled", "relay.agents", "relay.tenants"):
         del found[path]  # not keys of a file, or compared one by one
     place = Place(None, "relay.agents")
     return found | {place.at(agent).path: rules for agent, rules in relay.frontend.agents.items()}
@@ -134,6 +136,7 @@ def keep_fixed_settings(running: Configuration, read: Configuration) -> Configur
         read,
         hub=replace(_with_fixed("hub", running.hub, read.hub), limits=limits),
         storage=running.storage,
+        cluster=running.cluster,
         telemetry=_with_fixed("telemetry", running.telemetry, read.telemetry),
         relay=replace(read.relay, frontend=_with_fixed("relay", running.relay.frontend, read.relay.frontend)),
         a2a=_with_fixed("a2a", running.a2a, read.a2a),

@@ -21,8 +21,9 @@ import msgspec
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.dial_talk import Channels, LocalOffer, OfferShare, Talk, Wire
+from isthmus.app.dial_talk import Channels, LocalOffer, Wire, serve_offer
 from isthmus.app.hub import RunningHub
+from isthmus.app.served_session import OfferShare, ServedSession
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.relay import MUX_SUBPROTOCOL
@@ -252,7 +253,7 @@ class Line:
         self._on_single = on_single
         self._pauses = Pauses()
         self._channels: Channels | None = None
-        self._talk: Talk | None = None
+        self._talk: ServedSession | None = None
         """The session of a socket that belongs to one server."""
         self._reopening: dict[LocalOffer, tuple[asyncio.TimerHandle, HubRefusal]] = {}
         self._pauses_of: dict[LocalOffer, Pauses] = {offer: Pauses() for offer in offers}
@@ -348,8 +349,8 @@ class Line:
         elif self._talk is not None:
             self._talk.leave()
 
-    def _talk_on(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire) -> Talk:
-        return Talk(self._dialler.running, self._dialler.share, offer, deliver, wire)
+    def _talk_on(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire) -> ServedSession:
+        return serve_offer(self._dialler.running, self._dialler.share, offer, deliver, wire)
 
     def _answered(self) -> int:
         counts = self._dialler.running.counters.servers

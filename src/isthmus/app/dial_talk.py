@@ -15,17 +15,13 @@ import msgspec
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.frontends.mcp.duplex import DuplexSession
-from isthmus.frontends.mcp.exchange import JsonRpcReply, refuse
+from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
+from isthmus.frontends.mcp.duplex import CallOrigin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
-from isthmus.model.faults import REFUSED, SENT_AND_LOST
 from isthmus.model.names import ServerName
 from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.transport.flow_control import WriteBatch
-from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import ErrorReply, Request, Response
-from isthmus.wire.mcp.calls import CALLS
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, Implementation, Members, read_mark
 from isthmus.wire.relay import mux
 
@@ -34,15 +30,6 @@ HUB = "hub"
 
 FRONTEND = "dial"
 """The frontend's name in the audit log."""
-
-SMALL_BYTES = 16 * 1024
-"""Shorter requests are not counted; the limits on running and queued calls bound their number."""
-
-ASKED_BYTES_MAX = 16 * 1024 * 1024
-"""The maximum size of a server's unanswered requests, so that a hanging server cannot exhaust memory."""
-
-ALL_ASKED_BYTES_MAX = 64 * 1024 * 1024
-"""The same for all servers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,129 +124,32 @@ class Wire:
             self.over.set_result(reason)
 
 
-_NOT_RUN = b'{"executed":"no","reason":"overloaded"}'
-_GONE = b'{"executed":"no","reason":"not_connected"}'
-_RUN = b'{"executed":"yes","reason":"bad_reply"}'
+def serve_offer(
+    running: RunningHub, share: OfferShare, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire
+) -> ServedSession:
+    """Start the session of one server on a connection."""
+    caller = _caller(offer)
 
-
-class OfferShare:
-    """The total size of unanswered requests of all servers."""
-
-    def __init__(self) -> None:
-        self._talks: set[Talk] = set()
-
-    def join(self, talk: Talk) -> None:
-        """Include this session in the total."""
-        self._talks.add(talk)
-
-    def leave(self, talk: Talk) -> None:
-        """Remove a session from the total."""
-        self._talks.discard(talk)
-
-    def asked_bytes(self) -> int:
-        """The total size of the arguments of unfinished calls."""
-        return sum(talk.asked_bytes() for talk in self._talks)
-
-
-class Talk:
-    """One server's session on one connection. Closing it cancels the hub's pending calls."""
-
-    def __init__(
-        self, running: RunningHub, share: OfferShare, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire
-    ) -> None:
-        self.limit_bytes = running.hub.limits.reply_bytes - mux.HEAD_BYTES_MAX
-        """The maximum size of a message to the hub; on a shared socket the hub announces it."""
-        self._depth = running.hub.limits.depth
-        self._share = share
-        self._deliver = deliver
-        self._is_over = self._is_leaving = False
-        self._caller = _caller(offer)
-        mcp_methods = running.mcp_methods(Implementation(offer.server_id, ME.version), has_hub_tasks=False)
-        mcp_methods.frontend = FRONTEND
-        self._conversation = DuplexSession(
-            mcp_methods,
-            self._caller,
-            Surface("canonical") if offer.beside else Surface("own", offer.name),
-            running.background,
-            self._say,
-            wire.is_crowded,
-            session=f"hub of {offer.name}",
-            resolve_caller=self._whose,
-        )
-        share.join(self)
-
-    def _whose(self, meta: Members) -> tuple[Caller, str, bool]:
-        """The remote caller, its session and whether it shares links, from the hub's metadata.
+    def whose(meta: Members) -> CallOrigin:
+        """The remote caller from the hub's metadata.
 
         Server state for a session survives this connection, because the hub may reconnect.
         """
         mark = read_mark(meta.get(CONVERSATION_KEY))
         if mark is None:
-            return self._caller, "", False  # so any two calls may come from different programs
-        return msgspec.structs.replace(self._caller, name=f"{HUB} {mark.caller}"), mark.session, mark.shares
+            return CallOrigin(caller)  # so any two calls may come from different programs
+        return CallOrigin(msgspec.structs.replace(caller, name=f"{HUB} {mark.caller}"), mark.session, mark.shares)
 
-    def take(self, message: bytes) -> None:
-        """Receive a message from the hub."""
-        if self._is_over:
-            return
-        if self._is_leaving:
-            refused = self._too_late(message)
-        else:
-            refused = self._too_much(message) if len(message) > SMALL_BYTES else None
-        if refused is not None:
-            self._say(refused.body)
-        else:
-            self._conversation.receive(message, self._conversation.send_refusal)
-
-    def asked_bytes(self) -> int:
-        """The total size of the arguments of unfinished calls."""
-        return self._conversation.arguments_bytes()
-
-    def leave(self) -> None:
-        """Refuse new calls; accepted ones are still answered."""
-        self._is_leaving = True
-
-    def _too_late(self, message: bytes) -> JsonRpcReply | None:
-        """Refuse a call that was sent before the hub learned of the shutdown."""
-        request = jsonrpc.decode(message, max_depth=self._depth)
-        if not isinstance(request, Request) or request.method not in CALLS:
-            return None
-        return refuse(request.id, REFUSED, "The client that connects the server to the hub is shutting down", _GONE)
-
-    def _too_much(self, message: bytes) -> JsonRpcReply | None:
-        """Refuse a large request if its server, or all together, have too many unanswered bytes."""
-        if len(message) + self.asked_bytes() <= ASKED_BYTES_MAX and (
-            len(message) + self._share.asked_bytes() <= ALL_ASKED_BYTES_MAX
-        ):
-            return None
-        request = jsonrpc.decode(message, max_depth=self._depth)
-        if not isinstance(request, Request):
-            return None
-        return refuse(request.id, REFUSED, "The server has too many unanswered requests", _NOT_RUN)
-
-    def _say(self, message: bytes) -> None:
-        if self._is_over:
-            return
-        if len(message) <= self.limit_bytes:
-            self._deliver(message)
-        elif (instead := self._too_long(message)) is not None:
-            self._deliver(instead)
-
-    def _too_long(self, message: bytes) -> bytes | None:
-        """Replace a response that is too large for the hub by an error; other large messages are dropped."""
-        answer = jsonrpc.decode(message, max_depth=self._depth, max_values=None)
-        if not isinstance(answer, Response | ErrorReply):
-            return None
-        text = f"The response has {len(message)} bytes, and the hub accepts at most {self.limit_bytes}"
-        return jsonrpc.error(answer.id, SENT_AND_LOST, text, _RUN)
-
-    def end(self, why: str) -> None:
-        """The connection is gone: cancel all running calls."""
-        if not self._is_over:
-            self._is_over = True
-            self._share.leave(self)
-            self._conversation.stop_notifying()
-            self._conversation.cancel_all(why)
+    served = ServedServer(
+        Implementation(offer.server_id, ME.version),
+        caller,
+        Surface("canonical") if offer.beside else Surface("own", offer.name),
+        whose,
+        session=f"hub of {offer.name}",
+        frontend=FRONTEND,
+        gone="The client that connects the server to the hub is shutting down",
+    )
+    return ServedSession(running, share, served, deliver, wire.is_crowded)
 
 
 def _caller(offer: LocalOffer) -> Caller:
@@ -270,12 +160,14 @@ def _caller(offer: LocalOffer) -> Caller:
 class Channels:
     """The servers of one connection, each on its own channel."""
 
-    def __init__(self, wire: Wire, talk_on: Callable[[LocalOffer, Callable[[bytes], None]], Talk], ear: Ear) -> None:
+    def __init__(
+        self, wire: Wire, talk_on: Callable[[LocalOffer, Callable[[bytes], None]], ServedSession], ear: Ear
+    ) -> None:
         """`talk_on` starts a server's session; `ear` is notified of channel events."""
         self._wire = wire
         self._talk_on = talk_on
         self._ear = ear
-        self._open: dict[int, tuple[LocalOffer, Talk]] = {}
+        self._open: dict[int, tuple[LocalOffer, ServedSession]] = {}
         self._last = 0
 
     def open(self, offer: LocalOffer) -> None:

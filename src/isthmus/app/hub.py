@@ -19,7 +19,7 @@ from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
-from isthmus.app.server_advice import entry_of, fix_of
+from isthmus.app.server_advice import EntryPlaces, entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
@@ -40,6 +40,7 @@ from isthmus.core.ports import (
     DefinitionReview,
     Journal,
     Recorder,
+    ServerFix,
     ServerPreview,
     SwitchedServer,
 )
@@ -50,6 +51,7 @@ from isthmus.credentials.vault import Vault
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import McpMethods
+from isthmus.frontends.mcp.tasks import name_node
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import ClientCapabilities, Surface
 from isthmus.model.credentials import Subject
@@ -156,6 +158,7 @@ class RunningHub:
         self.cassette = open_recorder(configuration, self._redact_for)
         self.configuration = configuration
         self.server_edits = ServerEdits(environment)
+        self._entry_places = EntryPlaces()
         self.callers: Container[Caller] = ()
         """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
@@ -294,12 +297,21 @@ class RunningHub:
             for each in (*self.configuration.warnings, *self._set_findings(), *self._idle_patterns())
         ]
 
-    def server_fix(self, server: ServerName) -> str | None:
+    def server_fix(self, server: ServerName) -> ServerFix | None:
         """See `core.ports.HubAdmin`."""
         status, reconnector = self.hub.snapshot.server_statuses.get(server), self.supervisor.reconnectors.get(server)
         if status is None:
             return None
-        return fix_of(status, None if reconnector is None else entry_of(reconnector.settings, self.configuration))
+        entry = None if reconnector is None else entry_of(reconnector.settings, self.configuration)
+        if (fix := fix_of(status, entry)) is None:
+            return None
+        is_edit = entry is not None and entry.place in fix
+        origin = self.configuration.origins.get(f"servers.{server}")
+        return ServerFix(fix, self._entry_places.of(origin) if is_edit else None)
+
+    def fixes_version(self) -> int:
+        """See `core.ports.HubAdmin`."""
+        return self._entry_places.version()
 
     def _set_findings(self) -> Iterable[Finding]:
         """Return what only the servers' own lists tell about the sets of the file."""
@@ -413,6 +425,12 @@ class RunningHub:
             # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.know(configuration.tenants, names)
+
+    def name_node(self, prefix: str) -> None:
+        """Begin ids that refer to the memory of this process with the tag of its node."""
+        self._client_input.prefix = prefix
+        self.cuts.kept.prefix = prefix
+        name_node(prefix)
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """The MCP methods of this hub; without hub tasks only those of servers exist."""

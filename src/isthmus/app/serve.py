@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -37,22 +37,25 @@ from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
 from isthmus.app.sessions import OpenSessions
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
+from isthmus.app.takeovers import HELD, Takeovers
 from isthmus.app.tasks import TaskBrowser
 from isthmus.app.tokens import TokenService
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings, local_origin
-from isthmus.config.tables import STORAGE
+from isthmus.config.tables import CLUSTER, STORAGE
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import ClosableJournal, HealthReportingJournal
-from isthmus.core.tasks.record import TaskOwner
+from isthmus.core.calls.approvals import CallApprovals
+from isthmus.core.ports import ClosableJournal, HealthReportingJournal, SharedJournal
+from isthmus.core.tasks.record import TaskOwner, TaskRecord
 from isthmus.core.tasks.storage_quota import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
+from isthmus.frontends.http.browser_sessions import Sessions
 from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
-from isthmus.frontends.http.sessions import Sessions
+from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS
@@ -66,10 +69,14 @@ from isthmus.model.callers import Caller
 from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.server_lists import ServerListFiles
+from isthmus.storage.settings import LeaseSettings
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
+
+if TYPE_CHECKING:  # a hub that is alone imports nothing of it
+    from isthmus.app.cluster import Cluster
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +91,19 @@ class SessionFrontend(Protocol):
 
     def retain(self, callers: Container[Caller]) -> None:
         """End the sessions of all other callers."""
+
+
+class HeldCalls:
+    """The calls that wait for approval, as a `SessionFrontend`. Devices of the relay wait, too, and have no keys."""
+
+    def __init__(self, approvals: CallApprovals, relay: RelayHttp | None) -> None:
+        self._approvals = approvals
+        self._relay = relay
+
+    def retain(self, callers: Container[Caller]) -> None:
+        self._approvals.retain(
+            lambda caller: caller in callers or (self._relay is not None and self._relay.is_current(caller))
+        )
 
 
 class Access:
@@ -228,8 +248,13 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
         advice = "get it with: pip install 'isthmus[postgres]'"
         raise ConfigError(place.finding("needs a library that is not installed", advice=advice))
     from isthmus.storage.postgres import PostgresJournal  # noqa: PLC0415 - only who wants it has the library
+    from isthmus.storage.postgres_cluster import SharedPostgresJournal  # noqa: PLC0415
 
     try:
+        if configuration.cluster.is_enabled:
+            cluster = configuration.cluster
+            lease = LeaseSettings(cluster.node_id(configuration.hub.port), cluster.lease_seconds)
+            return await SharedPostgresJournal.open_shared(configuration.storage, lease, HELD)
         return await PostgresJournal.open(configuration.storage)
     except (StateInUse, StateUnusable) as error:
         raise ConfigError(place.finding(f"cannot be used: {error}")) from error
@@ -267,6 +292,7 @@ async def serve(
     """
     check_grpc(configuration)
     check_code(configuration)
+    check_cluster(configuration)
     sockets = await bind_addresses(configuration)
     try:
         on_bound()
@@ -274,6 +300,14 @@ async def serve(
     finally:
         for each in sockets:
             each.close()
+
+
+def check_cluster(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
+    """Raises: ConfigError if the hub is a node of a cluster and cannot speak to NATS."""
+    if configuration.cluster.is_on and find("nats") is None:
+        advice = "get it with: pip install 'isthmus[cluster]'"
+        place = Place(configuration.file, CLUSTER).at("nats")
+        raise ConfigError(place.finding("needs a library that is not installed", advice=advice))
 
 
 async def bind_addresses(configuration: Configuration) -> list[socket.socket]:
@@ -315,53 +349,53 @@ async def _serve(
     journal = await open_journal(configuration)
     audit_log = await open_audit(configuration, journal)
     audit = None if audit_log is None else audit_log.audit
-    telemetry = open_telemetry(configuration, environment)
+    telemetry, cluster = open_telemetry(configuration, environment), await _cluster(configuration, sockets)
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit, telemetry=telemetry)
     pushes, webhooks = Pushes(running, access.identities), ApprovalWebhooks(running)
-    monitor = LoopMonitor()
+    monitor, announcement = LoopMonitor(), ExitStack()
     grpc: GrpcService | None = None
-    announcement = ExitStack()
     try:
         if audit_log is not None:
             audit_log.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, audit_log)
-        mcp = McpHttp(running.mcp_methods(), auth)
-        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _prefix(settings))
+        nodes: Nodes = ALONE if cluster is None else cluster.open_forwarder(running, auth, access.operator_key)
+        mcp = McpHttp(running.mcp_methods(), auth, nodes)
+        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _prefix(settings), nodes)
         ports = [settings.port]
         address = lambda: settings.public_url or f"http://localhost:{ports[-1]}"  # noqa: E731
-        agent = open_a2a(running, access.identities, pushes.pushing, auth, address)
+        agent = open_a2a(running, access.identities, pushes.pushing, auth, address, nodes)
         retention = _retention(running, journal)
         pushes.start()
-        relay = await _relay(running, auth)
+        relay = await _relay(running, auth, cluster)
         # After remembered dial-in servers are known: queued tasks may wait for them.
-        running.tasks.resume()
-        rest = _rest(running, access.identities, auth, relay, monitor, OpenSessions(mcp, sse, agent, auth))
+        _resume(running, audit_log)
+        rest = _rest(running, access.identities, auth, relay, monitor, OpenSessions(mcp, sse, agent, auth), cluster)
         shown = None if relay is None else relay.frontend
-        well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
+        frontends = _probes(running, auth, journal, cluster) | dict.fromkeys(SSE_PATHS, sse)
         oauth = tokens.open(auth, running.background, Egress())
-        frontends = _probes(running, auth, journal) | dict.fromkeys(SSE_PATHS, sse)
+        well_known = _well_known(running, access.identities, auth)
         routes = Routes(running.surface, mcp, rest, frontends, agent, well_known, shown, oauth)
-        routes.console = _console(running, access.identities, auth)
-        http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown)
+        routes.console = _console(running, access.identities, auth, cluster)
+        http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown, cluster)
         frontends[METRICS_PATH] = open_metrics(
             running, auth, telemetry, monitor, {"mcp": mcp.sessions, "sse": sse}, http_listener, shown
         )
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
-        access.follow(running, (mcp, sse, agent, rest, running.approvals))
+        access.follow(running, (mcp, sse, agent, rest, HeldCalls(running.approvals, shown)))
         spare_the_collector()
         monitor.start()
         on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, audit_log.reloaded if audit_log is not None else None))
-        await _until_signal(running, http_listener, grpc, relay, signals, announcement.close)
+        await _until_signal(running, http_listener, grpc, relay, cluster, signals, announcement.close)
     finally:
         announcement.close()
         monitor.close()
-        await _close(running, signals, pushes, grpc, webhooks)
+        await _close(running, signals, pushes, grpc, webhooks, cluster)
         await pins.aclose()
         await lists.aclose()
         await close_audit(audit_log, journal)
@@ -397,20 +431,34 @@ async def _recover(running: RunningHub, identities: Identities, audit_log: Audit
     running.approvals.has_operator = True
     await running.approvals.load()
     await running.budgets.load()
-    lost = await running.tasks.recover()
+    _note_lost(audit_log, await running.tasks.recover())
+
+
+def _resume(running: RunningHub, audit_log: AuditLog | None) -> None:
+    """Continue the unsent tasks of the last hub, and from now on the tasks of nodes that are gone."""
+    running.tasks.resume()
+    if isinstance(running.journal, SharedJournal):
+        takeovers = Takeovers(running.journal, running.tasks, partial(_note_lost, audit_log))
+        running.background.spawn("takeovers", takeovers.run())
+
+
+def _note_lost(audit_log: AuditLog | None, lost: Sequence[TaskRecord]) -> None:
     if audit_log is not None:
         audit_log.tasks_lost(lost)
     if lost:
         log.warning("tasks were running when the last hub ended; they have failed", tasks=len(lost))
 
 
-async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
-    """The relay, if enabled. Every connection needs a file descriptor."""
+async def _relay(running: RunningHub, auth: Authenticator, cluster: Cluster | None) -> Relay | None:
+    """The relay, if enabled. Every connection needs a file descriptor. Servers of other nodes are joined to it."""
     settings = running.configuration.relay
-    if not settings.frontend.enabled:
+    relay = Relay(running, auth) if settings.frontend.enabled else None
+    if relay is not None:
+        await relay.start()
+    if cluster is not None:
+        cluster.join(running)
+    if relay is None:
         return None
-    relay = Relay(running, auth)
-    await relay.start()
     wanted = settings.dialin.max_connections + OTHER_DESCRIPTORS
     if (limit := raise_limit(wanted)) < wanted:
         log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
@@ -424,6 +472,7 @@ def _rest(
     relay: Relay | None,
     monitor: LoopMonitor,
     sessions: OpenSessions,
+    cluster: Cluster | None,
 ) -> RestHttp:
     """The REST frontend, with everything that operators may see and do."""
     parts = RestParts(
@@ -433,8 +482,10 @@ def _rest(
         LiveAudit(running),
         running.approvals,
         running.budgets,
+        cluster,
     )
-    return RestHttp(running.hub, auth, relay, monitor.figures, admin=running, parts=parts)
+    nodes: Nodes = ALONE if cluster is None else cluster.forwarder
+    return RestHttp(running.hub, auth, relay, monitor.figures, admin=running, parts=parts, nodes=nodes)
 
 
 def _prefix(settings: HubSettings) -> str:
@@ -450,13 +501,27 @@ def _retention(running: RunningHub, journal: ClosableJournal) -> Retention:
     return retention
 
 
-def _probes(running: RunningHub, auth: Authenticator, journal: ClosableJournal) -> dict[str, Frontend]:
+async def _cluster(configuration: Configuration, sockets: Sequence[socket.socket]) -> Cluster | None:
+    """This node's part of the cluster, if there is one."""
+    if not configuration.cluster.is_on:
+        return None
+    from isthmus.app.cluster import Cluster  # noqa: PLC0415 - a hub that is alone imports nothing of it
+
+    port = int(sockets[0].getsockname()[1]) if sockets else configuration.hub.port
+    return await Cluster.open(configuration, port)
+
+
+def _probes(
+    running: RunningHub, auth: Authenticator, journal: ClosableJournal, cluster: Cluster | None
+) -> dict[str, Frontend]:
     """The health probes, by path."""
 
     def is_storage_failing() -> bool:
         return isinstance(journal, HealthReportingJournal) and journal.is_failing
 
-    return dict.fromkeys(HEALTH_PATHS, Health(running.hub, auth, is_storage_failing, running.required_servers))
+    cut_off = None if cluster is None else cluster.cut_off
+    health = Health(running.hub, auth, is_storage_failing, running.required_servers, cut_off)
+    return dict.fromkeys(HEALTH_PATHS, health)
 
 
 def _http_listener(
@@ -465,11 +530,13 @@ def _http_listener(
     routes: Routes,
     streaming: Sequence[StreamingFrontend],
     relay: RelayHttp | None,
+    cluster: Cluster | None,
 ) -> HttpListener:
     """The HTTP listener; streams of frontends must end before it can close."""
     configuration = running.configuration
     limits = configuration.hub.limits
-    counted = CountedRequests(routes, auth, running.hub.bytes_in_flight, limits.request_bytes)
+    count = partial(CountedRequests, auth=auth, in_flight=running.hub.bytes_in_flight, longest=limits.request_bytes)
+    counted = count(routes if cluster is None else cluster.forwarder)
     settings = HttpListenerSettings(
         host=configuration.hub.host,
         port=configuration.hub.port,
@@ -481,7 +548,12 @@ def _http_listener(
         max_connections_per_address=limits.connections_per_address,
     )
     http_listener = HttpListener(counted, settings)
-    http_listener.offer(routes.take)
+    if cluster is None:
+        http_listener.offer(routes.take)
+    else:
+        cluster.forwarder.serve(routes.take, routes, count(routes))
+        http_listener.offer(cluster.forwarder.take)
+        streaming = (*streaming, cluster.forwarder)
     http_listener.count_responses(counted.hold_response)
     http_listener.allow_pages(auth.cors_lines)
     routes.preflight = auth.preflight
@@ -503,12 +575,19 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
     return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
-def _console(running: RunningHub, identities: Identities, auth: Authenticator) -> ConsoleHttp | None:
+def _console(
+    running: RunningHub, identities: Identities, auth: Authenticator, cluster: Cluster | None
+) -> ConsoleHttp | None:
     """The console, unless it is switched off."""
     settings = running.configuration.hub
     if not settings.console:
         return None
-    auth.sessions = Sessions(settings.state)
+    if cluster is None:
+        auth.sessions = Sessions(settings.state)
+    else:
+        # All nodes of a cluster, and only they, have the same bus.
+        auth.sessions = Sessions(" ".join(running.configuration.cluster.shown), prefix=cluster.forwarder.prefix)
+        cluster.forwarder.cookie = auth.sessions.cookie
     needs_key = lambda: identities.wants_proof  # noqa: E731
     is_https = (settings.public_url or "").startswith("https:")
     return ConsoleHttp(auth, auth.sessions, needs_key, is_https=is_https)
@@ -528,11 +607,11 @@ def _change(
     take_tokens = None if relay is None else relay.prepare(configuration)
     access.change(configuration)
     tokens.change(configuration)
+    if take_tokens is not None:
+        take_tokens()
     access.let_go()
     agent.change(configuration.a2a)
     retention.look_again()
-    if take_tokens is not None:
-        take_tokens()
 
 
 async def _until_signal(
@@ -540,6 +619,7 @@ async def _until_signal(
     http_listener: HttpListener,
     grpc: GrpcService | None,
     relay: Relay | None,
+    cluster: Cluster | None,
     signals: Signals,
     on_signal: Callable[[], None],
 ) -> None:
@@ -551,7 +631,7 @@ async def _until_signal(
         log.info(f"shutting down{waits}", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)
-        drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay))
+        drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay, cluster))
         again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
@@ -564,10 +644,16 @@ async def _until_signal(
 
 
 async def _drain(
-    running: RunningHub, http_listener: HttpListener, grpc: GrpcService | None, relay: Relay | None
+    running: RunningHub,
+    http_listener: HttpListener,
+    grpc: GrpcService | None,
+    relay: Relay | None,
+    cluster: Cluster | None,
 ) -> None:
     """Let requests and tasks finish."""
     seconds = running.hub.limits.drain_seconds
+    if cluster is not None:
+        cluster.leave()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             beside = None if grpc is None else running.background.spawn("drain of gRPC", grpc.drain(seconds))
@@ -581,14 +667,23 @@ async def _drain(
             await running.tasks.wait_idle()
             if relay is not None:
                 await relay.wait_idle()
+            if cluster is not None:
+                await cluster.wait_idle()
             if beside is not None:
                 await beside
 
 
 async def _close(
-    running: RunningHub, signals: Signals, pushes: Pushes, grpc: GrpcService | None, webhooks: ApprovalWebhooks
+    running: RunningHub,
+    signals: Signals,
+    pushes: Pushes,
+    grpc: GrpcService | None,
+    webhooks: ApprovalWebhooks,
+    cluster: Cluster | None,
 ) -> None:
     """Stop everything that works on tasks."""
+    if cluster is not None:
+        await cluster.aclose()  # before the servers end: other nodes learn at once that they are away
     if grpc is not None:
         await grpc.close()
     pushes.close()

@@ -6,17 +6,21 @@ doctor` prints the findings; a running hub gives operators the fix of each serve
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from isthmus.config.codes import FindingCode
-from isthmus.config.settings import Configuration
+from isthmus.config.origins import Keys, line_numbers, split_path
+from isthmus.config.settings import Configuration, Origin
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.process_output import telling_line
 from isthmus.upstream.server_settings import (
@@ -199,6 +203,42 @@ def entry_of(server: ServerSettings, configuration: Configuration) -> Configured
     if origin is not None and origin.file is not None:
         place += f" of {origin.file}"
     return ConfiguredServer(server, place)
+
+
+class EntryPlaces:
+    """File and line of entries. A thread reads the files: a long one would hold the event loop."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Path, dict[Keys, int]] = {}
+        self._ages: dict[Path, float] = {}
+        """When each file was last changed before it was read."""
+        self._version = 0
+
+    def version(self) -> int:
+        """A number that changes with the places. Changed files are read again."""
+        for file in list(self._ages):
+            self._look(file)
+        return self._version
+
+    def of(self, origin: Origin | None) -> str | None:
+        """Where an entry is; without its line until the file is read, and if the line is not certain."""
+        if origin is None or (file := origin.file) is None:
+            return None
+        self._look(file)
+        line = self._lines.get(file, {}).get(split_path(origin.path))
+        return f"{file}" if line is None else f"{file}:{line}"
+
+    def _look(self, file: Path) -> None:
+        with suppress(OSError):
+            if self._ages.get(file) != (age := file.stat().st_mtime):
+                self._ages[file] = age
+                reading = asyncio.get_running_loop().run_in_executor(None, line_numbers, file)
+                reading.add_done_callback(partial(self._read, file))
+
+    def _read(self, file: Path, reading: asyncio.Future[dict[Keys, int]]) -> None:
+        if not reading.cancelled() and reading.result() != self._lines.get(file):
+            self._lines[file] = reading.result()
+            self._version += 1
 
 
 # -- one server ------------------------------------------------------------------------------------------------------

@@ -220,7 +220,11 @@ class TaskBrowser:
         if live is None:
             return UnknownTask()
         is_own, owner = _is_own(live.record, viewer), live.record.owner
-        if not self._engine.cancel(live, f"{'the caller' if is_own else 'an operator'} cancelled the task"):
+        why = f"{'the caller' if is_own else 'an operator'} cancelled the task"
+        if live.holder and not live.record.is_ended:
+            if (fault := await self._engine.cancel_elsewhere(live, why)) is not None:
+                return fault
+        elif not self._engine.cancel(live, why):
             return TaskEnded(live.record.state)
         if not is_own:
             about = {"caller": owner.name, "tenant": owner.tenant, "by": viewer.name}

@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubSource, open_hub, with_hub
+from isthmus.cli.hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.interaction import GivenAnswers, ProgressLine, TerminalAnswers, print_unanswered
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
@@ -94,6 +94,7 @@ def with_outcome(command: F) -> F:
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY:=JSON | KEY=@FILE]...")
 @click.option("--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin.")
 @with_hub
+@with_set
 @with_wait
 @with_outcome
 def call(
@@ -115,6 +116,7 @@ def call(
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE]...")
 @with_hub
+@with_set
 @with_wait
 @with_outcome
 def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, options: CallOptions) -> int:
@@ -125,6 +127,7 @@ def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float
 @click.command()
 @click.argument("uri")
 @with_hub
+@with_set
 @with_wait
 @with_outcome
 def read(uri: str, source: HubSource, wait: float, options: CallOptions) -> int:

@@ -12,10 +12,12 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
+
+import click
 
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_private, with_source
@@ -47,6 +49,8 @@ class LocalSource:
 
     file: Path | None
     is_private: bool = False
+    set_name: str | None = None
+    """The only set that the command sees."""
 
 
 HubSource: TypeAlias = RemoteSource | LocalSource
@@ -145,6 +149,19 @@ def with_hub(command: F) -> F:
     return cast(F, with_source(with_private(run)))
 
 
+def with_set(command: F) -> F:
+    """Add `--set`; put it below `with_hub`, whose `source` then names the set."""
+
+    @functools.wraps(command)
+    def run(*words: Any, source: HubSource, set_name: str | None, **options: Any) -> Any:
+        return command(*words, source=replace(source, set_name=set_name), **options)
+
+    option = click.option(
+        "--set", "set_name", metavar="SET", help="Only this set of the configuration, with its names."
+    )
+    return cast(F, option(run))
+
+
 async def is_taken(url: str) -> bool:
     """Whether something listens at the address of a hub."""
     origin, _ = parse_url(url)
@@ -172,9 +189,12 @@ async def open_hub(
     could have it. With `is_to_call`, it opens its audit log.
     With `is_askable`, it tells servers that the caller answers questions.
 
+    A `source` with a set sees the names of that set.
+
     Raises:
         CommandFailed: the configuration cannot be used.
     """
+    name = name if source.set_name is None else None  # names of a set do not say of which server
     found = source if isinstance(source, RemoteSource) or source.is_private else find_hub(source.file) or source
     if isinstance(found, RemoteSource):
         hub = HubClient(found)
@@ -184,6 +204,7 @@ async def open_hub(
         hub = await open_local_hub(
             found.file, within=wait, name=name, shape=shape, is_to_call=is_to_call, is_askable=is_askable
         )
+    hub.set_name = source.set_name
     try:
         yield hub
     finally:

@@ -12,7 +12,7 @@ import click
 
 from isthmus.cli.documents import ListedFeature, MissingServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubSource, open_hub, with_hub
+from isthmus.cli.hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     Row,
@@ -40,6 +40,7 @@ SERVER_STYLES = ("bold", "", "", "", "")
 
 @click.command()
 @with_hub
+@with_set
 @with_wait
 @with_json
 @click.option("--templates", is_flag=True, help="List resource templates instead.")
@@ -52,6 +53,7 @@ def resources(source: HubSource, wait: float, *, is_json: bool, templates: bool)
 
 @click.command()
 @with_hub
+@with_set
 @with_wait
 @with_json
 def prompts(source: HubSource, wait: float, *, is_json: bool) -> int:

@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "login": ("login.login", "Log the hub in at a server by OAuth."),
         "logout": ("login.logout", "Delete the login at a server."),
         "relay": ("relay.relay", "Show or forget the servers that dialled in."),
+        "cluster": ("cluster.cluster", "Show the nodes of a cluster and their servers."),
     },
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),

@@ -74,6 +74,8 @@ class RemoteSource:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     is_found: bool = False
     """Whether the command found it by itself; its key is that of the local operator."""
+    set_name: str | None = None
+    """The only set that the command sees."""
 
     @property
     def has_key(self) -> bool:
@@ -221,10 +223,12 @@ class HubClient:
         self._is_needed = is_needed
         self._base = parse_url(self.url)[1].rstrip("/").removesuffix("/mcp")
         self._transport = transport or HttpTransport(self.url)
+        self.set_name: str | None = None
+        """The only set whose tools, prompts and resources are listed and called; None for all."""
 
     async def list(self, shape: ListShape) -> bytes:
         """One of the lists, with the servers that are missing from it."""
-        return await self._get(LISTS[shape.method])
+        return await self._get(self._in_set(LISTS[shape.method]))
 
     async def servers(self) -> bytes:
         """The servers and their states."""
@@ -242,7 +246,7 @@ class HubClient:
 
     async def find_tool(self, name: str) -> ListedFeature | None:
         """The tool with exactly this name; None if it is not listed."""
-        response = await self._request("GET", f"/v1/tools/{quote(name, safe='', errors='replace')}")
+        response = await self._request("GET", self._in_set(f"/v1/tools/{quote(name, safe='', errors='replace')}"))
         members = object_members(response.body) if response.status == OK else None
         if members is not None:
             return ListedFeature(name, name.partition(".")[0], members)
@@ -284,6 +288,10 @@ class HubClient:
         """Budgets, and a page of what was used of them; of all callers for operators."""
         query = urlencode({"limit": "500", **({"cursor": cursor} if cursor else {})})
         return await self._operate("GET", f"/v1/budgets?{query}")
+
+    async def cluster(self) -> bytes:
+        """The nodes of the hub's cluster; for operators."""
+        return await self._operate("GET", "/v1/cluster")
 
     async def findings(self) -> Sequence[FindingInfo]:
         """The problems of the hub's configuration; none if this caller is no operator."""
@@ -333,6 +341,7 @@ class HubClient:
                 method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
             case _:
                 raise NotImplementedError(call.kind)
+        path = self._in_set(path)
         if answer is not None:
             path += f"{'&' if '?' in path else '?'}questions={QUESTIONS}"
         body = bytes(call.arguments) if method == "POST" else None
@@ -359,6 +368,11 @@ class HubClient:
                 message = failure.message.replace(server.reason, server.trouble)
                 failure = msgspec.structs.replace(failure, message=message)
         return failure
+
+    def _in_set(self, path: str) -> str:
+        if self.set_name is None:
+            return path
+        return f"{path}{'&' if '?' in path else '?'}set={quote(self.set_name, safe='', errors='replace')}"
 
     async def _post_answer(self, id: str, answer: Mapping[str, object]) -> None:
         # An answer that comes too late is no failure: the call's own end says what became of it.
@@ -401,6 +415,11 @@ class HubClient:
         if response.status in REFUSED:
             return not_allowed(self.url, response.status, has_key=self._source.has_key)
         failure = read_failure(response.body)
+        if failure is not None and failure.reason == "unknown_set":
+            advice = (
+                "Sets are in [sets] of the hub's configuration. One without anything that you may use looks unknown."
+            )
+            return CommandFailed(Exit.USAGE, f"there is no set {self.set_name!r}", advice)
         detail = "" if failure is None else f" ({failure.message})"
         return self._unreachable(f"it responds with HTTP {response.status}{detail}")
 

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.cli.call import REFERENCES_MAX, find_listed, properties_of, read_schema, required_of, resolved
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, HubSource, open_hub, with_hub
+from isthmus.cli.hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
 from isthmus.cli.lists import description_of, print_features, print_missing
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
@@ -57,6 +57,7 @@ CHOICE = "choice"
 @click.argument("words", nargs=-1, metavar="[NAME | search WORDS...]")
 @click.option("--server", metavar="NAME", help="Only the tools of this server.")
 @with_hub
+@with_set
 @with_wait
 @with_json
 def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
@@ -65,6 +66,8 @@ def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: f
     With NAME: its description, its arguments, and a call to paste. With `search` and words: the tools that fit, the
     best first.
     """
+    if server is not None and source.set_name is not None:
+        raise click.UsageError("--server and --set exclude each other: names of a set do not say of which server.")
     is_search = len(words) > 1 and words[0] == SEARCH
     if len(words) > 1 and not is_search:
         raise click.UsageError("Name one tool, or write `search` before the words.")
@@ -144,7 +147,7 @@ async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool)
         print_table(("  NAME", "TYPE", "NEEDED", "DESCRIPTION"), arguments, ("cyan", "", "", ""), is_wrapped=True)
     is_named = isinstance(source, RemoteSource) and HUB_VARIABLE not in os.environ
     address = source.url.removesuffix("/mcp") if isinstance(source, RemoteSource) and is_named else None
-    print_output(f"\nExample:\n  {example_call(tool.name, schema, address)}")
+    print_output(f"\nExample:\n  {example_call(tool.name, schema, address, source.set_name)}")
     return Exit.SUCCESS
 
 
@@ -201,7 +204,7 @@ def type_text(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0
     return str(kind)
 
 
-def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None) -> str:
+def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None, set_name: str | None = None) -> str:
     """A command that calls the tool with all arguments that it needs."""
     required = required_of(schema)
     words = []
@@ -213,6 +216,7 @@ def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None) -
         text = f"{argument}={value}" if is_plain else f"{argument}:={json.dumps(value, ensure_ascii=False)}"
         words.append(shlex.quote(text))
     target = [] if hub is None else ["--hub", hub]
+    target += [] if set_name is None else ["--set", shlex.quote(set_name)]
     return " ".join(["isthmus", "call", *target, shlex.quote(name), *words])
 
 

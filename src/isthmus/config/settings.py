@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from isthmus.cluster.settings import ClusterSettings
 from isthmus.code.settings import CodeSettings
 from isthmus.config.extensions import Extensions
 from isthmus.config.files import home_folder, usual_state
@@ -193,6 +194,7 @@ class Configuration:
     code: CodeSettings = field(default_factory=CodeSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     credentials: VaultSettings = field(default_factory=VaultSettings)
     """The keys that encrypt stored logins."""
     audit: AuditSettings = field(default_factory=AuditSettings)

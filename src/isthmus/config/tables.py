@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from isthmus.cluster.settings import ClusterSettings
 from isthmus.code.settings import CodeSettings
 from isthmus.config import codes, values
 from isthmus.config.callers import patterns
-from isthmus.config.files import STATE, Document, resolve_path, state_folder
+from isthmus.config.files import STATE, Document, home_folder, resolve_path, state_folder
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.settings import HubSettings, RelayParts
 from isthmus.config.variables import UsedVariables, Variables
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 A2A = "a2a"
 AUDIT = "audit"
+CLUSTER = "cluster"
 CREDENTIALS = "credentials"
 HUB = "hub"
 LIMITS = "limits"
@@ -249,6 +251,20 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " See [A database for tasks](concepts.md#a-database-for-tasks). Changing it needs a restart.",
         },
     ),
+    CLUSTER: HubTable(
+        (ClusterSettings,),
+        {
+            "nats": "Address of the NATS server that connects the nodes, or a list of them:"
+            " `nats://nats.internal:4222`, literal, `env:NAME` or `file:PATH`. Needs `pip install 'isthmus[cluster]'`."
+            " See [A cluster of hubs](cluster.md). Changing any key of this table needs a restart.",
+            "node": "Name of this node, which no other node may have; the host name and the port if not set.",
+            "credentials": "File with the [credentials](https://docs.nats.io/using-nats/developer/connecting/creds)"
+            " for NATS.",
+            "tls_ca": "File with the certificate authority of the NATS servers, if the system does not know it.",
+            "lease_seconds": "Seconds after which a node that does not renew its lease in the database counts as dead,"
+            " and another takes over its tasks; from 1 to 300.",
+        },
+    ),
     AUDIT: HubTable(
         (AuditSettings,),
         {"keep": "How long records are stored: seconds, or a text such as `36h`, `90d`, `52w`; a day or more."},
@@ -320,6 +336,8 @@ def read_table(
                 if found is None:
                     raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
                 read[key] = int(found[1]) * _DURATION_UNITS[found[2]]
+            elif root == CLUSTER and key == "nats" and isinstance(value, str):
+                read[key] = (value,)
             elif known[key] is dict:
                 read[key] = values.table(key, value)
             else:
@@ -369,7 +387,8 @@ def read_tables(
         TASKS: read_settings(document, TASKS, TaskSettings),
         CODE: read_settings(document, CODE, CodeSettings),
         TARGETS: read_settings(document, TARGETS, TargetSettings),
-        STORAGE: read_storage(document, variables, schemes),
+        STORAGE: (storage := read_storage(document, variables, schemes)),
+        CLUSTER: read_cluster(document, variables, storage[0]),
         AUDIT: read_settings(document, AUDIT, AuditSettings),
         CREDENTIALS: read_credentials(document, variables),
         TELEMETRY: read_telemetry(document, variables),
@@ -515,6 +534,36 @@ def read_storage(
         return StorageSettings(url, is_foreign=url is not None and url.partition(":")[0] in schemes)
 
     return accepted(document, STORAGE, settings), findings
+
+
+# -- [cluster] -----------------------------------------------------------------------------------------------
+
+
+def read_cluster(
+    document: Document | None, variables: Variables, storage: StorageSettings
+) -> tuple[ClusterSettings, tuple[Finding, ...]]:
+    """Return the settings with findings. No message quotes an address: it may contain a password.
+
+    Raises:
+        ConfigError: a value is not acceptable, or the nodes would have nothing in common.
+    """
+    # In another client's file the word may mean something else.
+    if document is None or not document.dialect.has_hub or CLUSTER not in document.table:
+        return ClusterSettings(), ()
+    read, findings = read_table(document, CLUSTER)
+    folder = document.file.parent
+    if not read.get("nats") and (storage.url is None or storage.is_foreign):
+        advice = 'add nats = "nats://...", or [storage] url = "postgresql://..." with the database of all nodes'
+        place = Place(document.file, CLUSTER)
+        raise ConfigError(place.finding("connects this hub with no other", advice=advice, code=codes.BAD_VALUE))
+
+    def settings() -> ClusterSettings:
+        urls = tuple(resolve_secret(f"nats.{at}", url, variables) for at, url in enumerate(read.get("nats", ())))
+        named = [key for key in ("credentials", "tls_ca") if read.get(key)]
+        paths = {key: str(resolve_path(read[key], folder, home_folder())) for key in named}
+        return ClusterSettings(**{**read, **paths, "nats": urls}, is_enabled=True)
+
+    return accepted(document, CLUSTER, settings), findings
 
 
 # -- [credentials] -------------------------------------------------------------------------------------------

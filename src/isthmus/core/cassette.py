@@ -152,6 +152,11 @@ class ResultLine(_Line, frozen=True, kw_only=True):
     ms: int | None = None
 
 
+RULED = frozenset(("approval_pending", "approval_denied", "approval_expired", "too_many_approvals", "budget_exceeded"))
+"""Reasons of refusals by rules of the operator, which a replaying hub does not have. It has names and schemas, and so
+refuses unknown tools and bad arguments by itself."""
+
+
 class RecordedFault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A fault with the fields that callers see."""
 
@@ -162,6 +167,8 @@ class RecordedFault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     """The code of a server's own error."""
     data: Raw = ABSENT
     retry_after: float | None = None
+    approval: str | None = None
+    """Which of the cassette's approvals it is about: ap_1, ap_2, …"""
 
 
 class FaultLine(_Line, frozen=True, kw_only=True):

@@ -312,6 +312,9 @@ class Document(msgspec.Struct, frozen=True):
     `version` is one more than that of the document it replaces; the first is 1. So of two writers that change the same
     document only the first succeeds. Lists can be filtered by `group` and `state` and are ordered by `at`. A document
     without a `body` is a tombstone: it deletes.
+
+    `holder` says which node of a cluster works on it, as far as it was read from a `SharedJournal`: `HERE`, the number
+    of another node, or empty if none does. What is written ignores it.
     """
 
     kind: str
@@ -322,7 +325,16 @@ class Document(msgspec.Struct, frozen=True):
     body: bytes | None
     group: str = ""
     state: str = ""
+    holder: str = ""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another node works on it."""
+        return self.holder not in ("", HERE)
+
+
+HERE = "here"
+"""The `Document.holder` of what this node works on."""
 
 DOCUMENT_BYTES = 512
 """What a document takes besides its body: its key, in the table and in the indexes."""
@@ -401,6 +413,7 @@ class Journal(Protocol):
     ) -> list[Document]:
         """Documents of all owners in one of these states, the oldest first; `after` is the last one seen.
 
+        In a `SharedJournal`, not those that other nodes hold.
         At most `limit`, fewer if they are large; an empty list only at the end.
         """
 
@@ -457,11 +470,41 @@ class MeasuredJournal(Protocol):
     figures: WriteFigures
 
 
+@runtime_checkable
+class SharedJournal(Journal, Protocol):
+    """A journal that several nodes use at once, each under a lease.
+
+    Of some documents one node is the holder, from the write that makes them unfinished until the one that ends them:
+    only it can change them, and `all_in` has no others. When its lease has ended, one other node inherits them.
+    """
+
+    inherited: asyncio.Event
+    """Set while there are documents to `inherit`."""
+    on_lost: Callable[[], None]
+    """Called when another node has inherited what this one held."""
+    on_joined: Callable[[int], None]
+    """Called with the number of each new lease of this node, which is the `holder` that others see."""
+
+    @property
+    def number(self) -> int | None:
+        """The number of the lease; None before the first one."""
+
+    async def inherit(self) -> list[Document]:
+        """Become the holder of some documents of nodes that are gone; an empty list at the end. Raises `OSError`."""
+
+
 class ClosableJournal(Journal, Protocol):
     """A journal that its opener closes."""
 
     async def aclose(self) -> None:
         """Write what is queued, then close."""
+
+
+class PeerTasks(Protocol):
+    """Reaches the nodes that hold tasks. Without it, what only they can do is refused as `TaskElsewhere`."""
+
+    async def cancel(self, node: str, owner: str, id: str, why: str) -> Fault | None:
+        """Cancel a task that a node holds (`Document.holder`), and wait until that is stored."""
 
 
 # -- audit and metrics -------------------------------------------------------------------------------------------------
@@ -492,6 +535,14 @@ class AuditJournal(Protocol):
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """Delete some of the oldest records and store an anchor in their place; return how many were deleted."""
+
+
+@runtime_checkable
+class ChainedAuditJournal(AuditJournal, Protocol):
+    """An audit journal in which each node of a cluster has a log of its own."""
+
+    async def choose_chain(self, key: str, place: int) -> int:
+        """Choose the log to open: that of this public key and this place below its state folder. Raises `OSError`."""
 
 
 @runtime_checkable
@@ -994,6 +1045,15 @@ class SwitchedServer(msgspec.Struct, frozen=True):
     """How long it stays so, as a sentence."""
 
 
+class ServerFix(NamedTuple):
+    """What to do about a server that cannot be used."""
+
+    text: str
+    """It may name files."""
+    place: str | None
+    """The file, and if known the line, of its entry; None if no change there helps."""
+
+
 class HubAdmin(Protocol):
     """What operators may do with a running hub, and see of its calls."""
 
@@ -1012,8 +1072,11 @@ class HubAdmin(Protocol):
     def findings(self) -> Sequence[ConfigurationFinding]:
         """The problems of the configuration."""
 
-    def server_fix(self, server: ServerName) -> str | None:
-        """What to do about a server that cannot be used, if its reason tells; it may name files."""
+    def server_fix(self, server: ServerName) -> ServerFix | None:
+        """What to do about a server that cannot be used, if its reason tells."""
+
+    def fixes_version(self) -> int:
+        """A number that changes when `server_fix` says something else of the same snapshot."""
 
     def latest_calls(self, count: int) -> Sequence[EndedCall]:
         """At most so many of the last calls, the oldest first."""

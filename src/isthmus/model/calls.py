@@ -186,7 +186,7 @@ class Call(msgspec.Struct, frozen=True):
     """The server's own name of the tool, where a set has another; for the audit log."""
 
     script: str = ""
-    """The id of the script that makes it, if one does; for the audit log."""
+    """The id of the script that makes it, if one does; for the audit log. Scripts take half of a server's slots."""
 
     script_lines: tuple[int, ...] = ()
     """The lines of that script that name the tool, for people who are asked to allow the call."""
@@ -199,6 +199,10 @@ class Call(msgspec.Struct, frozen=True):
 
     knows_links: bool = True
     """Whether the caller's protocol version has resource links; MCP has them since 2025-06-18."""
+
+    is_admitted: bool = False
+    """Another node of this hub has admitted it: approvals, budgets, the limits of tenants and large results are that
+    node's concern."""
 
     fleet_set: str | None = None
     """The set in which the fleet's tool was called, of a call that a fleet makes: budgets and records are about it."""

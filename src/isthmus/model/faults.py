@@ -85,6 +85,10 @@ FAULTS: Mapping[str, FaultRow] = {
         "no", INVALID_PARAMS, 409, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
         "The task has already ended",
         "Fetch its result instead."),
+    "task_elsewhere": FaultRow(
+        "no", REFUSED, 503, RELAY_NOT_FORWARDED, "rejected", "network", "PROXY_INTERNAL_ERROR", "unavailable",
+        "Another node runs the task",
+        "Send the request to the node that runs the task, or again when the task has ended."),
     "too_many_subscriptions": FaultRow(
         "no", REFUSED, 429, RELAY_NOT_FORWARDED, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
         "Too many subscriptions",
@@ -166,6 +170,10 @@ FAULTS: Mapping[str, FaultRow] = {
         None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "The connection to the server was lost",
         "`isthmus doctor` says whether the server is back."),
+    "node_lost": FaultRow(
+        None, SENT_AND_LOST, 502, RELAY_NOT_FORWARDED, "failed", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "Another node of the hub was lost",
+        "Try again; if the session is gone, begin a new one."),
     "timed_out": FaultRow(
         None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "network", "MCP_TIMEOUT", "timeout",
         "The server did not respond in time",
@@ -188,7 +196,7 @@ FAULTS: Mapping[str, FaultRow] = {
 
 def is_unsent(reason: str, executed: Executed) -> bool:
     """Whether a lost or late call never left the hub: JSON-RPC callers then get the codes of `not_connected`."""
-    return executed == "no" and reason in ("lost", "timed_out")
+    return executed == "no" and reason in ("lost", "node_lost", "timed_out")
 
 
 class Fault(Exception):
@@ -279,6 +287,19 @@ class TaskEnded(CallerFault):
 
     def __init__(self, status: str) -> None:
         super().__init__(f"Cannot cancel the task: it has ended ({status})")
+
+
+class TaskElsewhere(CallerFault):
+    """Only the node of the cluster that runs a task can do what was requested."""
+
+    reason = "task_elsewhere"
+
+    def __init__(self, task: str) -> None:
+        super().__init__(
+            f"Another node of the cluster runs task {task}, and only that node can cancel or continue it; nothing was "
+            "changed"
+        )
+        self.retry_after = 1.0
 
 
 class TooManySubscriptions(CallerFault):
@@ -526,6 +547,17 @@ class Draining(OwnFault):
     def __init__(self) -> None:
         super().__init__("The hub is shutting down")
         self.retry_after = 1.0
+
+
+class NodeLost(OwnFault):
+    """Another node of the cluster has what the request belongs to, and does not answer."""
+
+    reason = "node_lost"
+
+    def __init__(self, detail: str, *, executed: Executed) -> None:
+        what = "cannot be reached" if executed == "no" else "was lost during the request"
+        super().__init__(f"Another node of the hub {what}: {without_locations(detail)}", executed=executed)
+        self.retry_after = 1.0 if executed == "no" else None
 
 
 class NotWritten(OwnFault):

@@ -28,6 +28,7 @@ from msgspec import Raw
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.cassette import (
     FORMAT,
+    RULED,
     AnswerLine,
     CallLine,
     EndCount,
@@ -237,6 +238,8 @@ class CassetteRecorder:
         """Changed by the thread only."""
         self._servers: set[ServerName] = set()
         """Servers of recorded calls."""
+        self._approvals: dict[str, str] = {}
+        """What the cassette calls the approvals of refused calls; used by the thread only."""
         self._spool: IO[bytes] = tempfile.TemporaryFile(dir=settings.file.parent)  # noqa: SIM115 - `aclose`
         """The calls so far. The file has no name, so that a killed hub leaves nothing behind."""
         self._failure: OSError | None = None
@@ -271,12 +274,13 @@ class CassetteRecorder:
         return record
 
     def ended(self, inflight: InFlight, record: _Record, outcome: Outcome) -> None:
-        """A call ends now. Calls that reached no server are not recorded: a replaying hub refuses them by itself."""
+        """A call ends now. Of calls that reached no server, only those in `RULED` are recorded."""
         route = inflight.route
         if inflight.call.name != record.call.name:  # `call_tool` of a hub that exposes its tools as search
             record.call = inflight.call
         is_sent = inflight.server_queue is not None or isinstance(outcome, Result)
-        if route is not None and is_sent and route.feature.server != BUILTIN:
+        is_recorded = is_sent or (isinstance(outcome, Fault) and outcome.reason in RULED)
+        if route is not None and is_recorded and route.feature.server != BUILTIN:
             server = route.feature.server
             schema = route.feature.definition.get("inputSchema") if record.call.kind == "tool" else None
             ms, redact = record.milliseconds(), self._redact_for(inflight)
@@ -368,7 +372,23 @@ class CassetteRecorder:
         )
         for happening, ms in record.happenings:
             yield _step_line(happening, self._time(ms), hidden)
-        yield _end_line(ending.outcome, self._time(ending.ms), hidden, redact)
+        outcome, ended = ending.outcome, self._time(ending.ms)
+        if isinstance(outcome, Result):
+            yield ResultLine(result=hidden(outcome.payload), bare=outcome.is_bare, ms=ended)
+        else:
+            yield FaultLine(fault=self._recorded_fault(outcome, hidden, redact), ms=ended)
+
+    def _recorded_fault(self, fault: Fault, hidden: Callable[[Raw], Raw], redact: Redact) -> RecordedFault:
+        about: dict[str, Any] = {}
+        if isinstance(fault, ServerError):
+            about["code"] = fault.code
+            if fault.data is not None:
+                about["data"] = hidden(fault.data)
+        message = redact(fault.message)
+        if fault.approval is not None:  # the same number in each recording of the same calls
+            about["approval"] = self._approvals.setdefault(fault.approval, f"ap_{len(self._approvals) + 1}")
+            message = message.replace(fault.approval, about["approval"])
+        return RecordedFault(fault.reason, message, fault.executed, retry_after=fault.retry_after, **about)
 
     def _time(self, ms: int) -> int | None:
         return ms if self._settings.has_timing else None
@@ -508,18 +528,3 @@ def _step_line(happening: _Happening, ms: int | None, hidden: Callable[[Raw], Ra
         case _Replied(number):
             assert isinstance(happening.answer, Declined)
             return AnswerLine(answer=number, declined=happening.answer, ms=ms)
-
-
-def _end_line(outcome: Outcome, ms: int | None, hidden: Callable[[Raw], Raw], redact: Redact) -> Line:
-    if isinstance(outcome, Result):
-        return ResultLine(result=hidden(outcome.payload), bare=outcome.is_bare, ms=ms)
-    return FaultLine(fault=_recorded_fault(outcome, hidden, redact), ms=ms)
-
-
-def _recorded_fault(fault: Fault, hidden: Callable[[Raw], Raw], redact: Redact) -> RecordedFault:
-    about: dict[str, Any] = {}
-    if isinstance(fault, ServerError):
-        about["code"] = fault.code
-        if fault.data is not None:
-            about["data"] = hidden(fault.data)
-    return RecordedFault(fault.reason, redact(fault.message), fault.executed, retry_after=fault.retry_after, **about)

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.cassette import (
+    RULED,
     AnswerLine,
     FaultLine,
     GivenCall,
@@ -275,10 +276,11 @@ def _fault(line: FaultLine, server: ServerName) -> Result | Fault:
         reason=fault.reason,
         message=fault.message,
         executed=fault.executed,
-        server=server,
+        server=None if fault.reason in RULED else server,
         code=fault.code,
         data=fault.data,
         retry_after=fault.retry_after,
+        approval=fault.approval,
     )
     outcome = restored_outcome(about)
     # What only the hub's own code reads.

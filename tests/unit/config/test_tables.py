@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.codes import BAD_AGENT, WEAK_KEY
 from isthmus.config.dialects import CODEX, OWN, STANDARD
 from isthmus.config.files import Document
@@ -19,6 +20,7 @@ from isthmus.config.tables import (
     TARGETS,
     TASKS,
     accepted,
+    read_cluster,
     read_hub,
     read_relay,
     read_settings,
@@ -183,7 +185,7 @@ def test_unknown_keys_are_told_of() -> None:
 
 
 def test_every_field_of_a_settings_class_is_a_documented_key() -> None:
-    not_keys = {"hub": {"limits"}, "storage": {"is_foreign"}, "relay": {"agents", "tenants"}}
+    not_keys = {"hub": {"limits"}, "storage": {"is_foreign"}, "cluster": {"is_enabled"}, "relay": {"agents", "tenants"}}
     documented: dict[type, set[str]] = {}
     for table in HUB_TABLES.values():
         for settings in table.classes:
@@ -413,6 +415,63 @@ def test_it_is_read_with_the_rest_of_the_file_and_its_variables_are_named(tmp_pa
     assert found.origins["storage.url"].borrowed == ("PG_PASSWORD",)
     assert SECRET not in repr(found)
     assert found.warnings == ()
+
+
+# -- The `[cluster]` table ----------------------------------------------------------------------------------
+
+DATABASE = StorageSettings("postgresql://h/d")
+
+
+def test_without_a_table_the_hub_is_alone(tmp_path: Path) -> None:
+    assert load(None, {}, tmp_path, tmp_path).cluster == ClusterSettings()
+    assert not ClusterSettings().is_on
+    assert read_cluster(Document(FILE, {"cluster": 5}, CODEX), variables(), StorageSettings()) == (
+        ClusterSettings(),
+        (),
+    )
+
+
+@pytest.mark.parametrize("written", ['"nats://u:${SECRET}@h:4222"', '["nats://u:${SECRET}@h:4222", "tls://other"]'])
+def test_nats_is_one_address_or_several(tmp_path: Path, written: str) -> None:
+    (tmp_path / "isthmus.toml").write_text(f'[cluster]\nnats = {written}\nnode = "a"\ntls_ca = "ca.pem"\n')
+    (tmp_path / ".env").write_text(f"SECRET={SECRET}\n")
+    found = load(None, {}, tmp_path, tmp_path)
+    assert found.cluster.nats == (f"nats://u:{SECRET}@h:4222", "tls://other")[: len(found.cluster.nats)]
+    assert found.cluster.shown[0] == "nats://h:4222"
+    assert (found.cluster.node_id(1), found.cluster.tls_ca) == ("a", str(tmp_path / "ca.pem"))
+    assert SECRET not in repr(found)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("bad", [f"http://{SECRET}@h", f"nats://{SECRET}@", f"nats://{SECRET}@h:port", f"{SECRET} h"])
+def test_a_bad_address_of_nats_is_refused_and_not_quoted(bad: str) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.nats\.0 must be an address like nats://") as failed:
+        read_cluster(Document(FILE, {"cluster": {"nats": [bad]}}, OWN), variables(), StorageSettings())
+    assert SECRET not in str(failed.value)
+
+
+@pytest.mark.parametrize("node", ["", " ", "a\nb", "x" * 129])
+def test_a_bad_name_of_a_node_is_refused(node: str) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.node must have"):
+        read_cluster(Document(FILE, {"cluster": {"node": node}}, OWN), variables(), DATABASE)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 301.0])
+def test_a_lease_too_short_or_too_long_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.lease_seconds must be between 1 and 300"):
+        read_cluster(Document(FILE, {"cluster": {"lease_seconds": seconds}}, OWN), variables(), DATABASE)
+
+
+def test_nodes_need_a_bus_or_a_database_in_common() -> None:
+    document = Document(FILE, {"cluster": {}}, OWN)
+    with pytest.raises(ConfigError, match="cluster connects this hub with no other"):
+        read_cluster(document, variables(), StorageSettings())
+    found, _ = read_cluster(document, variables(), DATABASE)
+    assert (found.is_enabled, found.is_on) == (True, False)
+
+
+def test_hubs_of_one_machine_have_different_names() -> None:
+    assert ClusterSettings().node_id(1) != ClusterSettings().node_id(2)
 
 
 # -- The `[audit]` table, and `[hub] audit` -----------------------------------------------------------------

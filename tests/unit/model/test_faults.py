@@ -40,7 +40,7 @@ def test_a_row_has_a_value_in_every_column(reason: str) -> None:
 
 def test_a_fault_has_the_executed_of_its_row_unless_each_call_says_it() -> None:
     depends = {reason for reason, row in FAULTS.items() if row.executed is None}
-    assert depends == {"cancelled", "lost", "timed_out"}
+    assert depends == {"cancelled", "lost", "node_lost", "timed_out"}
     assert all(leaf.executed == FAULTS[leaf.reason].executed for leaf in leaves() if leaf.reason not in depends)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -653,11 +653,11 @@ class CallApprovals:
         # If that fails, the next hub finds that it has expired.
         self._journal.write((entry.document(None),), lambda _: None)
 
-    def retain(self, callers: Container[Caller]) -> None:
+    def retain(self, is_current: Callable[[Caller], bool]) -> None:
         """Cancel held calls of all other callers: those removed, or whose permissions changed."""
         for entry in self._entries.values():
             for held in list(entry.waiting):
-                if held.call.caller not in callers:
+                if not is_current(held.call.caller):
                     held.inflight.cancel("the caller was removed, or its permissions changed")
 
     def stop_waiting(self) -> None:

@@ -109,7 +109,20 @@ _decode = msgspec.json.Decoder(StoredCounter).decode
 class _Counter:
     """What was counted in the present period of one subject."""
 
-    __slots__ = ("began", "calls", "cost", "ends", "is_changed", "key", "number", "result_bytes", "told", "version")
+    __slots__ = (
+        "began",
+        "calls",
+        "cost",
+        "ends",
+        "is_changed",
+        "key",
+        "number",
+        "result_bytes",
+        "stored",
+        "told",
+        "version",
+        "written",
+    )
 
     def __init__(self, key: Key, number: int, began: float, ends: float) -> None:
         self.key = key
@@ -121,6 +134,10 @@ class _Counter:
         self.cost = 0.0
         self.version = 0
         """The version of the stored document; 0 before the first write."""
+        self.stored: StoredCounter | None = None
+        """What the journal has, as far as this hub knows."""
+        self.written: StoredCounter | None = None
+        """What was written last, perhaps in vain."""
         self.is_changed = False
         self.told = False
         """Whether the audit log has that it is used up."""
@@ -135,9 +152,25 @@ class _Counter:
 
     def document(self, *, is_over: bool) -> Document:
         """The next version of its document; one whose period is over is deleted."""
-        body = StoredCounter(*self.key, self.began, self.calls, self.result_bytes, self.cost)
-        text = None if is_over else _encode(body)
+        self.written = StoredCounter(*self.key, self.began, self.calls, self.result_bytes, self.cost)
+        text = None if is_over else _encode(self.written)
         return Document(BUDGET, OWNER, _id_of(self.key), self.version + 1, self.ends, text, state=STATE)
+
+    def add_others(self, document: Document | None) -> None:
+        """Add what another node of a cluster has counted in the same period, since this hub last read or wrote."""
+        self.version = 0 if document is None else document.version
+        try:
+            theirs = None if document is None else _decode(document.body or b"")
+        except msgspec.MsgspecError:  # another version wrote it
+            theirs = None
+        before, self.stored = self.stored, theirs
+        if theirs is None or theirs.began != self.began:
+            return
+        if before is None or before.began != self.began:
+            before = StoredCounter(*self.key, self.began, 0, 0, 0.0)
+        self.calls += theirs.calls - before.calls
+        self.result_bytes += theirs.result_bytes - before.result_bytes
+        self.cost += theirs.cost - before.cost
 
 
 class _Matched(NamedTuple):
@@ -212,7 +245,7 @@ class CallBudgets:
                     continue
                 key = (stored.budget, stored.per, stored.period, stored.subject)
                 counter = self._counters[key] = _Counter(key, next(self._numbers), stored.began, document.at)
-                counter.version = document.version
+                counter.version, counter.stored = document.version, stored
                 counter.calls, counter.result_bytes, counter.cost = stored.calls, stored.result_bytes, stored.cost
 
     # -- the stage of a call -------------------------------------------------------------------------------------------
@@ -444,7 +477,7 @@ class CallBudgets:
             self._is_failing = False
             self._stored(counters, documents)
             return True
-        if not self._is_failing:
+        if result != "conflict" and not self._is_failing:
             self._is_failing = True
             log.error("counters of budgets could not be stored: a crash would forget them", result=result)
         for counter in counters:
@@ -454,7 +487,10 @@ class CallBudgets:
                     kept = await self._journal.read(BUDGET, OWNER, _id_of(counter.key))
                 except OSError:
                     break
-                counter.version = 0 if kept is None else kept.version
+                if result == "unknown" and kept is not None and kept.version == counter.version + 1:
+                    counter.stored = counter.written  # so it was stored
+                if kept is None or kept.version != counter.version:
+                    counter.add_others(kept)
         return False
 
     def _stored(self, counters: Iterable[_Counter], documents: Iterable[Document]) -> None:
@@ -464,6 +500,7 @@ class CallBudgets:
             document = by_id.get(_id_of(counter.key))
             if document is not None:
                 counter.version = 0 if document.body is None else document.version
+                counter.stored = None if document.body is None else counter.written
             if not counter.version and not counter.is_changed and counter.ends <= self.now():
                 self._counters.pop(counter.key, None)
 

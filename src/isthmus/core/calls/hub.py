@@ -707,6 +707,8 @@ def validate_and_hold(hub: Hub, inflight: InFlight) -> Outcome | Held | None:
     call = inflight.call
     if (fault := validate(hub, inflight)) is not None:
         return fault
+    if call.is_admitted:
+        return None
     assert hub.approvals is not None
     return hub.approvals.check(hub, inflight, call)
 
@@ -729,7 +731,7 @@ def use_cache_and_cut(hub: Hub, inflight: InFlight) -> Outcome | None:
     assert hub.cuts is not None
     assert inflight.route is not None
     # A fleet does that when it knows who answers.
-    if hub.fleets is None or inflight.route.feature.server not in hub.fleets:
+    if not inflight.call.is_admitted and (hub.fleets is None or inflight.route.feature.server not in hub.fleets):
         hub.cuts.watch(inflight)
     return cached
 
@@ -747,7 +749,7 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     call = inflight.call
     tenant, tenants = call.caller.tenant, hub.tenants
     # The calls of a fleet's members count.
-    if tenant != tenants.uncounted and not (hub.fleets is not None and server in hub.fleets):
+    if tenant != tenants.uncounted and not call.is_admitted and not (hub.fleets is not None and server in hub.fleets):
         if (refused := tenants.enter(tenant, hub.limits.tenant_calls)) is not None:
             return refused
         inflight.counted_by = tenants
@@ -770,7 +772,8 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
 def charge_and_submit(hub: Hub, inflight: InFlight) -> Fault | None:
     """`submit`, if the budgets of the operator have room for the call. An answer from the cache costs nothing."""
     assert hub.budgets is not None
-    return hub.budgets.charge(hub, inflight) or submit(hub, inflight)
+    refused = None if inflight.call.is_admitted else hub.budgets.charge(hub, inflight)
+    return refused or submit(hub, inflight)
 
 
 STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)

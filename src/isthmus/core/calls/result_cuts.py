@@ -3,7 +3,8 @@
 The hub wraps `InFlight.keep` of calls that may be cut. A result within its limit is not even looked at; its length is
 known. A longer one is split into its members, if it is very long by the reader (`core.pauses`), and the caller gets
 what fits: texts up to a character, other blocks and `structuredContent` whole or not at all, and a line that says what
-is left out. The whole stays in memory as a resource that only this caller can read, at `isthmus://results/ID`.
+is left out. The whole stays in memory as a resource that only this caller can read, at `isthmus://results/ID`. MCP
+reads resources whole, so parts have URIs of their own: `isthmus://results/ID?from=N` is what follows the first N bytes.
 
 Texts are cut and joined as JSON, without decoding them: what is kept is what the server wrote.
 """
@@ -50,6 +51,9 @@ CUT_BYTES_MIN = 2048
 NOTE_BYTES = 900
 """What is reserved for the line and the link."""
 
+FROM = "?from="
+"""What follows the id in the URI of a part."""
+
 BLOCKS_MAX = 1000
 """Content blocks that are looked at one by one. Of more, the kept resource is the whole result as JSON."""
 
@@ -79,6 +83,7 @@ BlockKind: TypeAlias = Literal["text", "data", "resource", "json"]
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
+_OFFSET = re.compile(r"[0-9]{1,12}")
 _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 
@@ -220,6 +225,16 @@ class _Kept(NamedTuple):
     split: SplitResult | None
     expires: float
     size: int
+    part_bytes: int
+    """How much of it is read by the URI of a part: as much as its caller got at first."""
+
+    def blocks(self) -> list[Block]:
+        """What it has, in the order in which it is read."""
+        if self.split is None or self.split.total > len(self.split.blocks):
+            return [Block("json", self.payload, self.payload, "application/json")]
+        structured = self.split.members.get("structuredContent")
+        more = [] if structured is None else [Block("json", structured, structured, "application/json")]
+        return [*self.split.blocks, *more]
 
 
 class KeptResults:
@@ -227,6 +242,8 @@ class KeptResults:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self.prefix = ""
+        """What ids begin with: in a cluster, the tag of the node that has the result."""
         self.seconds = 3600.0
         self.caller_bytes = 0
         self.hub_bytes = 0
@@ -239,7 +256,7 @@ class KeptResults:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, owner: Owner, payload: Raw, split: SplitResult | None) -> tuple[str, float] | None:
+    def keep(self, owner: Owner, payload: Raw, split: SplitResult | None, part_bytes: int) -> tuple[str, float] | None:
         """Keep a result, and return its id and when it expires; None if it is too large to be kept."""
         size = len(memoryview(payload))
         if size > min(self.caller_bytes, self.hub_bytes):
@@ -249,8 +266,8 @@ class KeptResults:
         while self.size_bytes + size > self.hub_bytes:
             # One caller's many results must not cost others theirs.
             self._drop_oldest(max(self._bytes_of, key=lambda each: self._bytes_of[each]))
-        id, expires = secrets.token_urlsafe(18), self._now() + self.seconds
-        self._kept[id] = _Kept(owner, payload, split, expires, size)
+        id, expires = self.prefix + secrets.token_urlsafe(18), self._now() + self.seconds
+        self._kept[id] = _Kept(owner, payload, split, expires, size, part_bytes)
         self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size
         self.size_bytes += size
         if self._timer is None:
@@ -304,33 +321,83 @@ def contents_passes(uri: str, kept: _Kept) -> Generator[None, None, Raw]:
     """The result of reading a kept result: one entry for each of its blocks, then its `structuredContent` as JSON."""
     head = b'{"uri":%b,"mimeType":%b,' % (_encode(uri), b"%b")
     parts: list[bytes | memoryview] = [b'{"contents":[']
-    split = kept.split
-    if split is None or split.total > len(split.blocks):
-        parts.append(head % b'"application/json"' + b'"text":"')
-        yield from _escape(kept.payload, parts)
-        parts.append(b'"}')
-    else:
-        structured = split.members.get("structuredContent")
-        blocks = list(split.blocks)
-        if structured is not None:
-            blocks.append(Block("json", structured, structured, "application/json"))
-        for at, block in enumerate(blocks):
-            parts.append(b"," if at else b"")
-            start = head % _encode(block.mime)
-            match block.kind:
-                case "text":
-                    parts += (start, b'"text":', memoryview(block.value), b"}")
-                case "data":
-                    parts += (start, b'"blob":', memoryview(block.value), b"}")
-                case "resource":
-                    parts.append(memoryview(block.value))
-                case "json":
-                    parts += (start, b'"text":"')
-                    yield from _escape(block.value, parts)
-                    parts.append(b'"}')
+    for at, block in enumerate(kept.blocks()):
+        parts.append(b"," if at else b"")
+        start = head % _encode(block.mime)
+        match block.kind:
+            case "text":
+                parts += (start, b'"text":', memoryview(block.value), b"}")
+            case "data":
+                parts += (start, b'"blob":', memoryview(block.value), b"}")
+            case "resource":
+                parts.append(memoryview(block.value))
+            case "json":
+                parts += (start, b'"text":"')
+                yield from _escape(block.value, parts)
+                parts.append(b'"}')
     parts.append(b"]}")
     yield
     return Raw(b"".join(parts))
+
+
+def _extent(block: Block) -> int:
+    """How many bytes a block counts in the URIs of parts: a text or its data without the quotation marks."""
+    return len(memoryview(block.value)) - (2 if block.kind in ("text", "data") else 0)
+
+
+def part_of(uri: str, kept: _Kept, start: int) -> Raw | None:
+    """What reading a part returns: texts from `start` on, as many as fit, then a line that says where it goes on.
+
+    Other blocks are whole, or begin the next part. None if the result has no such part.
+    """
+    whole, room, at = uri.partition("?")[0], kept.part_bytes, start
+    entries: list[bytes] = []
+    for block in kept.blocks():
+        extent = _extent(block)
+        if start >= extent:
+            start -= extent
+            continue
+        head, end = b'{"uri":%b,"mimeType":%b,' % (_encode(uri), _encode(block.mime)), extent
+        if block.kind == "resource":
+            entry = bytes(block.value)
+        elif block.kind == "data":
+            entry = head + b'"blob":%b}' % bytes(block.value)
+        else:
+            text, end = _slice_of(block, start, max(0, room - len(head)))
+            entry = head + b'"text":"%b"}' % text if text else b""
+        if not entry or (entries and len(entry) > room + len(head)):
+            break
+        entries.append(entry)
+        room, at, start = room - len(entry), at + end - start, 0
+        if end < extent:
+            break
+    if not entries:
+        return None
+    total = sum(map(_extent, kept.blocks()))
+    if at < total:
+        then = f"{whole}{FROM}{at}"
+        said = f"[{total - at} of {total} bytes follow. Read on at {then}]"
+        entries.append(b'{"uri":%b,"mimeType":"text/plain","text":%b}' % (_encode(then), _encode(said)))
+    return Raw(b'{"contents":[%b]}' % b",".join(entries))
+
+
+def _slice_of(block: Block, start: int, most: int) -> tuple[bytes, int]:
+    """A part of a text as the inside of a JSON text, and where in the block it ends.
+
+    Both ends are moved back to the end of a character.
+    """
+    view = memoryview(block.value)
+    if block.kind == "text":
+        begin = len(cut_string(block.value, start))
+        # With quotation marks of its own it is cut like a whole text, and 8 more bytes show where a character ends.
+        text = cut_string(Raw(b'"%b"' % bytes(view[1 + begin : min(1 + begin + most + 8, len(view) - 1)])), most)
+        return text, begin + len(text)
+    end = min(start + most // 2, len(view))  # quotation marks become longer when they are escaped
+    while 0 < start < len(view) and view[start] & 0xC0 == 0x80:
+        start -= 1
+    while start < end < len(view) and view[end] & 0xC0 == 0x80:
+        end -= 1
+    return _encode(str(view[start:end], "utf-8", "replace"))[1:-1], end
 
 
 def _escape(raw: Raw, parts: list[bytes | memoryview]) -> Generator[None, None, None]:
@@ -450,18 +517,19 @@ class ResultCuts:
         """What the caller gets instead."""
         limit, call, outcome, has_schema, _ = cut
         size = len(memoryview(payload))
-        kept = self.kept.keep((call.caller.tenant, call.caller.name), payload, split)
+        kept = self.kept.keep((call.caller.tenant, call.caller.name), payload, split, limit - NOTE_BYTES)
         uri = None if kept is None else URI + kept[0]
         until = "" if kept is None else datetime.fromtimestamp(kept[1], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        where = "" if uri is None else f" The whole result is the resource {uri} until {until}."
-        if uri is None:
-            where = " The whole result is too large to be kept."
         if split is None:
             members: dict[str, Raw] = {}
             blocks = [Block("text", payload, Raw(_bare_text(payload, limit)), "")]
         else:
             members, blocks = split.members, split.blocks
         plan = _fit(members, blocks, limit - NOTE_BYTES, has_schema=has_schema)
+        where = " The whole result is too large to be kept."
+        if uri is not None:
+            follows = f"{uri}{FROM}{_shown_bytes(plan, blocks, split)}"
+            where = f" The whole result is the resource {uri} until {until}; {follows} is the next part of it."
         is_failed = has_schema and not outcome.is_error and "structuredContent" in plan.left_out
         note = _note(plan, size, 1 if split is None else split.total, where, is_failed=is_failed)
         written = [*plan.blocks]
@@ -491,9 +559,17 @@ class ResultCuts:
         """Start to answer a call that reads a kept result, or return why it cannot be read."""
         call = inflight.call
         inflight.route = Route(Resource.of(BUILTIN, FeatureName(call.name), {}), call.name)
-        kept = self.kept.find((call.caller.tenant, call.caller.name), call.name.removeprefix(URI))
+        id, _, start = call.name.removeprefix(URI).partition(FROM)
+        kept = self.kept.find((call.caller.tenant, call.caller.name), id)
         if isinstance(kept, str):
             return UnknownResource(call.name, why=kept)
+        if FROM in call.name:
+            part = part_of(call.name, kept, int(start)) if _OFFSET.fullmatch(start) else None
+            if part is None:
+                total = sum(map(_extent, kept.blocks()))
+                return UnknownResource(call.name, why=f"the result has {total} bytes, and from must be fewer")
+            inflight.finish(Result(part))
+            return None
         inflight.limit(hub.limits.hard_seconds, hub.deadlines)
         in_turns(contents_passes(call.name, kept), partial(_finish, inflight))
         return None
@@ -519,6 +595,8 @@ class _Plan(NamedTuple):
     left_out: list[str]
     """Members that are left out."""
     blocks_left_out: int
+    goes_on: tuple[int, int] | None
+    """The first block that is left out or cut, and how many bytes of it are there; None if all blocks are."""
 
 
 def _fit(members: Mapping[str, Raw], blocks: list[Block], room: int, *, has_schema: bool) -> _Plan:
@@ -536,7 +614,8 @@ def _fit(members: Mapping[str, Raw], blocks: list[Block], room: int, *, has_sche
             left_out.append(name)
     written: list[bytes] = []
     cut_at, missing = None, 0
-    for block in blocks:
+    goes_on: tuple[int, int] | None = None
+    for number, block in enumerate(blocks):
         size = len(memoryview(block.raw)) + 1
         if size <= room and cut_at is None:
             written.append(bytes(block.raw))
@@ -544,9 +623,22 @@ def _fit(members: Mapping[str, Raw], blocks: list[Block], room: int, *, has_sche
         elif block.kind == "text" and cut_at is None and room > 0:
             cut_at = len(written)
             written.append(cut_string(block.value, room))
+            goes_on = goes_on or (number, len(written[-1]))
         else:
             missing += 1
-    return _Plan(fitting, written, cut_at, left_out, missing)
+            goes_on = goes_on or (number, 0)
+    return _Plan(fitting, written, cut_at, left_out, missing, goes_on)
+
+
+def _shown_bytes(plan: _Plan, blocks: list[Block], split: SplitResult | None) -> int:
+    """How far the caller has read the result, as the URIs of parts count it."""
+    if split is None:  # shown as a text, kept as JSON
+        shown = b"" if plan.cut_at is None else plan.blocks[plan.cut_at]
+        return len(msgspec.json.decode(b'"%b"' % shown, type=str).encode("utf-8", "replace"))
+    if split.total > len(split.blocks):
+        return 0
+    number, shown_of_it = plan.goes_on or (len(blocks), 0)
+    return sum(map(_extent, blocks[:number])) + shown_of_it
 
 
 def _bare_text(payload: Raw, limit: int) -> bytes:

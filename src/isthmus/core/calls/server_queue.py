@@ -3,12 +3,12 @@
 It is the bulkhead between servers: whatever happens to one, the others have their own. The hub submits calls, the
 supervisor attaches and detaches links, and ended calls return their slots.
 
-Calls are sent first in, first out. Three rules keep one kind of call from taking every slot, each a cap on the running
-calls of a group: a tenant (three quarters, once several tenants call), a relay device (a quarter), and long calls such
-as tasks (half, and one caller three quarters of these). A call whose group is full keeps its place in the queue while
-later calls pass it. Two more rules break standstills: a call made by a running call of the same server is refused if no
-slot could ever come free, and a caller whose unanswered questions hold over half of the slots loses the oldest while
-others wait. The circuit breaker decides when to stop calling a failing server; time is an argument there.
+Calls are sent first in, first out. Four rules keep one kind of call from taking every slot, each a cap on the running
+calls of a group: a tenant (three quarters, once several tenants call), a relay device (a quarter), long calls such as
+tasks (half, and one caller three quarters of these), and calls of scripts (half). A call whose group is full keeps its
+place in the queue while later calls pass it. Two more rules break standstills: a call made by a running call of the
+same server is refused if no slot could ever come free, and a caller whose unanswered questions hold over half of the
+slots loses the oldest while others wait.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import structlog
 
+from isthmus.core.access.circuit_breaker import BreakerState, CircuitBreaker
 from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import AnyMethodLink, CallerLinks, Link
@@ -43,84 +44,6 @@ from isthmus.model.faults import (
     UnknownTool,
 )
 from isthmus.model.names import FeatureName, ServerName
-
-BreakerState: TypeAlias = Literal["closed", "half_open", "open"]
-
-
-class CircuitBreaker:
-    """Opens after failures in a row, or when too large a share of the calls in one window failed.
-
-    Open, it refuses calls for a while that doubles each time; then one call may probe. A success, or a new link, closes
-    it. Windows follow each other instead of sliding: two integers then suffice, however many calls there are.
-    """
-
-    __slots__ = ("_calls", "_failed", "_is_probing", "_limits", "_pause", "_row", "_window_ends", "open_until")
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._calls = self._failed = 0
-        self._window_ends = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget every failure."""
-        self._row = self._calls = self._failed = 0
-        self._pause = self._limits.breaker_open_seconds
-        self.open_until = 0.0
-        """When it may be probed; 0 while it is closed, as it nearly always is, so that callers need not call `wait`."""
-        self._is_probing = False
-
-    def wait(self, now: float) -> float:
-        """Return 0 if a call may go, else the seconds until one may. The first call after the pause is the probe."""
-        if not self.open_until:
-            return 0.0
-        if now < self.open_until:
-            return self.open_until - now
-        if self._is_probing:
-            return self._limits.breaker_open_seconds
-        self._is_probing = True
-        return 0.0
-
-    def state(self, now: float) -> BreakerState:
-        """Whether calls may go, may not, or one may as a probe."""
-        return "closed" if not self.open_until else "open" if now < self.open_until else "half_open"
-
-    def succeeded(self, now: float) -> None:
-        """The server answered."""
-        self._row = 0
-        if self.open_until:
-            self.reset()
-        self._count(now, failures=0)
-
-    def failed(self, now: float) -> None:
-        """The server did not answer, or its answer was unusable."""
-        self._row += 1
-        self._count(now, failures=1)
-        if self._is_probing:
-            self._pause = min(self._pause * 2, self._limits.breaker_open_max_seconds)
-            self._open(now)
-            return
-        is_share_exceeded = (
-            self._calls >= self._limits.breaker_calls and self._failed >= self._limits.breaker_share * self._calls
-        )
-        if self._row >= self._limits.breaker_failures or is_share_exceeded:
-            self._open(now)
-
-    def gave_up(self) -> None:
-        """A call ended without saying anything about the server, such as a cancelled one: another call may probe."""
-        self._is_probing = False
-
-    def _open(self, now: float) -> None:
-        self._is_probing = False
-        self.open_until = now + self._pause
-
-    def _count(self, now: float, *, failures: int) -> None:
-        if now >= self._window_ends:
-            self._window_ends = now + self._limits.breaker_window_seconds
-            self._calls = self._failed = 0
-        self._calls += 1
-        self._failed += failures
-
 
 log = structlog.get_logger(__name__)
 
@@ -150,14 +73,16 @@ Owner: TypeAlias = tuple[str, str]
 Group: TypeAlias = tuple[str, str, str]
 """Calls that share a cap: the kind of group, and whose."""
 
-Caps: TypeAlias = tuple[str, str | None, Owner | None]
-"""What decides whether a call is held back: its device, its tenant if that is counted, its caller if it is long."""
+Caps: TypeAlias = tuple[str, str | None, Owner | None, bool]
+"""What decides whether a call is held back: its device, its tenant if that is counted, its caller if it is long, and
+whether a script makes it."""
 
-NO_CAPS: Caps = ("", None, None)
+NO_CAPS: Caps = ("", None, None, False)
 
 OnLink: TypeAlias = "Callable[[ServerQueue], None]"
 
 LONG_CALLS: Group = ("long", "", "")
+SCRIPT_CALLS: Group = ("scripts", "", "")
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
@@ -546,7 +471,9 @@ class ServerQueue:
         # While a slot is free, every queued call is held back by a cap, unless the queue is just being sent.
         may_be_next = self.running < self.max_calls and not (self._is_sending and self._queue.lines)
         is_shared = self.tenants is not None and self.tenants.are_several
-        if may_be_next and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
+        if may_be_next and not (
+            (is_shared or call.lasts or call.sharer or call.script) and self._is_held_back(inflight)
+        ):
             self._send(inflight, self._link)
             return None
         if inflight.within is not None and self._is_standstill(inflight):
@@ -656,6 +583,8 @@ class ServerQueue:
             self._join_groups(inflight, ("device", call.sharer, ""))
         if inflight.counted_by is not None:
             self._join_groups(inflight, ("tenant", call.caller.tenant, ""))
+        if call.script:
+            self._join_groups(inflight, SCRIPT_CALLS)
         if call.lasts:
             self._count_long(inflight)
             # A pool asks itself, once it has a link.
@@ -715,6 +644,8 @@ class ServerQueue:
         counting = inflight.counted_by  # uncounted calls of a tenant return no slot to those held back
         if counting is not None and counting.are_several and self._is_tenant_full(call.caller.tenant):
             return True
+        if call.script and self._running_in.get(SCRIPT_CALLS, 0) >= (self.max_calls // 2 or 1):
+            return True
         return call.lasts and self._are_long_calls_full(inflight)
 
     def _is_tenant_full(self, tenant: str) -> bool:
@@ -761,7 +692,7 @@ class ServerQueue:
         """Count a call as an ordinary one again."""
         groups = self._groups.get(inflight, ())
         self._leave_groups(inflight)
-        if others := tuple(group for group in groups if group[0] in ("device", "tenant")):
+        if others := tuple(group for group in groups if group[0] in ("device", "tenant", "scripts")):
             self._join_groups(inflight, *others)
         self._send_waiting()
 
@@ -802,4 +733,4 @@ def _long_calls_of(inflight: InFlight) -> Group:
 def _caps(inflight: InFlight) -> Caps:
     call = inflight.call
     tenant = None if inflight.counted_by is None else call.caller.tenant
-    return call.sharer, tenant, _owner(inflight) if call.lasts else None
+    return call.sharer, tenant, _owner(inflight) if call.lasts else None, call.script != ""

@@ -141,6 +141,13 @@ SYNONYMS = (
     "type enter fill",
     "pipeline build workflow ci",
     "replace substitute",
+    "buy order purchase",
+    "price cost fee",
+    "ship deliver delivery shipment",
+    "refund reimburse",
+    "employee staff worker",
+    "car vehicle",
+    "trip travel journey",
 )
 """Words that mean much the same where tools are described."""
 

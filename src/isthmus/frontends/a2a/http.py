@@ -22,6 +22,7 @@ from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
 from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
+from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.http.request_cycle import (
     JSON,
     PEER,
@@ -105,14 +106,25 @@ DIRECT = frozenset[DialectName]({"1.0", "0.3"})
 NOT_JSON = A2aProblem("not_json", "Content-Type must be application/json")
 
 Answered: TypeAlias = Payload | A2aProblem
+HELD_OPERATIONS = (
+    SendMessage,
+    SubscribeToTask,
+    CreatePushConfig,
+    GetPushConfig,
+    ListPushConfigs,
+    DeletePushConfig,
+)
+"""Operations on a task that only the node that runs it can do, or does better: others learn of its events later."""
+
 OtherOperation: TypeAlias = GetTask | ListTasks | CancelTask | SubscribeToTask | GetExtendedCard | PushOperation
 
 
 class A2aHttp:
     """The A2A frontend over HTTP."""
 
-    def __init__(self, service: A2aService, auth: Authenticator, cards: AgentCards) -> None:
+    def __init__(self, service: A2aService, auth: Authenticator, cards: AgentCards, nodes: Nodes = ALONE) -> None:
         self.service = service
+        self.nodes = nodes
         self._auth = auth
         self._cards = cards
         self._streams: set[TaskStream] = set()
@@ -161,13 +173,14 @@ class A2aHttp:
                 query = scope["query_string"].decode("latin-1")
                 marker = REST_PATH if name is None else f"{SETS_PATH}{name}/rest/"
                 raw_path = scope["raw_path"].decode("latin-1").partition(marker)[2]
-                await _A2aRestRequest(self, admitted, peer, fields).serve(scope["method"], raw_path, query, body)
+                request = _A2aRestRequest(self, admitted, peer, fields, scope)
+                await request.serve(scope["method"], raw_path, query, body)
             elif scope["method"] != "POST":
                 peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
             else:
                 query = scope["query_string"].decode("latin-1")
                 named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
-                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, named)
+                await _A2aRpcRequest(self, admitted, peer, fields, scope).serve(body, named)
 
     def _is_below_set(self, path: str) -> bool:
         """Whether a set has this path, too."""
@@ -381,9 +394,26 @@ def _write_shown(write: Callable[[Task], Payload], record: TaskRecord) -> Payloa
 class _A2aHttpRequest(A2aRequest):
     """One request over HTTP."""
 
-    def __init__(self, frontend: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields) -> None:
+    def __init__(self, frontend: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields, scope: Message) -> None:
         super().__init__(frontend, caller, peer, fields)
         self._taking = peer
+        self._scope = scope
+
+    async def _forwarded(self, operation: Operation | A2aProblem, body: bytes) -> bool:
+        """Whether another node holds the task of an operation, and has answered the request."""
+        nodes = self._frontend.nodes
+        if not nodes.prefix or not isinstance(operation, HELD_OPERATIONS) or operation.task is None:
+            return False
+        try:
+            live = await self._service.find(self._caller, operation.task)
+        except OSError:
+            return False  # the operation reports it
+        if isinstance(live, A2aProblem) or live.record.is_ended or not live.holder:
+            return False
+        over = nodes.forward_to(live.holder, self._peer, self._scope, body)
+        if over is not None:
+            await over
+        return over is not None
 
     def _send_response(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a response. Once a 0.1 caller has read it, the same text is a new message."""
@@ -422,6 +452,8 @@ class _A2aRpcRequest(_A2aHttpRequest):
         dialect = DIALECTS[recognised]
         reading = partial(dialect.read, request.method, request.params)
         operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller) if is_long else reading()
+        if await self._forwarded(operation, body):
+            return None
         done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
         if isinstance(done, A2aProblem):
             return self._refuse(dialect, request.id, done)
@@ -471,6 +503,8 @@ class _A2aRestRequest(_A2aHttpRequest):
         binding, operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller)
         if body and not is_json(self._fields):
             operation = NOT_JSON
+        if await self._forwarded(operation, body):
+            return
         done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)
         if isinstance(done, A2aProblem):
             status, refusal = binding.write_problem(done)

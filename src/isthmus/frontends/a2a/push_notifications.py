@@ -22,6 +22,7 @@ from isthmus.core.tasks.record import PushRecipient, TaskRecord, owner_of
 from isthmus.frontends.a2a.task_stream import is_settled
 from isthmus.frontends.a2a.task_view import artifacts_of, brief_of, shown
 from isthmus.model.callers import Caller
+from isthmus.model.faults import Fault, TaskElsewhere
 from isthmus.model.tasks import TaskArtifactUpdate, TaskStatusUpdate, Update
 from isthmus.wire.a2a.negotiate import DIALECTS
 from isthmus.wire.a2a.operations import (
@@ -168,6 +169,8 @@ class PushNotifications:
 
     def add(self, live: LiveTask, recipient: PushRecipient) -> A2aProblem | None:
         """Add a recipient to a task, or replace the one with its id. The next write stores it."""
+        if live.holder:
+            return fault_problem(TaskElsewhere(live.record.id))
         others = tuple(each for each in live.record.recipients if each.id != recipient.id)
         if len(others) >= RECIPIENTS_MAX:
             return A2aProblem("invalid_params", f"A task has at most {RECIPIENTS_MAX} push notification configs")
@@ -202,6 +205,8 @@ class PushNotifications:
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
+        if live.holder:
+            return fault_problem(TaskElsewhere(live.record.id))
         left = tuple(each for each in live.record.recipients if each.id != asked.id)
         if left != live.record.recipients:
             self._engine.set_recipients(live, left)
@@ -211,6 +216,13 @@ class PushNotifications:
     async def _task(self, caller: Caller, id: str) -> LiveTask | A2aProblem:
         live = await self._engine.find(owner_of(caller), id)
         return live or A2aProblem("task_not_found", f"Task not found: {_shown(id)}")
+
+
+def fault_problem(fault: Fault) -> A2aProblem:
+    """The problem of a fault that the next attempt may not meet."""
+    # Metadata of an `ErrorInfo` are texts.
+    metadata = {"executed": fault.executed, "retryAfter": f"{fault.retry_after or 1.0:g}"}
+    return A2aProblem("internal", fault.message, metadata)
 
 
 def _bytes(text: str) -> bytes:

@@ -59,12 +59,12 @@ from isthmus.frontends.a2a.caller_messages import (
     without_headers,
 )
 from isthmus.frontends.a2a.planning import CallerView, MakeScriptTask, TaskPlan, Words, plan
-from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.push_notifications import PushNotifications, fault_problem
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import NotWritten
+from isthmus.model.faults import NotWritten, TaskElsewhere
 from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
@@ -86,6 +86,8 @@ SAID_BYTES_MAX = 4 * 1024 * 1024
 
 SAID_AGAIN = "\nmessage "
 """Prefix of the internal idempotency key of a message. Keys of callers have no line break."""
+
+CANCELLED = "the caller cancelled the task"
 
 UNKNOWN_IF_RUN = A2aProblem(
     "internal",
@@ -363,6 +365,8 @@ class A2aService:
     async def _continue(
         self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _FreeKey | None
     ) -> LiveTask | A2aProblem:
+        if live.holder:
+            return fault_problem(TaskElsewhere(live.record.id))
         is_first, message = dialect == "0.1", without_headers(said.message)
         # A message that was sent before gets the same response.
         is_late = live.record.is_ended and self._now() >= live.record.updated + JOINED_SECONDS
@@ -537,7 +541,10 @@ class A2aService:
         live = await self.find(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
-        if not self._engine.cancel(live, "the caller cancelled the task"):
+        if live.holder and not live.record.is_ended:
+            fault = await self._engine.cancel_elsewhere(live, CANCELLED)
+            return live if fault is None else fault_problem(fault)
+        if not self._engine.cancel(live, CANCELLED):
             return A2aProblem("task_not_cancelable", f"Task {asked.task} has ended ({live.record.state})")
         await self._engine.wait_stored(live)
         return live
@@ -564,9 +571,7 @@ def _refusal(refused: TaskNotStarted) -> A2aProblem:
         return A2aProblem("invalid_params", str(refused))
     if isinstance(refused, StorageQuotaExceeded):
         return _quota_problem(refused)
-    fault = NotWritten(str(refused))
-    # Metadata of an `ErrorInfo` are texts.
-    return A2aProblem("internal", fault.message, {"executed": fault.executed, "retryAfter": f"{fault.retry_after:g}"})
+    return fault_problem(NotWritten(str(refused)))
 
 
 def _quota_problem(refused: TaskNotStored) -> A2aProblem:

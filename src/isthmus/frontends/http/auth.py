@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from isthmus.frontends.http.sessions import SAFE_METHODS, Sessions, has_csrf_token
+from isthmus.frontends.http.browser_sessions import SAFE_METHODS, Sessions, has_csrf_token
 from isthmus.frontends.http.settings import client_address
 from isthmus.model.callers import Caller, FrontendName, Unprovable
 

@@ -41,7 +41,8 @@ class Health:
     `/livez` is 200 while the process can answer, `/healthz` until the hub is draining. `/readyz` is also 503 while a
     first list would wait for starting servers (at most `listing_seconds`, so that one broken server does not block the
     others), while the journal refuses every write, and while a server with `required = true` is not connected. Any
-    other broken server makes the hub `degraded`, which is still 200: the other servers' tools work.
+    other broken server, or a node that is cut off from the others, makes the hub `degraded`, which is still 200: the
+    other servers' tools work.
     """
 
     def __init__(
@@ -50,11 +51,14 @@ class Health:
         auth: Authenticator,
         is_storage_failing: Callable[[], bool] = lambda: False,
         required: Callable[[], Collection[ServerName]] = tuple,
+        cluster: Callable[[], str | None] | None = None,
     ) -> None:
+        """`cluster` returns why this node is cut off from the others, None if it is not; without it there are none."""
         self._hub = hub
         self._auth = auth
         self._is_storage_failing = is_storage_failing
         self._required = required
+        self._cluster = cluster
 
     async def serve(self, scope: Message, _: Receive, send: Send) -> None:
         """Answer one probe."""
@@ -89,6 +93,8 @@ class Health:
             if any(name not in statuses or statuses[name].state != "ready" for name in self._required()):
                 return "server_failing", False
         is_broken = any(each.state in BROKEN for each in self._hub.snapshot.server_statuses.values())
+        # Its own servers work: taking every node out of the load balancer would stop those, too.
+        is_broken = is_broken or (self._cluster is not None and self._cluster() is not None)
         return "degraded" if is_broken else "ok", True
 
     def _details(self, *, is_verbose: bool) -> dict[str, object]:
@@ -99,6 +105,8 @@ class Health:
         if is_verbose:
             required = self._required()
             found["storage"] = "failing" if self._is_storage_failing() else "ok"
+            if self._cluster is not None:
+                found["cluster"] = self._cluster() or "ok"
             found["servers"] = {
                 name: {"state": each.state, "reason": each.reason, "required": name in required}
                 for name, each in sorted(statuses.items())

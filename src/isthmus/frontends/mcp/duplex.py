@@ -57,6 +57,17 @@ INITIALIZED = "notifications/initialized"
 _NESTED = refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not contain another batch")
 
 
+class CallOrigin(msgspec.Struct, frozen=True):
+    """Who makes a call on a session that carries the calls of several callers."""
+
+    caller: Caller
+    session: str = ""
+    shares_link: bool = False
+    sharer: str = ""
+    is_admitted: bool = False
+    """These are as in `Call`."""
+
+
 class DuplexSession:
     """One caller's session: `receive` gets each message that was read, and `send` is called with each to write."""
 
@@ -69,12 +80,12 @@ class DuplexSession:
         send: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
         session: str | None = None,
-        resolve_caller: Callable[[Members], tuple[Caller, str, bool] | None] = lambda _meta: None,
+        resolve_caller: Callable[[Members], CallOrigin | None] = lambda _meta: None,
     ) -> None:
         """`is_crowded` says that the caller reads slowly; droppable messages are skipped then.
 
         `session` is the id of an earlier session that continues. A caller that calls on behalf of others has
-        `resolve_caller`: from a modern call's `_meta` it returns the caller, its session and `Call.shares_link`.
+        `resolve_caller`, which reads a modern call's `_meta`.
         """
         self._is_crowded = is_crowded
         self._resolve_caller = resolve_caller
@@ -290,9 +301,9 @@ class DuplexSession:
             return self._reply(meta)
         era: Era = "legacy" if meta is None else "modern"
         resolved = None if meta is None else self._resolve_caller(meta)
-        caller, session, shares_link = resolved or (self._caller, self._client.session, False)
+        origin = resolved or CallOrigin(self._caller, self._client.session)
         read = self._methods.read_call(
-            request, caller, self._surface, meta, self._subscriptions.level, self._client.client_caps
+            request, origin.caller, self._surface, meta, self._subscriptions.level, self._client.client_caps
         )
         if isinstance(read, JsonRpcReply):
             return self._reply(read)
@@ -300,7 +311,9 @@ class DuplexSession:
         if self._hub.is_cutting and era == "legacy" and self.version in legacy.LINKLESS:
             call = msgspec.structs.replace(call, knows_links=False)
         if call.client_caps or (call.extra and needs_session(call)):
-            call = msgspec.structs.replace(call, session=session, shares_link=shares_link)
+            call = msgspec.structs.replace(call, session=origin.session, shares_link=origin.shares_link)
+        if origin.is_admitted:
+            call = msgspec.structs.replace(call, is_admitted=True, sharer=origin.sharer)
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
         client_input: ClientInput | None = self._client_input if era == "legacy" else self._methods.client_input

@@ -14,8 +14,10 @@ from functools import partial
 import msgspec
 
 from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
+from isthmus.core.calls.result_cuts import URI as RESULTS_URI
 from isthmus.core.pauses import LONG_BYTES, aside, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
+from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.http.request_cycle import (
     FIELDS,
     JSON,
@@ -46,7 +48,7 @@ from isthmus.frontends.mcp.http_streams import (
 from isthmus.frontends.mcp.input_required import SuspendedCall
 from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, check_meta, client_capabilities
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, TaskStatusNotifier
-from isthmus.frontends.mcp.tasks import needs_session
+from isthmus.frontends.mcp.tasks import is_hub_task_id, needs_session
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, Event, LogLevel, Outcome, Surface
 from isthmus.model.features import Topic
@@ -54,9 +56,10 @@ from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_c
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import CALLS
+from isthmus.wire.mcp.calls import CALLS, STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
-from isthmus.wire.mcp.messages import CANCELLED, Era, Members, read_client_capabilities
+from isthmus.wire.mcp.messages import CANCELLED, Era, Members, read_client_capabilities, read_string
+from isthmus.wire.mcp.tasks import LEGACY_METHODS, MODERN_METHODS
 
 SWEEP_SECONDS = 60.0
 """How often idle sessions are closed."""
@@ -94,6 +97,10 @@ ROUTING = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER, SESSION_HEADER)
 """Headers that a proxy may route on, besides those of arguments. Given twice, two readers could see two values."""
 
 EVENTS = b"text/event-stream"
+
+TASK_METHODS = LEGACY_METHODS | MODERN_METHODS
+HELD_METHODS = frozenset({"tasks/result", "tasks/update"})
+"""What only the node that runs a task can answer; a task's state is in the database."""
 
 _TOPIC_OF_LIST: dict[str, Topic] = {
     TOOLS.method: "tools",
@@ -284,10 +291,11 @@ class McpHttpExchange(McpExchange):
 class McpHttp:
     """The frontend. The surface argument says which path a request came by."""
 
-    def __init__(self, mcp_methods: McpMethods, auth: Authenticator) -> None:
+    def __init__(self, mcp_methods: McpMethods, auth: Authenticator, nodes: Nodes = ALONE) -> None:
         self.mcp_methods = mcp_methods
         self.hub = mcp_methods.hub
-        self.sessions = HttpSessions(on_close=mcp_methods.hub.session_ended)
+        self.nodes = nodes
+        self.sessions = HttpSessions(mcp_methods.hub.session_ended, nodes)
         self.loop = asyncio.get_running_loop()
         self.streams = OpenStreams(self.loop)
         self.slow = Deadlines(self.loop)
@@ -332,8 +340,18 @@ class McpHttp:
         message = jsonrpc.decode(body, max_depth=self.hub.limits.depth)
         if not isinstance(message, Request) or message.method not in CALLS:
             return False
-        request.start_call(message)
+        if self.nodes.prefix and message.method in HELD_METHODS:
+            return False
+        if self.forward(message, arrival, scope, body) is None:
+            request.start_call(message)
         return True
+
+    def forward(self, request: Request, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Forward a request whose body names what another node has; see `Nodes.forward`."""
+        if not self.nodes.prefix:
+            return None
+        id = _named_by(request)
+        return None if id is None else self.nodes.forward(id, peer, scope, body)
 
     async def serve(self, surface: Surface, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -415,7 +433,10 @@ class McpHttpRequest:
             body, message = read
         match message:
             case Request():
-                await self._request(message)
+                over = self._frontend.forward(message, self._peer, scope, body)
+                if over is None and message.method in HELD_METHODS:
+                    over = await self._forward_to_holder(message, scope, body)
+                await (self._request(message) if over is None else over)
             case Malformed():
                 self._reply(refuse(message.id, message.code, message.message), 400)
             case _ if self._refuse_unsupported_version():
@@ -431,6 +452,15 @@ class McpHttpRequest:
                     _receive(session, message)
                 respond(self._peer, 202, "")  # also for an unexpected answer, as the specification says
         return None
+
+    async def _forward_to_holder(self, request: Request, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Forward a request about a task to the node that runs it: only that one has the task's questions."""
+        nodes, hub_tasks = self._frontend.nodes, self._methods.hub_tasks
+        id = read_string(request.params.get("taskId"))
+        if not nodes.prefix or hub_tasks is None or id is None or not is_hub_task_id(id):
+            return None
+        holder = await hub_tasks.holder_of(self._caller, id)
+        return nodes.forward_to(holder, self._peer, scope, body) if holder else None
 
     async def _read_long(
         self, body: bytes | None, receive: Receive, scope: Message
@@ -755,6 +785,19 @@ class McpHttpRequest:
     def _prefers_stream(self, session: HttpSession) -> bool:
         """Whether `Accept` names streams first, and the caller can resume them."""
         return session.can_resume and self._headers.get(b"accept", b"").startswith(EVENTS)
+
+
+def _named_by(request: Request) -> str | None:
+    """What a request's body names that may be on another node: a state, a server's task, or a result that was cut."""
+    params = request.params
+    if STATE in params:
+        return read_string(params[STATE])
+    if request.method in TASK_METHODS:
+        return read_string(params.get("taskId"))
+    if request.method == "resources/read":
+        uri = read_string(params.get("uri")) or ""
+        return uri.removeprefix(RESULTS_URI) if uri.startswith(RESULTS_URI) else None
+    return None
 
 
 def _subscriptions(session: HttpSession) -> CallerSubscriptions:

@@ -24,6 +24,7 @@ from typing import Protocol, TypeAlias
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import CallerSession
 from isthmus.core.watch.server_tasks import ServerTask
+from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer, respond
 from isthmus.frontends.mcp.exchange import updated_notification
 from isthmus.frontends.mcp.hub_tasks import HubTasks
@@ -553,9 +554,10 @@ class HttpSession:
 class HttpSessions:
     """All sessions, by caller, so that no caller can crowd out another. Time comes in as an argument."""
 
-    def __init__(self, on_close: Callable[[str], None] = lambda _id: None) -> None:
+    def __init__(self, on_close: Callable[[str], None] = lambda _id: None, nodes: Nodes = ALONE) -> None:
         """`on_close` is called with the id of every closed session, after its calls were cancelled."""
         self._on_close = on_close
+        self._nodes = nodes
         self._by_owner: dict[Owner, OrderedDict[str, HttpSession]] = {}
         self._stores: dict[Owner, StreamStore] = {}
 
@@ -574,7 +576,7 @@ class HttpSessions:
             self.close(next(iter(existing.values())))
         own = self._by_owner.setdefault(owner, OrderedDict())
         store = self._stores.setdefault(owner, StreamStore())
-        session = HttpSession(secrets.token_urlsafe(24), caller, surface, now, store, version, opened_at=now)
+        session = HttpSession(new_id(self._nodes, 24), caller, surface, now, store, version, opened_at=now)
         own[session.id] = session
         return session
 

@@ -64,7 +64,17 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, Fault, NotWritten, TaskEnded, UnknownTask
+from isthmus.model.faults import (
+    BadArguments,
+    Bug,
+    Cancelled,
+    Draining,
+    Fault,
+    NotWritten,
+    TaskElsewhere,
+    TaskEnded,
+    UnknownTask,
+)
 from isthmus.model.features import Ability, Feature
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
@@ -715,6 +725,12 @@ class HubTasks:
         match call.kind:
             case "task_result":
                 inflight.carriage = ResultWaiter(self._engine, inflight, live)
+            case "task_cancel" | "task_update" if live.holder and not live.record.is_ended:
+                # Answers to questions reach only the node that asked them.
+                fault: Fault | None = TaskElsewhere(live.record.id)
+                if call.kind == "task_cancel":
+                    fault = await self._engine.cancel_elsewhere(live, "the caller cancelled the task")
+                inflight.finish(fault or (ACKNOWLEDGED if is_modern else legacy_status(live.record)))
             case "task_cancel":
                 is_cancelled = self._engine.cancel(live, "the caller cancelled the task")
                 await self._engine.wait_stored(live)
@@ -735,6 +751,13 @@ class HubTasks:
             case _:
                 record = live.stored or live.record
                 inflight.finish(modern_status(record) if is_modern else legacy_status(record))
+
+    async def holder_of(self, caller: Caller, id: str) -> str:
+        """The node that runs a caller's task; empty if it is this one, if none does, or if it cannot be told now."""
+        with suppress(OSError):
+            live = await self._engine.find(owner_of(caller, REALM), id)
+            return "" if live is None or live.record.is_ended else live.holder
+        return ""
 
     async def find(self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, id: str) -> LiveTask | None:
         """A caller's task, if it is visible on this surface and has not expired."""

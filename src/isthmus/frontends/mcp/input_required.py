@@ -337,6 +337,8 @@ class ModernClientInput:
 
     def __init__(self, sealer: Sealer, limits: Limits, *, gather_seconds: float = GATHER_SECONDS) -> None:
         self.limits = limits
+        self.prefix = ""
+        """What states begin with: in a cluster, the tag of the node that can open them."""
         self._sealer = sealer
         self._gather_seconds = gather_seconds
         self._loop = asyncio.get_running_loop()
@@ -434,7 +436,9 @@ class ModernClientInput:
         text = read_string(call.extra.get(STATE))
         if text is None or len(text) > STATE_LENGTH_MAX:
             return None
-        content = self._sealer.open(text, _binding_of(call))
+        if not text.startswith(self.prefix):
+            return None
+        content = self._sealer.open(text[len(self.prefix) :], _binding_of(call))
         if content is None:
             return None
         state = _STATE.decode(content)
@@ -486,7 +490,7 @@ class ModernClientInput:
         return True
 
     def _seal(self, call: Call, state: _State) -> str:
-        return self._sealer.seal(msgspec.json.encode(state), _binding_of(call))
+        return self.prefix + self._sealer.seal(msgspec.json.encode(state), _binding_of(call))
 
     def _expiry(self) -> float:
         return self._loop.time() + STATE_SECONDS

@@ -7,7 +7,6 @@ authenticated by itself. A session without any message for a day is closed.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from urllib.parse import parse_qs
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import CallerSession
 from isthmus.frontends.http.auth import Authenticator, Denied
+from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     JSON,
@@ -99,6 +99,7 @@ class McpSse:
         background: BackgroundTasks,
         surface: Surface,
         prefix: str = "",
+        nodes: Nodes = ALONE,
     ) -> None:
         """`prefix` is the path under which a proxy publishes the hub, if any."""
         self._methods = mcp_methods
@@ -107,6 +108,7 @@ class McpSse:
         self._background = background
         self._surface = surface
         self._prefix = prefix
+        self._nodes = nodes
         self._sessions: dict[str, _SseSession] = {}
         self._stream_counts: Counter[tuple[str, str]] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
@@ -192,7 +194,7 @@ class McpSse:
             return respond(peer, 429, f"This caller has {SESSIONS_MAX} open streams; close one first")
         loop = asyncio.get_running_loop()
         now = loop.time()
-        session = _SseSession(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, now, now)
+        session = _SseSession(new_id(self._nodes, 24), caller, peer, loop.create_future(), loop.time, now, now)
         session.duplex = DuplexSession(
             self._methods, caller, self._surface, self._background, session.send, session.is_crowded
         )

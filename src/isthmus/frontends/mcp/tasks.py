@@ -43,7 +43,16 @@ _METHODS: dict[Era, frozenset[str]] = {"legacy": LEGACY_METHODS, "modern": MODER
 _KEY = secrets.token_bytes(32)
 """Signs ids for the life of this process. Servers forget their tasks when the links of this process close."""
 
+_PREFIX = ""
+"""What ids begin with: in a cluster, the tag of the node that knows the server's tasks."""
+
 _HUB_TASK_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def name_node(prefix: str) -> None:
+    """Begin all ids with the tag of this node, from now on."""
+    global _PREFIX  # noqa: PLW0603  # beside the key, which is the process's own, too
+    _PREFIX = prefix
 
 
 def is_task_method(method: str, era: Era, view: View, *, has_hub_tasks: bool = False) -> bool:
@@ -59,12 +68,12 @@ def is_hub_task_id(id: str) -> bool:
 def public_id(caller: Caller, server: ServerName, own: str) -> str:
     """The id that the caller uses for a server's task: server, the server's own id, and a signature."""
     text = base64.urlsafe_b64encode(own.encode("utf-8", "surrogatepass")).decode().rstrip("=")
-    return f"{server}.{text}.{_signature(caller, server, own)}"
+    return f"{_PREFIX}{server}.{text}.{_signature(caller, server, own)}"
 
 
 def server_id(caller: Caller, public: str) -> tuple[ServerName, str] | None:
     """The server and its own id for a public id; None if the id was not issued to this caller."""
-    server, _, rest = public.partition(".")
+    server, _, rest = public.removeprefix(_PREFIX).partition(".")
     text, _, signature = rest.partition(".")
     try:
         own = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("utf-8", "surrogatepass")

@@ -26,6 +26,7 @@ from isthmus.frontends.relay.agents import RelayAgent
 from isthmus.frontends.relay.device import DeviceConnection
 from isthmus.frontends.relay.server_arrivals import ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
+from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.relay import (
     BEARER_SUBPROTOCOL,
@@ -185,6 +186,10 @@ class RelayHttp:
         self._tokens = tokens
         for agent in self._agents.values():
             agent.change(settings)
+
+    def is_current(self, caller: Caller) -> bool:
+        """Whether a caller is an agent with a connected device, with the permissions that it has now."""
+        return any(agent.caller == caller for agent in self._agents.values())
 
     def recheck(self) -> None:
         """Disconnect devices whose token is not valid any longer."""

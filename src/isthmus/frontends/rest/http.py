@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -36,6 +35,7 @@ from isthmus.core.ports import (
     TaskAdmin,
 )
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
+from isthmus.frontends.http.nodes import ALONE, Nodes, new_id
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     FIELDS,
@@ -169,6 +169,42 @@ class DenyRequest(msgspec.Struct, forbid_unknown_fields=True):
 DecisionRequest = TypeVar("DecisionRequest", AllowRequest, DenyRequest)
 
 
+class NodeReport(msgspec.Struct, frozen=True, rename="camel"):
+    """A node of the cluster, as the one that is asked sees it."""
+
+    name: str
+    is_self: bool
+    since: float
+    """When it joined, in seconds since 1970; for the node itself, since when its bus is as it is."""
+    version: str
+    servers: tuple[str, ...]
+    """The servers that it owns, by name."""
+
+
+class BusReport(msgspec.Struct, frozen=True):
+    """The bus between the nodes."""
+
+    state: Literal["connected", "away"]
+    since: float
+    reason: str
+    """Why it is away; empty if it is not."""
+
+
+class ClusterReport(msgspec.Struct, frozen=True):
+    """The nodes that are present."""
+
+    node: str
+    bus: BusReport
+    nodes: tuple[NodeReport, ...]
+
+
+class ClusterReports(Protocol):
+    """The cluster that the hub is a node of."""
+
+    def report(self) -> ClusterReport:
+        """The nodes that are present now."""
+
+
 class RestParts(msgspec.Struct, frozen=True):
     """What only a serving hub offers. The paths of a part that is None do not exist."""
 
@@ -178,6 +214,7 @@ class RestParts(msgspec.Struct, frozen=True):
     audit: AuditReports | None = None
     approvals: ApprovalAdmin | None = None
     budgets: BudgetAdmin | None = None
+    cluster: ClusterReports | None = None
 
 
 NO_PARTS = RestParts()
@@ -196,6 +233,7 @@ class RestHttp:
         name: str = "rest",
         admin: HubAdmin | None = None,
         parts: RestParts = NO_PARTS,
+        nodes: Nodes = ALONE,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
 
@@ -209,6 +247,7 @@ class RestHttp:
         self.loop_figures = loop_figures
         self.admin = admin
         self.parts = parts
+        self.nodes = nodes
         self.loop = asyncio.get_running_loop()
         self.questions: dict[str, OpenRestQuestion] = {}
         """Questions that wait for an answer, by id."""
@@ -526,6 +565,15 @@ class RestRequest:
             return msgspec.json.encode(admin.list(self.caller, limit=limit, after=self.parameter("cursor") or ""))
         except ValueError as error:
             return refusal("bad_request", str(error))
+
+    async def cluster(self) -> Answer:
+        """The nodes of the cluster."""
+        cluster = self._frontend.parts.cluster
+        if (refused := self._refused("see the cluster")) is not None:
+            return refused
+        if cluster is None:
+            return refusal("unknown_path", "This hub is no node of a cluster: set `nats` in [cluster]")
+        return msgspec.json.encode(cluster.report())
 
     async def configuration(self) -> Answer:
         """The problems of the configuration."""
@@ -1012,17 +1060,18 @@ class OpenRestQuestion(NamedTuple):
 class AskingExchange(RestExchange):
     """The same for a caller that answers questions: they are events of its stream, and it posts the answers."""
 
-    __slots__ = ("_asked", "_caller", "_questions")
+    __slots__ = ("_asked", "_caller", "_nodes", "_questions")
 
     def __init__(self, peer: Peer, call: Call, frontend: RestHttp) -> None:
         super().__init__(peer, call.log_level, frontend.loop)
         self._caller = (call.caller.tenant, call.caller.name)
         self._questions = frontend.questions
+        self._nodes = frontend.nodes
         self._asked: dict[OnReply, str] = {}
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
-        id = secrets.token_urlsafe(12)
+        id = new_id(self._nodes, 12)
         self._asked[reply] = id
         self._questions[id] = OpenRestQuestion(self._caller, reply)
         self._send_question(id, question)
@@ -1108,6 +1157,7 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer | None]]] = {
     "get_approval": RestRequest.approval,
     "allow_call": RestRequest.allow_call,
     "deny_call": RestRequest.deny_call,
+    "get_cluster": RestRequest.cluster,
     "get_configuration": RestRequest.configuration,
     "get_access": lambda request: request.access(access_page),
     "get_access_servers": lambda request: request.access(access_summary),

@@ -132,7 +132,7 @@ def _reason(reason: str | None, *, is_operator: bool) -> str | None:
 def servers_document(hub: Hub, caller: Caller, admin: HubAdmin | None = None) -> bytes:
     """The state of every server that the caller may see, rendered once per view."""
     memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
-    key = f"rest servers{' for operators' if caller.is_operator else ''}"
+    key = _servers_key(caller, admin)
     if key not in memo:
         memo[key] = msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller, admin)]})
     return memo[key]
@@ -141,10 +141,16 @@ def servers_document(hub: Hub, caller: Caller, admin: HubAdmin | None = None) ->
 def servers_tag(hub: Hub, caller: Caller, admin: HubAdmin | None = None) -> bytes:
     """The entity tag of that document."""
     memo = hub.snapshot.view(caller.grants, EVERYTHING).memo
-    key = f"rest servers{' for operators' if caller.is_operator else ''}, tag"
+    key = f"{_servers_key(caller, admin)}, tag"
     if key not in memo:
         memo[key] = entity_tag(hashlib.blake2b(servers_document(hub, caller, admin), digest_size=16).digest())
     return memo[key]
+
+
+def _servers_key(caller: Caller, admin: HubAdmin | None) -> str:
+    if not caller.is_operator:
+        return "rest servers"
+    return f"rest servers for operators {0 if admin is None else admin.fixes_version()}"
 
 
 def entity_tag(digest: bytes, about: str = "") -> bytes:
@@ -223,6 +229,6 @@ def _visible_servers(hub: Hub, caller: Caller, admin: HubAdmin | None) -> Iterab
         if caller.is_operator:
             if hub.snapshot.hides is not None and hub.snapshot.hides(server_status):
                 document["tools"] = len(server_status.tools)  # a fleet lists them
-            fix = None if admin is None else admin.server_fix(name)
-            document |= {"detail": server_status.detail, "fix": fix, "notes": server_status.notes}
+            fix, place = (admin and admin.server_fix(name)) or (None, None)
+            document |= {"detail": server_status.detail, "fix": fix, "place": place, "notes": server_status.notes}
         yield document, server_status

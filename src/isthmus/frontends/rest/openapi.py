@@ -147,6 +147,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Approvals": _open({"approvals": _array_of("Approval"), "total": COUNT, "next": NULLABLE_TEXT}),
         "Approval": _approval(),
         "Budgets": _budgets(),
+        "Cluster": _cluster(),
         "Definitions": _open({"pending": {"type": "array", "items": _definition()}}),
         "Definition": _open({"name": TEXT, "fingerprint": TEXT}),
         "Configuration": _open({"findings": {"type": "array", "items": _finding()}}),
@@ -253,6 +254,7 @@ def _server() -> dict[str, Any]:
     for_operators = {
         "detail": NULLABLE_TEXT,
         "fix": {**NULLABLE_TEXT, "description": "What to do about a server that cannot be used, if the hub knows."},
+        "place": {**NULLABLE_TEXT, "description": "File and line of its entry, if a change there is the fix."},
         "notes": {"type": "array", "items": {"type": "string"}},
         "log": {"type": "array", "items": line},
     }
@@ -348,6 +350,19 @@ def _capture_state() -> dict[str, Any]:
         }
     )
     return {"description": "Null if nothing is captured.", "anyOf": [state, {"type": "null"}]}
+
+
+def _cluster() -> dict[str, Any]:
+    seconds = {"type": "number", "description": "In seconds since 1970."}
+    node = {
+        "name": TEXT,
+        "isSelf": {"type": "boolean", "description": "Whether it is the node that was asked."},
+        "since": seconds,
+        "version": TEXT,
+        "servers": {"type": "array", "items": TEXT, "description": "The servers that it owns, by name."},
+    }
+    bus = {"state": {"enum": ["connected", "away"]}, "since": seconds, "reason": TEXT}
+    return _open({"node": TEXT, "bus": _open(bus), "nodes": {"type": "array", "items": _open(node)}})
 
 
 def _budgets() -> dict[str, Any]:

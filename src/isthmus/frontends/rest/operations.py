@@ -16,9 +16,9 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log", "Activity", "CallDetails", "Capture", "Definitions", "Definition", "Configuration", "ServerPreview",
-    "SwitchedServer", "Approvals", "Approval", "Budgets", "Access", "AccessServers", "AccessPreview", "Audit",
-    "AuditVerdict", "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer",
-    "RelayTools", "RelayDevices", "Tasks", "Task", "Sessions", "Document",
+    "SwitchedServer", "Approvals", "Approval", "Budgets", "Cluster", "Access", "AccessServers", "AccessPreview",
+    "Audit", "AuditVerdict", "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers",
+    "RelayServer", "RelayTools", "RelayDevices", "Tasks", "Task", "Sessions", "Document",
 ]  # fmt: skip
 """The schemas of results; the OpenAPI document defines each."""
 
@@ -215,6 +215,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Budgets, and what was used of them in the present period; operators see those of all callers.", "Budgets",
         (LIMIT, CURSOR),
     ),
+    Operation("get_cluster", "GET", "/v1/cluster", "The nodes of the cluster; for operators.", "Cluster"),
     Operation(
         "get_configuration", "GET", "/v1/configuration", "Problems of the configuration; for operators.",
         "Configuration",

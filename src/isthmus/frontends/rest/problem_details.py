@@ -117,7 +117,7 @@ def denial(denied: Denied) -> Problem:
 def problem_of(fault: Fault) -> Problem:
     """The problem for a call that ended in a fault."""
     row = FAULTS[fault.reason]
-    is_lost_unsent = fault.reason == "lost" and fault.executed == "no"
+    is_lost_unsent = fault.reason in ("lost", "node_lost") and fault.executed == "no"
     error = None
     if isinstance(fault, ServerError):
         members: dict[str, Payload] = {

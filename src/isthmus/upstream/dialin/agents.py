@@ -141,6 +141,7 @@ class AgentServer:
         "_tools",
         "agent",
         "came",
+        "is_elsewhere",
         "is_named",
         "last_note",
         "offered",
@@ -157,6 +158,8 @@ class AgentServer:
         self.reconnector = reconnector
         self.is_named = False
         """Its client chose the id when it connected; otherwise the id is made from the server's own name."""
+        self.is_elsewhere = False
+        """It dialled in last at another node of the cluster, which stores it."""
         self.offered = 0
         """How many tools it has, including those over the limit."""
         self.last_note: str | None = None
@@ -223,6 +226,7 @@ class AgentServer:
         if link.who is not None:
             self.title = f"{link.who.title or link.who.name} {link.who.version}".strip()
         self.welcome = link.welcome
+        self.is_elsewhere = link.announced is not None
         self.reconnector.take(link)
 
     def shown(self) -> DialledServer:

@@ -17,7 +17,18 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, ClientCapabilities
-from isthmus.model.faults import BadArguments, Executed, Fault, Lost, NotConnected, ServerError
+from isthmus.model.faults import (
+    BadArguments,
+    BreakerOpen,
+    Cancelled,
+    Executed,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    TimedOut,
+)
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
@@ -31,7 +42,13 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy
 from isthmus.wire.mcp.calls import QUESTIONS
-from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation
+from isthmus.wire.mcp.messages import (
+    CALLER_KEY,
+    CONVERSATION_KEY,
+    ConversationMark,
+    Implementation,
+    NamedCaller,
+)
 
 _KEY = secrets.token_bytes(32)
 """The key of the hashes in marks: agents can neither reverse nor compare them."""
@@ -54,6 +71,40 @@ class CallerMarkDialect(ModernDialect):
     def _envelope(self, client_caps: ClientCapabilities) -> bytes:
         # A caller's folders are on its own machine, not on the server's.
         return super()._envelope(frozenset(each for each in client_caps if each.partition(".")[0] != "roots"))
+
+
+class NamedCallerDialect(ModernDialect):
+    """The modern dialect, with the caller of each call by name: for a node of the same cluster."""
+
+    def call_params(self, call: Call, name: str, token: int) -> bytes:
+        """See `Dialect`."""
+        caller = NamedCaller(call.caller.name, call.caller.tenant, call.session, call.shares_link, call.sharer)
+        meta = {**call.meta, CALLER_KEY: msgspec.Raw(msgspec.json.encode(caller))}
+        return super().call_params(msgspec.structs.replace(call, meta=meta), name, token)
+
+
+class NodeServer(msgspec.Struct, frozen=True):
+    """A server that has dialled in at another node of the cluster, as that node announces it."""
+
+    agent: str
+    tenant: str
+    server_id: str
+    name: str
+    """Its name there; it is the same here, unless another server has it."""
+    is_named: bool
+    """See `AgentServer.is_named`."""
+    came: float
+    """When its socket was opened, in seconds since the epoch: the newest socket of a server is the one to use."""
+
+    @property
+    def claim(self) -> Claim:
+        """What its token has proven to the other node."""
+        return Claim(self.agent, self.tenant, "server")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its agent, and its id there."""
+        return self.claim.key, self.server_id
 
 
 def mark_of(agent: str, call: Call) -> ConversationMark:
@@ -186,8 +237,9 @@ class DialInLink(BaseLink):
         number: int = 0,
         *,
         is_muxed: bool,
+        announced: NodeServer | None = None,
     ) -> None:
-        """`number` increases with every link."""
+        """`number` increases with every link. A server of another node was `announced` by that node."""
         super().__init__(server, me, limits)
         self.channel = channel
         # A pipe writes each frame as one line, so a line break inside would make two messages.
@@ -197,6 +249,7 @@ class DialInLink(BaseLink):
         self.came = 0.0
         """When it connected, in seconds since the epoch."""
         self.is_muxed = is_muxed
+        self.announced = announced
         self.questions.client_caps = EVERYTHING
         self.listing = Listing()
         """Its first list."""
@@ -239,11 +292,15 @@ class DialInLink(BaseLink):
                 raise
             self._discovered(discovery)
         self.can_ask = is_modern = self.dialect.era == "modern"
-        if is_modern and self.is_muxed:
+        if is_modern and self.announced is not None:
+            self.dialect = NamedCallerDialect(self._me)
+        elif is_modern and self.is_muxed:
             self.dialect = CallerMarkDialect(self._me, self.claim.key)
         answer, self.initialize_result = self.initialize_result, None
         members = {} if answer is None else jsonrpc.object_members(answer) or {}
         self.who = legacy.read_server_info(members.get("serverInfo"))
+        if self.welcome:  # the other node has sent the server's own
+            return
         if is_modern and self.who is not None:  # devices know only the legacy form
             self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities())
         elif not is_modern and answer is not None and len(memoryview(answer)) <= WELCOME_BYTES_MAX:
@@ -287,7 +344,11 @@ class DialInLink(BaseLink):
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
         """See `BaseLink.on_error_reply`. A hub, like our own client, reports what became of a failed call."""
-        fault = read_error(self.server, reply) if self.is_muxed or self.hubs else reply
+        fault: Fault | ErrorReply = reply
+        if self.announced is not None:
+            fault = read_node_error(self.server, reply)
+        elif self.is_muxed or self.hubs:
+            fault = read_error(self.server, reply)
         if isinstance(fault, ErrorReply):
             super().on_error_reply(waiter, fault)
         else:
@@ -422,6 +483,28 @@ def renamed(listing: Listing, server: ServerName) -> Listing:
 class _HubError(msgspec.Struct):
     executed: Executed
     reason: str
+    retry_after: float | None = msgspec.field(name="retryAfter", default=None)
+
+
+_FAULTS: dict[str, type[Fault]] = {
+    each.reason: each for each in (BadArguments, Overloaded, BreakerOpen, Cancelled, TimedOut)
+}
+"""Faults of another node that callers of this one get as they are; none has members of its own."""
+
+
+def read_node_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
+    """The meaning of an error from another node of the cluster: the fault that the call had there."""
+    try:
+        found = None if reply.data is None else msgspec.json.decode(reply.data, type=_HubError)
+    except msgspec.MsgspecError:
+        found = None
+    if found is None or found.reason not in _FAULTS:
+        return read_error(server, reply)
+    kind = _FAULTS[found.reason]
+    fault = kind.__new__(kind, reply.message)
+    Fault.__init__(fault, reply.message, server=server, executed=found.executed)
+    fault.retry_after = found.retry_after
+    return fault
 
 
 def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:

@@ -23,7 +23,7 @@ from isthmus.model.relay import Claim, DialledServer, Forgetting
 from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin.agents import AgentServer, DialInAgent, NameClaim, NameRules, own_id
-from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel
+from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel, NodeServer
 from isthmus.upstream.dialin.mux import MuxHost
 from isthmus.upstream.dialin.reconnector import REPLACED, DialInReconnector
 from isthmus.upstream.dialin.registry_store import RegistryStore, ServerRecord
@@ -45,6 +45,9 @@ MAKE_ROOM_SECONDS = 60.0
 """How long the tools of a disconnected server still count against the limit; it may be back at once."""
 
 COMING = "it has not said yet what it offers"
+
+CLOCK_STEP_SECONDS = 0.001
+"""The least difference between the times of two sockets of one server."""
 
 RESTARTING = 1012
 TRY_LATER = 1013
@@ -81,6 +84,8 @@ class DialInRegistry:
         """The number of links so far."""
         self.on_come: Callable[[], None] = lambda: None
         """Called for each server that connects, before it is initialized."""
+        self.on_stood: Callable[[AgentServer], None] = lambda _seat: None
+        """Called when a server's state has changed."""
         self._away: dict[AgentServer, float] = {}
         """When each absent server disconnected, the earliest first."""
         self._forgetting: asyncio.TimerHandle | None = None
@@ -149,13 +154,7 @@ class DialInRegistry:
         if not is_muxed:
             self._count(agent, 1)
         label = server_id or own_id(None)
-        name = next(self._names.bid(agent.key, label).names())
-        self._came += 1
-        link = DialInLink(name, self._me, self._hub.limits, channel, claim, self._came, is_muxed=is_muxed)
-        link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
-        link.on_gone = partial(self._gone, link)
-        link.came = self._now()
-        self._links[link] = agent
+        link = self._new_link(agent, channel, claim, label, is_muxed=is_muxed)
         if self._is_closing:
             link.end(RESTARTING, "the hub is shutting down", "the hub is shutting down")
             return link
@@ -163,6 +162,45 @@ class DialInRegistry:
             words = f"{most} servers of its agent are arriving, which is the limit (max_servers)"
             link.end(TRY_LATER, words, words)
             return link
+        self._expect(agent, link, label, server_id)
+        return link
+
+    def accept_node(
+        self, channel: DialInChannel, announced: NodeServer
+    ) -> tuple[DialInLink, asyncio.Task[None] | None]:
+        """Use a server that has dialled in at another node of the cluster, over a channel to that node.
+
+        The task ends when the server is listed, or cannot be; None if it is not accepted at all.
+        """
+        agent = self.roster(announced.claim.key)
+        link = self._new_link(agent, channel, announced.claim, announced.server_id, is_muxed=True, announced=announced)
+        if self._is_closing:
+            link.end(RESTARTING, "the hub is shutting down", "the hub is shutting down")
+            return link, None
+        return link, self._expect(agent, link, announced.server_id, announced.server_id)
+
+    def _new_link(
+        self,
+        agent: DialInAgent,
+        channel: DialInChannel,
+        claim: Claim,
+        label: str,
+        *,
+        is_muxed: bool,
+        announced: NodeServer | None = None,
+    ) -> DialInLink:
+        name = next(self._names.bid(agent.key, label).names())
+        self._came += 1
+        limits = self._hub.limits
+        link = DialInLink(name, self._me, limits, channel, claim, self._came, is_muxed=is_muxed, announced=announced)
+        link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
+        link.on_gone = partial(self._gone, link)
+        link.came = self._now() if announced is None else announced.came
+        self._links[link] = agent
+        return link
+
+    def _expect(self, agent: DialInAgent, link: DialInLink, label: str, server_id: str | None) -> asyncio.Task[None]:
+        """Initialize and list a server in the background."""
         agent.expect(link, label, is_named=server_id is not None)
         self.on_come()
         arrival = self._receive(agent, link, server_id)
@@ -170,8 +208,7 @@ class DialInRegistry:
         def on_crash(error: BaseException) -> None:
             link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
 
-        self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=on_crash)
-        return link
+        return self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=on_crash)
 
     async def _receive(self, agent: DialInAgent, link: DialInLink, server_id: str | None) -> None:
         """Initialize, list and register a server, or close its channel with the reason."""
@@ -183,7 +220,8 @@ class DialInRegistry:
                 await link.hear()
                 link.listing = await link.list_features()
                 place = server_id or await self._place(agent, link)
-            self._seat(agent, link, place, is_named=server_id is not None)
+            is_named = server_id is not None if link.announced is None else link.announced.is_named
+            self._seat(agent, link, place, is_named=is_named)
         except ConnectFailed as refused:
             _turn_away(link, REFUSED, str(refused))
         except Fault as failed:
@@ -218,9 +256,12 @@ class DialInRegistry:
         if link.lost.done() or link.is_leaving or self._is_closing:
             return
         seat = agent.seat(server_id)
-        if seat is not None and seat.reconnector.link is not None and seat.reconnector.link.number > link.number:
+        if seat is not None and seat.reconnector.link is not None and _is_newer(seat.reconnector.link, link):
             link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one was faster
             return
+        if seat is not None and link.announced is None and seat.is_elsewhere and seat.reconnector.link is not None:
+            # The other node must see that this socket is newer, even if its clock is ahead.
+            link.came = max(link.came, seat.reconnector.link.came + CLOCK_STEP_SECONDS)
         if seat is None:
             most = self._settings.max_servers
             while len(agent.seats()) >= most:
@@ -228,14 +269,15 @@ class DialInRegistry:
                 if oldest is None:
                     raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
                 self._drop(oldest, "another server of its agent took its place")
-            seat = self._new_seat(agent, server_id, self._now())
+            last = None if link.announced is None else ServerName(link.announced.name)
+            seat = self._new_seat(agent, server_id, self._now(), last)
         seat.is_named = is_named
         seat.take(link)
         agent.add(seat)
         _tell_name(seat, link)
 
     def _new_seat(self, agent: DialInAgent, server_id: str, came: float, last: ServerName | None = None) -> AgentServer:
-        """`last` is its name before the restart of the hub."""
+        """`last` is its name before the restart of the hub, or at another node."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
         reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(seat))
@@ -258,6 +300,24 @@ class DialInRegistry:
 
     def _bid(self, seat: AgentServer) -> NameClaim:
         return self._names.bid(seat.agent.key, seat.server_id)
+
+    def local_link(self, agent: str, server_id: str) -> tuple[AgentServer, DialInLink] | None:
+        """A server whose socket is here, by the key of its agent, and its link."""
+        found = self._agents.get(agent)
+        seat = None if found is None else found.seat(server_id)
+        link = None if seat is None else seat.reconnector.link
+        return None if seat is None or link is None or link.announced is not None else (seat, link)
+
+    def give_up(self, agent: str, server_id: str) -> None:
+        """Close the socket of a server that has a newer one at another node."""
+        found = self.local_link(agent, server_id)
+        if found is None:
+            return
+        seat, link = found
+        if seat.is_named:
+            link.end(NORMAL, REPLACED, "another connection took its place")
+        else:  # two programs with one name: this one gets another when it comes back
+            link.end(TRY_LATER, "a server of this name connected to another node", "another server has its name")
 
     # -- disconnecting ---------------------------------------------------------------------------------------------
 
@@ -285,9 +345,10 @@ class DialInRegistry:
                     seat.agent.make_room(MAKE_ROOM_SECONDS)
         if seat.has_fewer_tools():
             seat.agent.look_at_trimmed(seat)
-        if self._remembered is not None and not self._is_closing:
+        if self._remembered is not None and not self._is_closing and not seat.is_elsewhere:
             self._remembered.keep(seat.record(self._now()))
         seat.agent.tell()
+        self.on_stood(seat)
 
     def _plan_forgetting(self) -> None:
         """Set the timer for the server that disconnected first; there is one timer for all."""
@@ -321,7 +382,7 @@ class DialInRegistry:
         seat.reconnector.close(REFUSED, why, why)
         seat.agent.remove(seat)
         seat.agent.look_at_trimmed(seat)
-        if self._remembered is not None:
+        if self._remembered is not None and not seat.is_elsewhere:
             self._remembered.forget(seat.agent.key, seat.server_id)
 
     # -- new settings ----------------------------------------------------------------------------------------------
@@ -380,7 +441,7 @@ class DialInRegistry:
         is_good = _checked_once(is_valid)
         for host in [host for host in self._hosts if not is_good(host.claim)]:
             host.close(REFUSED, words)
-        for link in [link for link in self._links if not is_good(link.claim)]:
+        for link in [link for link in self._links if link.announced is None and not is_good(link.claim)]:
             link.end(REFUSED, words, "its token is no longer valid")
 
     # -- restoring -------------------------------------------------------------------------------------------------
@@ -447,6 +508,13 @@ def _checked_once(is_valid: Callable[[Claim], bool]) -> Callable[[Claim], bool]:
         return known[claim.under]
 
     return is_good
+
+
+def _is_newer(link: DialInLink, other: DialInLink) -> bool:
+    """Whether the first link is to be used. Of two sockets at different nodes, the one that was opened later is."""
+    if link.announced is None and other.announced is not None:
+        return link.came >= other.came
+    return link.number > other.number
 
 
 def _tell_name(seat: AgentServer, link: DialInLink) -> None:

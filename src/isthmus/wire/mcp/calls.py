@@ -18,7 +18,15 @@ from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
 from isthmus.model.long_objects import known_members
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members, only_members, render
-from isthmus.wire.mcp.messages import CONVERSATION_KEY, PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
+from isthmus.wire.mcp.messages import (
+    CALLER_KEY,
+    CONVERSATION_KEY,
+    PROGRESS_TOKEN,
+    Members,
+    is_object,
+    read_seconds,
+    read_string,
+)
 from isthmus.wire.mcp.modern import OWN_KEYS
 from isthmus.wire.mcp.tasks import RELATED, rename_related_meta
 
@@ -303,7 +311,9 @@ def read_resource_result(result: Payload) -> CallResultInfo | None:
 INPUT_MEMBERS = frozenset({RESPONSES, STATE})
 """Answers to a modern server's questions, and the state that it sent with them. It would believe any caller's."""
 
-_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED, "baggage"))
+_HOP_KEYS = frozenset(
+    key.casefold() for key in (*OWN_KEYS, CALLER_KEY, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED, "baggage")
+)
 
 
 def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:

@@ -336,6 +336,35 @@ def read_mark(raw: msgspec.Raw | None) -> ConversationMark | None:
     return mark if 0 < len(mark.caller) <= MARK_LENGTH_MAX and len(mark.session) <= MARK_LENGTH_MAX else None
 
 
+CALLER_KEY = "isthmus/caller"
+"""Between the nodes of a cluster, which trust each other; from anybody else it is dropped."""
+
+
+class NamedCaller(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The caller of a call that another node has admitted: for the queue, the log and the audit log."""
+
+    name: str
+    tenant: str
+    session: str = ""
+    shares: bool = False
+    """See `Call.shares_link`."""
+    sharer: str = ""
+    """See `Call.sharer`."""
+
+
+_CALLER = msgspec.json.Decoder(NamedCaller)
+
+
+def read_caller(raw: msgspec.Raw | None) -> NamedCaller | None:
+    """Read the member of `_meta`; None if it is missing or invalid."""
+    if raw is None:
+        return None
+    try:
+        return _CALLER.decode(raw)
+    except msgspec.MsgspecError:
+        return None
+
+
 MISSING_KEY = "isthmus/missing"
 
 MISSING_MAX = 1_000

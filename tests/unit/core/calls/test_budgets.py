@@ -506,3 +506,18 @@ async def test_a_caller_sees_its_own_counters_and_operators_all_page_by_page() -
     assert page.total == 4
     with pytest.raises(ValueError, match="cursor is invalid"):
         stage.budgets.list(OPERATOR, limit=2, after="x")
+
+
+async def test_two_nodes_that_count_in_one_journal_add_up_what_both_have_counted() -> None:
+    journal, budget = MemoryJournal(), Budget("calls", per="caller", period="day", calls=100)
+    nodes = [Counted(budget, journal=journal) for _ in range(3)]
+    for turn in range(1, 6):
+        for node in nodes[:2]:
+            node.call()
+            while not await node.budgets.flush():
+                pass
+        # The first one learns of the other's call when it counts the next one.
+        counted = [sum(calls for calls, _, _ in node.used("calls").values()) for node in nodes[:2]]
+        assert counted == [2 * turn - 1, 2 * turn]
+    await nodes[2].budgets.load()
+    assert [calls for calls, _, _ in nodes[2].used("calls").values()] == [10]

@@ -311,10 +311,10 @@ async def test_a_client_whose_protocol_has_no_links_finds_the_address_in_the_tex
 async def test_one_caller_with_many_results_costs_no_other_theirs() -> None:
     kept = KeptResults(lambda: 0.0)
     kept.caller_bytes, kept.hub_bytes = 100, 120
-    modest = kept.keep(("t", "modest"), Raw(b"x" * 20), None)
+    modest = kept.keep(("t", "modest"), Raw(b"x" * 20), None, 0)
     assert modest is not None
     for _ in range(9):
-        assert kept.keep(("t", "greedy"), Raw(b"x" * 50), None) is not None
+        assert kept.keep(("t", "greedy"), Raw(b"x" * 50), None, 0) is not None
     assert not isinstance(kept.find(("t", "modest"), modest[0]), str)
     assert kept.size_bytes <= 120
     kept.close()
@@ -325,7 +325,7 @@ async def test_expired_results_leave_memory_by_themselves(monkeypatch: pytest.Mo
     now = 0.0
     kept = KeptResults(lambda: now)
     kept.caller_bytes = kept.hub_bytes = 100
-    kept.keep(("t", "a"), Raw(b"x"), None)
+    kept.keep(("t", "a"), Raw(b"x"), None, 0)
     now = 3600.0
     for _ in range(5):
         await asyncio.sleep(0)
@@ -351,7 +351,7 @@ def test_json_is_written_as_a_text_in_slices_between_characters(monkeypatch: pyt
     monkeypatch.setattr(module, "SLICE_BYTES", 5)
     payload = json.dumps({"content": [], "structuredContent": {"é€😀": '\n"x'}}, ensure_ascii=False).encode()
     split = split_result(payload)
-    kept = module._Kept(("t", "a"), Raw(payload), split, 0.0, len(payload))
+    kept = module._Kept(("t", "a"), Raw(payload), split, 0.0, len(payload), 0)
 
     def contents() -> Iterator[Raw]:
         yield (yield from contents_passes(f"{URI}x", kept))  # type: ignore[misc]
@@ -359,3 +359,102 @@ def test_json_is_written_as_a_text_in_slices_between_characters(monkeypatch: pyt
     (*_, payload) = contents()
     (content,) = json.loads(bytes(payload))["contents"]
     assert content["text"] == json.dumps({"é€😀": '\n"x'}, ensure_ascii=False)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+async def rest_of(stage: Cut, uri: str) -> list[dict[str, Any]]:
+    """All entries from the address of a part on, as a model would read them: each part says where it goes on."""
+    found: list[dict[str, Any]] = []
+    while uri:
+        *entries, last = await stage.read(uri)
+        assert sum(len(entry.get("text", "").encode("utf-8", "surrogatepass")) for entry in entries) <= LIMIT
+        is_end = last["uri"] == uri
+        found += [*entries, last] if is_end else entries
+        assert is_end or f"Read on at {last['uri']}]" in last["text"]
+        uri = "" if is_end else last["uri"]
+    return found
+
+
+def next_part(shown: str) -> tuple[str, str]:
+    """The text that is shown, and the address of what follows it."""
+    text, _, note = shown.rpartition("\n[Cut by the hub")
+    uri = note.partition("Z; ")[2].partition(" is the next part of it.")[0]
+    assert uri.startswith(URI)
+    return text, uri
+
+
+TEXTS = ["x" * 20_000, "é€😀" * 3_000, '"\\\n\t/' * 4_000, "\\" * 9_001]
+
+
+@pytest.mark.parametrize("is_ascii", [False, True])
+@pytest.mark.parametrize("text", TEXTS, ids=["plain", "wide", "escaped", "backslashes"])
+async def test_what_is_left_out_can_be_read_in_parts(text: str, *, is_ascii: bool) -> None:
+    stage = Cut()
+    written = json.dumps({"content": [{"type": "text", "text": text}]}, ensure_ascii=is_ascii)
+    stage.answer = Result(Raw(written.encode()))
+    shown = json.loads(bytes((await stage.result()).payload))
+    begun, uri = next_part(shown["content"][0]["text"])
+    parts = [entry["text"] for entry in await rest_of(stage, uri)]
+    assert len(parts) > 1
+    assert begun + "".join(parts) == text
+    first = uri.partition("?")[0] + "?from=0"
+    assert "".join(entry["text"] for entry in await rest_of(stage, first)) == text
+
+
+async def test_a_part_that_begins_within_a_character_begins_with_it() -> None:
+    stage = Cut()
+    text = '😀\\"é' * 4_000
+    uri = link_of(await stage.cut({"content": [{"type": "text", "text": text}]}))
+    for start in range(1, 60):
+        first, *_ = await stage.read(f"{uri}?from={start}")
+        assert first["text"] in text
+
+
+async def test_parts_have_other_blocks_whole_and_structured_content_at_the_end() -> None:
+    stage = Cut()
+    rows = {"rows": ['é"\\'] * 2_000}
+    blocks = [
+        {"type": "text", "text": "a" * 3_000},
+        {"type": "image", "data": "A" * 1_000, "mimeType": "image/png"},
+        {"type": "resource", "resource": {"uri": "file:///x", "text": "r" * 100}},
+        {"type": "text", "text": ""},
+        {"type": "text", "text": "b" * 5_000},
+    ]
+    shown = await stage.cut({"content": blocks, "structuredContent": rows})
+    uri = link_of(shown)
+    found = await rest_of(stage, f"{uri}?from=0")
+    texts = "".join(entry.get("text", "") for entry in found if entry.get("mimeType") != "application/json")
+    assert texts == "a" * 3_000 + "r" * 100 + "b" * 5_000
+    assert [entry["blob"] for entry in found if "blob" in entry] == ["A" * 1_000]
+    data = "".join(entry["text"] for entry in found if entry.get("mimeType") == "application/json")
+    assert json.loads(data) == rows
+
+
+async def test_a_large_image_is_a_part_of_its_own() -> None:
+    stage = Cut()
+    image = {"type": "image", "data": "A" * 9_000, "mimeType": "image/png"}
+    uri = link_of(await stage.cut({"content": [{"type": "text", "text": "a" * 10}, image]}))
+    (text, then) = await stage.read(f"{uri}?from=0")
+    assert text["text"] == "a" * 10
+    assert [entry["blob"] for entry in await stage.read(then["uri"])] == ["A" * 9_000]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+async def test_a_result_that_is_kept_as_json_is_read_in_parts_as_json(*, bare: bool) -> None:
+    stage = Cut()
+    many = {"content": [{"type": "text", "text": f"é{number}"} for number in range(2_000)]}
+    shown = await stage.cut([many["content"]] if bare else many, is_bare=bare)
+    *_, note, _ = shown["content"]
+    begun, uri = next_part(f"\n{note['text']}")
+    parts = "".join(entry["text"] for entry in await rest_of(stage, uri))
+    assert json.loads((begun.removeprefix("\n") if bare else "") + parts) == ([many["content"]] if bare else many)
+
+
+@pytest.mark.parametrize("start", ["99999999", "-1", "x", "", "1.5", "1" * 20])
+async def test_a_part_that_does_not_exist_is_refused(start: str) -> None:
+    stage = Cut()
+    uri = link_of(await stage.cut({"content": [{"type": "text", "text": "x" * 3 * LIMIT}]}))
+    assert f"the result has {3 * LIMIT} bytes" in stage.refusal(f"{uri}?from={start}")
+    assert "for the caller that got them" in stage.refusal(f"{uri}?from={start}", OTHER)

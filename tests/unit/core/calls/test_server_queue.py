@@ -667,6 +667,18 @@ async def test_those_that_are_held_back_are_queued_as_others_are() -> None:
     assert (stage.server_queue.running, stage.server_queue.queued, type(heard[4].fault)) == (1, 3, Overloaded)
 
 
+async def test_calls_of_scripts_leave_half_of_a_server_to_others() -> None:
+    stage = Stage(limits=FOUR)
+    scripted = [stage.start(msgspec.structs.replace(call(caller=each), script="s"))[0] for each in (ANN, BEN) * 2]
+    assert (stage.link.sent, stage.server_queue.queued) == (scripted[:2], 2)
+    plain = [stage.start(call(caller=ANN))[0] for _ in range(3)]
+    assert stage.link.sent == [*scripted[:2], *plain[:2]]
+    plain[0].finish(DONE)
+    assert stage.link.sent[-1] is plain[2]
+    scripted[1].finish(DONE)
+    assert (stage.link.sent[-1], stage.server_queue.queued, stage.server_queue.running) == (scripted[2], 1, 4)
+
+
 async def test_running_calls_come_to_last_as_long_as_there_are_few_of_them() -> None:
     stage = Stage(limits=FOUR)
     running = [stage.start(call(caller=ANN))[0] for _ in range(3)]

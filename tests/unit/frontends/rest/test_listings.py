@@ -110,7 +110,7 @@ async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
         "name": "files", "state": "ready", "reason": None, "transport": "stdio", "era": "2025-11-25",
         "capabilities": ["prompts", "tools"], "unlisted": False,
         "tools": 2, "prompts": 1, "resources": 1, "resourceTemplates": 0,
-        "detail": "last words", "fix": None, "notes": ["a schema cannot be checked"],
+        "detail": "last words", "fix": None, "place": None, "notes": ["a schema cannot be checked"],
         "log": [{"at": 5.0, "level": "warning", "text": "low on space"}],
     }  # fmt: skip
 
@@ -119,7 +119,7 @@ async def test_who_may_use_everything_is_no_operator_by_that() -> None:
     made = stage()
     servers = json.loads(servers_document(made.hub, ANYONE))["servers"]
     assert [server["name"] for server in servers] == ["away", "files"]
-    assert all(server.keys().isdisjoint({"detail", "fix", "notes", "log"}) for server in servers)
+    assert all(server.keys().isdisjoint({"detail", "fix", "place", "notes", "log"}) for server in servers)
     one = server_document(made.hub, ANYONE, "files")
     assert one is not None
     assert json.loads(one) == servers[1]
@@ -129,7 +129,7 @@ async def test_other_callers_see_their_servers_and_count_their_own_tools() -> No
     made = stage()
     (server,) = json.loads(servers_document(made.hub, READER))["servers"]
     assert (server["name"], server["tools"], server["prompts"]) == ("files", 1, 0)
-    assert server.keys().isdisjoint({"detail", "fix", "notes", "log"})
+    assert server.keys().isdisjoint({"detail", "fix", "place", "notes", "log"})
     one = server_document(made.hub, READER, "files")
     assert one is not None
     assert json.loads(one) == server

@@ -37,6 +37,8 @@ def test_a_fault_is_told_with_its_status_and_whether_the_tool_ran(fault: Fault) 
 def test_a_call_that_was_lost_before_it_was_sent_has_the_status_of_a_server_that_is_away() -> None:
     assert problem_of(faults.Lost(FILES, "gone", executed="no")).status == 503
     assert problem_of(faults.Lost(FILES, "gone", executed="unknown")).status == 504
+    assert problem_of(faults.NodeLost("gone", executed="no")).status == 503
+    assert problem_of(faults.NodeLost("gone", executed="unknown")).status == 502
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (2.5, b"3"), (4.0, b"4")])

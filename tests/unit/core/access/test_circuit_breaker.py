@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.calls.server_queue import CircuitBreaker
+from isthmus.core.access.circuit_breaker import CircuitBreaker
 from isthmus.core.settings import Limits
 
 LIMITS = Limits()

@@ -43,16 +43,17 @@ class Session(msgspec.Struct):
 class Sessions:
     """The sessions of one hub, in memory: a restart ends them."""
 
-    def __init__(self, hub: str = "", now: Callable[[], float] = time.monotonic) -> None:
-        """`hub` is a text that other hubs of the same host do not have."""
+    def __init__(self, hub: str = "", now: Callable[[], float] = time.monotonic, *, prefix: str = "") -> None:
+        """`hub` is a text that other hubs of the same host do not have; `prefix` begins the value of each cookie."""
         self._now = now
+        self._prefix = prefix
         self.cookie = f"{COOKIE}_{hashlib.sha256(hub.encode()).hexdigest()[:8]}"
         self._sessions: dict[bytes, Session] = {}
         """By the hash of the cookie's value, the last used one at the end."""
 
     def begin(self, key: str, caller: str = "", tenant: str = "") -> tuple[str, Session]:
         """Begin a session with a valid key of this caller; returns the value of its cookie, too."""
-        token, now = secrets.token_urlsafe(32), self._now()
+        token, now = self._prefix + secrets.token_urlsafe(32), self._now()
         authorization = b"Bearer " + key.encode()
         session = Session(authorization, secrets.token_urlsafe(24), now, now, caller, tenant)
         self._sessions[_digest(token)] = session

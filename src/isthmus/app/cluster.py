@@ -1,0 +1,172 @@
+"""This hub as a node of a cluster: opens the bus and gives it to the parts that speak to other nodes.
+
+`app.serve` opens it before the hub and closes it before the hub's servers. The core does not know that there are nodes.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from isthmus.app.cluster_servers import OwnServers, RemoteServers
+from isthmus.app.forwarding import LEASE, Forwarder
+from isthmus.app.hub import RunningHub
+from isthmus.app.links import ME
+from isthmus.cluster.bus import Bus, BusState, NodeAway, NodeId, NoResponse
+from isthmus.cluster.settings import ClusterSettings
+from isthmus.config.findings import ConfigError, Place
+from isthmus.config.settings import Configuration
+from isthmus.config.tables import CLUSTER
+from isthmus.core.ports import SharedJournal
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
+from isthmus.model.faults import Fault, NodeLost, TaskElsewhere
+
+log = structlog.get_logger(__name__)
+
+TASKS: Final = "tasks"
+"""The service that cancels tasks."""
+
+CANCEL_SECONDS = 5.0
+"""How long another node may take to store that a task is cancelled."""
+
+
+class Cluster:
+    """The bus and everything that uses it. While the bus is away, the hub serves its own servers."""
+
+    def __init__(self, bus: Bus, settings: ClusterSettings) -> None:
+        self.bus = bus
+        self._settings = settings
+        self._forwarder: Forwarder | None = None
+        self._own: OwnServers | None = None
+        self._remote: RemoteServers | None = None
+        bus.on_state_changed(self._log_state)
+        self._log_state(bus.state)
+
+    @classmethod
+    async def open(cls, configuration: Configuration, port: int) -> Cluster:
+        """Join the cluster under this node's name; NATS need not be there yet.
+
+        Raises:
+            ConfigError: a file that is needed for NATS cannot be used.
+        """
+        settings = configuration.cluster
+        try:
+            return cls(await _open_bus(settings, NodeId(settings.node_id(port))), settings)
+        except (OSError, ValueError) as error:
+            place = Place(configuration.file, CLUSTER)
+            raise ConfigError(place.finding(f"cannot be used: {error}")) from error
+
+    def join(self, running: RunningHub) -> None:
+        """Offer this hub's servers to the other nodes, and use theirs."""
+        self._own = OwnServers(self.bus, running)
+        self._remote = RemoteServers(self.bus, running, self._own)
+        running.dialins.on_stood = self._own.note
+        self.bus.announce({"version": ME.version})
+        if isinstance(running.journal, SharedJournal):
+            running.journal.on_joined = self._announce_lease
+            if running.journal.number is not None:
+                self._announce_lease(running.journal.number)
+            running.tasks.peers = RemoteTasks(self.bus, self.forwarder, running.tasks)
+
+    def _announce_lease(self, number: int) -> None:
+        """Other nodes find by it who holds a task."""
+        self.bus.announce({"version": ME.version, LEASE: str(number)})
+
+    def open_forwarder(self, running: RunningHub, auth: Authenticator, local_key: str) -> Forwarder:
+        """Forward requests that belong to other nodes; ids of this node name it from now on."""
+        lag_bytes = running.configuration.hub.limits.lag_bytes
+        self._forwarder = Forwarder(self.bus, auth, running.background, lag_bytes, local_key)
+        running.name_node(self._forwarder.prefix)
+        return self._forwarder
+
+    @property
+    def forwarder(self) -> Forwarder:
+        """What `open_forwarder` has opened."""
+        assert self._forwarder is not None, "it is opened before the frontends"
+        return self._forwarder
+
+    def leave(self) -> None:
+        """Shutting down: other nodes send no new calls; the running ones are still answered."""
+        if self._own is not None:
+            self._own.leave()
+
+    async def wait_idle(self) -> None:
+        """Return once the calls and requests of other nodes are answered."""
+        if self._forwarder is not None:
+            await self._forwarder.wait_idle()
+        if self._own is not None:
+            await self._own.wait_idle()
+
+    def report(self) -> ClusterReport:
+        """See `frontends.rest.http.ClusterReports`."""
+        bus, state = self.bus, self.bus.state
+        own = () if self._own is None else tuple(sorted(entry.name for entry in self._own.entries.values()))
+        others = {} if self._remote is None else self._remote.owned()
+        nodes = [NodeReport(bus.node, is_self=True, since=state.since, version=ME.version, servers=own)]
+        for node, peer in sorted(bus.peers().items()):
+            servers = tuple(sorted(others.get(node, ())))
+            version = peer.attributes.get("version", "")
+            nodes.append(NodeReport(node, is_self=False, since=peer.joined, version=version, servers=servers))
+        shown = BusReport("connected" if state.is_connected else "away", state.since, state.reason)
+        return ClusterReport(bus.node, shown, tuple(nodes))
+
+    def cut_off(self) -> str | None:
+        """Why this node does not reach the others; None if it does."""
+        state = self.bus.state
+        return None if state.is_connected else f"the bus is not connected: {state.reason or 'no reason is known'}"
+
+    def _log_state(self, state: BusState) -> None:
+        if state.is_connected:
+            log.info("joined the cluster", node=self.bus.node, nats=self._settings.shown)
+        else:
+            log.warning("not in the cluster", node=self.bus.node, nats=self._settings.shown, reason=state.reason)
+
+    async def aclose(self) -> None:
+        """Leave the cluster."""
+        if self._forwarder is not None:
+            self._forwarder.close()
+        if self._remote is not None:
+            self._remote.close()
+        await self.bus.aclose()
+
+
+class RemoteTasks:
+    """Cancels tasks that other nodes hold, and those that this one holds for the others; see `core.ports.PeerTasks`."""
+
+    def __init__(self, bus: Bus, forwarder: Forwarder, engine: TaskEngine) -> None:
+        self._bus = bus
+        self._forwarder = forwarder
+        self._engine = engine
+        bus.respond(TASKS, self._respond)
+
+    async def cancel(self, node: str, owner: str, id: str, why: str) -> Fault | None:
+        """See `PeerTasks`."""
+        there = self._forwarder.node_of(node)
+        if there is None:
+            return TaskElsewhere(id)
+        try:
+            await self._bus.request(there, TASKS, msgspec.json.encode([owner, id, why]), within=CANCEL_SECONDS)
+        except NodeAway:
+            return TaskElsewhere(id)
+        except NoResponse as fault:
+            return NodeLost(str(fault), executed="unknown")
+        return None
+
+    async def _respond(self, _node: NodeId, request: bytes) -> bytes:
+        owner, id, why = msgspec.json.decode(request, type=tuple[str, str, str])
+        await self._engine.cancel_held(owner, id, why)
+        return b""
+
+
+async def _open_bus(settings: ClusterSettings, node: NodeId) -> Bus:
+    from isthmus.cluster.nats import NatsBus, NatsSettings  # noqa: PLC0415 - only who wants it has the library
+
+    tls = None if settings.tls_ca is None else ssl.create_default_context(cafile=settings.tls_ca)
+    credentials = None if settings.credentials is None else Path(settings.credentials)
+    return await NatsBus.start(NatsSettings(settings.nats, credentials=credentials, tls=tls), node)

@@ -1,0 +1,553 @@
+"""Servers that one node of the cluster owns, on all nodes: a server that dials in belongs to the node with its socket.
+
+Each node follows the directory of every other one: a channel on which that node sends the servers that it owns, and
+then what changes. For each of them it opens a channel to the owner and uses it as a server that dials in
+(`DialInRegistry.accept_node`), so that lists, names, relay devices, calls and what is said of their failures are the
+same as at the owner. The owner answers with an MCP session on the surface of that one server, as `isthmus dial` does.
+The calling node has checked the caller, and names it for the owner's queue, log and audit log.
+
+Of several sockets of one server, at different nodes, the newest counts, as on one node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from isthmus.app.cluster_channel import MessageChannel, frame
+from isthmus.app.hub import RunningHub
+from isthmus.app.links import ME
+from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
+from isthmus.cluster.bus import Bus, BusChannel, BusFault, ChannelClosed, ChannelEnd, ChannelFull, NodeId
+from isthmus.core.background import BackgroundTasks
+from isthmus.frontends.mcp.duplex import CallOrigin
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Surface
+from isthmus.model.names import ServerName
+from isthmus.upstream.dialin.agents import AgentServer
+from isthmus.upstream.dialin.link import DialInLink, NodeServer
+from isthmus.upstream.reconnector import Backoff
+from isthmus.wire.mcp.messages import CALLER_KEY, Implementation, Members, read_caller
+
+log = structlog.get_logger(__name__)
+
+DIRECTORY, SERVER, ALIVE = "servers", "server", "server.alive"
+"""The services of the bus: the servers that a node owns, one of them, and whether its socket is alive."""
+
+FRONTEND = "node"
+"""The frontend's name in the owner's audit log."""
+
+CONNECT_SECONDS = 5.0
+AGAIN_SECONDS_MAX = 2.0
+"""The longest pause before a channel is opened again; a node that is away is not tried at all."""
+
+OPENING_MAX = 64
+"""Servers of other nodes that are being initialized: a node that joins may find thousands."""
+
+Key: TypeAlias = tuple[str, str]
+"""The key of an agent, and the id of a server of it."""
+
+OpenLink: TypeAlias = Callable[[NodeId, NodeServer], Awaitable[DialInLink]]
+
+
+class DirectoryChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of a directory. The first has all servers."""
+
+    own: tuple[NodeServer, ...] = ()
+    lost: tuple[Key, ...] = ()
+
+
+class ServerOpened(msgspec.Struct, frozen=True):
+    """The owner's first message on a server's channel."""
+
+    welcome: str
+    """The server's own result of `initialize`, for devices."""
+
+
+_CHANGE = msgspec.json.Decoder(DirectoryChange)
+_SERVER = msgspec.json.Decoder(NodeServer)
+_OPENED = msgspec.json.Decoder(ServerOpened)
+
+
+# -- the servers of this node ------------------------------------------------------------------------------------------
+
+
+class OwnServers:
+    """Tells the other nodes which servers this node owns, and serves them there."""
+
+    def __init__(self, bus: Bus, running: RunningHub) -> None:
+        self._bus = bus
+        self._running = running
+        self._background = running.background
+        self._share = OfferShare()
+        self.entries: dict[Key, NodeServer] = {}
+        self._changed: dict[Key, None] = {}
+        self._readers: set[BusChannel] = set()
+        self._sessions: dict[Key, set[OwnSession]] = {}
+        self._is_leaving = False
+        self.on_changed: Callable[[Key], None] = lambda _key: None
+        """Called when this node has begun or ceased to own a server."""
+        bus.serve(DIRECTORY, self._add_reader)
+        bus.serve(SERVER, self._open)
+        bus.respond(ALIVE, self._is_alive)
+
+    def note(self, seat: AgentServer) -> None:
+        """A server's state has changed."""
+        key = seat.agent.key, seat.server_id
+        link = seat.reconnector.link
+        is_here = link is not None and link.announced is None and not self._is_leaving
+        entry = _entry(seat, link) if link is not None and is_here else None
+        if self.entries.get(key) == entry:
+            return
+        if entry is None:
+            del self.entries[key]
+        else:
+            self.entries[key] = entry
+        for session in tuple(self._sessions.get(key, ())):
+            session.leave()
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed[key] = None
+        self.on_changed(key)
+
+    def leave(self) -> None:
+        """This node is shutting down: others use its servers no longer, and their running calls are still answered."""
+        self._is_leaving = True
+        for key in tuple(self.entries):
+            del self.entries[key]
+            self._changed[key] = None
+        for sessions in tuple(self._sessions.values()):
+            for session in tuple(sessions):
+                session.leave()
+        self._tell()
+
+    async def wait_idle(self) -> None:
+        """Return once every session has ended, after `leave`."""
+        while ending := [each.ending for sessions in self._sessions.values() for each in sessions if each.ending]:
+            await asyncio.wait(ending)
+
+    # -- the directory ---------------------------------------------------------------------------------------------
+
+    def _add_reader(self, channel: BusChannel) -> None:
+        self._readers.add(channel)
+        channel.start(_Reader(partial(self._readers.discard, channel)))
+        self._say(channel, DirectoryChange(tuple(self.entries.values())))
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, {}
+        own = tuple(self.entries[key] for key in changed if key in self.entries)
+        lost = tuple(key for key in changed if key not in self.entries)
+        for channel in tuple(self._readers):
+            self._say(channel, DirectoryChange(own, lost))
+
+    def _say(self, channel: BusChannel, change: DirectoryChange) -> None:
+        try:
+            channel.send(msgspec.json.encode(change))
+        except ChannelClosed:
+            self._readers.discard(channel)
+        except ChannelFull:  # it reads again from the beginning
+            self._readers.discard(channel)
+            channel.abort("it does not read the directory")
+
+    # -- one server ------------------------------------------------------------------------------------------------
+
+    def _open(self, channel: BusChannel) -> None:
+        session = OwnSession(self, channel, self._background, self._running.hub.limits.request_bytes)
+        session.start()
+
+    def open_session(self, session: OwnSession, wanted: NodeServer) -> ServedSession | None:
+        """Serve one server in a session; None if it is not here any more."""
+        found = self._running.dialins.local_link(*wanted.key)
+        if found is None or self.entries.get(wanted.key) != wanted:
+            return None
+        seat, link = found
+        self._sessions.setdefault(wanted.key, set()).add(session)
+        session.send(msgspec.json.encode(ServerOpened(seat.welcome.decode("utf-8", "replace"))))
+        served = _served(seat.server, link.who or Implementation(seat.server_id, ME.version), session.node)
+        lag_bytes = self._running.hub.limits.lag_bytes
+        return ServedSession(
+            self._running, self._share, served, session.send, lambda: session.buffered_bytes() > lag_bytes
+        )
+
+    def closed(self, session: OwnSession) -> None:
+        """A session has ended."""
+        for key in [key for key, sessions in self._sessions.items() if session in sessions]:
+            self._sessions[key].discard(session)
+            if not self._sessions[key]:
+                del self._sessions[key]
+
+    async def _is_alive(self, _: NodeId, payload: bytes) -> bytes:
+        wanted = _SERVER.decode(payload)
+        found = self._running.dialins.local_link(*wanted.key)
+        return b"true" if found is not None and await found[1].channel.is_alive(CONNECT_SECONDS) else b"false"
+
+
+def _entry(seat: AgentServer, link: DialInLink) -> NodeServer:
+    return NodeServer(
+        link.claim.agent, link.claim.tenant, seat.server_id, seat.server, is_named=seat.is_named, came=link.came
+    )
+
+
+def _served(server: ServerName, me: Implementation, node: NodeId) -> ServedServer:
+    """Serve a server to another node, which has checked its callers and names them."""
+    grants = Grants((f"{server}.*",))
+    caller = Caller(f"node {node}", "", grants)
+
+    def whose(meta: Members) -> CallOrigin:
+        named = read_caller(meta.get(CALLER_KEY))
+        if named is None:
+            return CallOrigin(caller, is_admitted=True)
+        return CallOrigin(
+            Caller(named.name, named.tenant, grants), named.session, named.shares, named.sharer, is_admitted=True
+        )
+
+    # Tools of the hub itself, such as those of tool search, are the calling node's.
+    surface = Surface("own", server, expose="all")
+    gone = f"{server} is no longer connected to this node"
+    return ServedServer(me, caller, surface, whose, session=f"node {node}", frontend=FRONTEND, gone=gone)
+
+
+class OwnSession:
+    """The owner's end of a server's channel. It is the channel's `Hearer`."""
+
+    def __init__(self, own: OwnServers, channel: BusChannel, background: BackgroundTasks, limit_bytes: int) -> None:
+        self.node = channel.peer
+        self._own = own
+        self._channel = MessageChannel(channel, background, limit_bytes)
+        self._channel.hearer = self
+        self._background = background
+        self._served: ServedSession | None = None
+        self._unsent: list[bytes] = []
+        self.ending: asyncio.Task[None] | None = None
+        """Waits until everything is answered, after `leave`."""
+        self.buffered_bytes = self._channel.buffered_bytes
+
+    def start(self) -> None:
+        """Read the first message, which names the server."""
+        self._channel.start()
+
+    def read(self, text: bytes | memoryview) -> None:
+        """See `Hearer`."""
+        if self._served is not None:
+            self._served.take(bytes(text))
+            return
+        served = self._own.open_session(self, _SERVER.decode(text))
+        if served is None:
+            self._channel.close(1000, "the server is not connected to this node")
+        else:
+            self._served = served
+
+    def send(self, message: bytes) -> None:
+        """Send a message, together with the others of this turn of the event loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unsent.append(frame(message))
+
+    def _write(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent:
+            self._channel.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+
+    def flush(self) -> None:
+        """See `Hearer`; nothing is held here."""
+
+    def leave(self) -> None:
+        """The server is gone from here: accepted calls are answered, then the channel is closed."""
+        if self._served is not None and self.ending is None:
+            self._served.leave()
+            self.ending = self._background.spawn(f"end of a session with {self.node}", self._finish(self._served))
+
+    async def _finish(self, served: ServedSession) -> None:
+        await served.finish()
+        self._write()
+        self._channel.close(1000, "the server is no longer connected to its node")
+        self.ended("the server is no longer connected to this node")
+
+    def ended(self, reason: str) -> None:
+        """See `Hearer`. The other node's calls are cancelled."""
+        self._own.closed(self)
+        if self._served is not None:
+            self._served.end(f"node {self.node} is not connected: {reason}")
+
+
+class _Reader:
+    """The owner's end of a directory, which is only written."""
+
+    def __init__(self, on_closed: Callable[[], None]) -> None:
+        self._on_closed = on_closed
+
+    def message(self, message: bytes) -> None:
+        """See `ChannelReceiver`."""
+
+    def writable(self) -> None:
+        """See `ChannelReceiver`."""
+
+    def closed(self, end: ChannelEnd) -> None:
+        """See `ChannelReceiver`."""
+        self._on_closed()
+
+
+# -- the servers of other nodes ----------------------------------------------------------------------------------------
+
+
+class RemoteServers:
+    """Uses the servers of all other nodes, as their directories say."""
+
+    def __init__(self, bus: Bus, running: RunningHub, own: OwnServers) -> None:
+        self._bus = bus
+        self._running = running
+        self._background = running.background
+        self._own = own
+        own.on_changed = self._look_soon
+        self._directories: dict[NodeId, PeerDirectory] = {}
+        self._owners: dict[Key, dict[NodeId, NodeServer]] = {}
+        self._links: dict[Key, RemoteServer] = {}
+        self._to_look: dict[Key, None] = {}
+        self._opening = asyncio.Semaphore(OPENING_MAX)
+        self.is_closing = False
+        bus.on_peers_changed(self._peers_changed)
+        self._peers_changed()
+
+    def owned(self) -> dict[NodeId, list[str]]:
+        """The names of the servers that each of the other nodes owns."""
+        found: dict[NodeId, list[str]] = {}
+        for owners in self._owners.values():
+            for node, entry in owners.items():
+                found.setdefault(node, []).append(entry.name)
+        return found
+
+    def _peers_changed(self) -> None:
+        peers = self._bus.peers()
+        for node, directory in tuple(self._directories.items()):
+            if node not in peers or peers[node].epoch != directory.epoch:
+                del self._directories[node]
+                directory.stop()
+        for node, peer in peers.items():
+            # A node that has announced nothing is still starting.
+            if node not in self._directories and peer.attributes and not self.is_closing:
+                self._directories[node] = PeerDirectory(self._bus, self._background, node, peer.epoch, self._changed)
+
+    def _changed(self, node: NodeId, own: Iterable[NodeServer], lost: Iterable[Key]) -> None:
+        """A node has begun to own servers, or owns them no longer."""
+        for entry in own:
+            self._owners.setdefault(entry.key, {})[node] = entry
+            self._look_soon(entry.key)
+        for key in lost:
+            owners = self._owners.get(key, {})
+            if owners.pop(node, None) is not None:
+                self._look_soon(key)
+            if not owners:
+                self._owners.pop(key, None)
+
+    def _look_soon(self, key: Key) -> None:
+        if not self._to_look:
+            asyncio.get_running_loop().call_soon(self._look)
+        self._to_look[key] = None
+
+    def _look(self) -> None:
+        keys, self._to_look = self._to_look, {}
+        for key in keys:
+            if not self.is_closing:
+                self._decide(key)
+
+    def _decide(self, key: Key) -> None:
+        """Use a server at the node with its newest socket; that may be this one."""
+        owners, here = self._owners.get(key, {}), self._own.entries.get(key)
+        best = max(owners, key=lambda node: (owners[node].came, node), default=None)
+        remote = self._links.get(key)
+        if best is None:
+            if remote is not None:
+                remote.leave()
+            return
+        if here is not None and (here.came, self._bus.node) > (owners[best].came, best):
+            return
+        if here is not None:
+            self._running.dialins.give_up(*key)  # it calls `note`, and this again
+            return
+        if remote is None:
+            remote = self._links[key] = RemoteServer(self._background, self._open, partial(self._look_soon, key))
+        remote.use(best, owners[best])
+
+    async def _open(self, node: NodeId, entry: NodeServer) -> DialInLink:
+        """A link to a server of another node, which is listed by then, or lost."""
+        async with self._opening:
+            channel = await self._bus.connect(node, SERVER, within=CONNECT_SECONDS)
+            head = msgspec.json.encode(entry)
+
+            async def ping(within: float) -> bool:
+                try:
+                    return await self._bus.request(node, ALIVE, head, within=within) == b"true"
+                except BusFault:
+                    return False
+
+            messages = MessageChannel(channel, self._background, self._running.hub.limits.reply_bytes, ping)
+            messages.write(frame(head))
+            link, arrival = self._running.dialins.accept_node(messages, entry)
+            messages.hearer = _Opening(messages, link)
+            messages.start()
+            if arrival is not None:
+                await asyncio.wait({arrival})
+            return link
+
+    def close(self) -> None:
+        """Use no servers of other nodes any more."""
+        self.is_closing = True
+        for directory in self._directories.values():
+            directory.stop()
+        for remote in self._links.values():
+            remote.close()
+
+
+class PeerDirectory:
+    """Follows the directory of one life of one node."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        background: BackgroundTasks,
+        node: NodeId,
+        epoch: int,
+        on_changed: Callable[[NodeId, Iterable[NodeServer], Iterable[Key]], None],
+    ) -> None:
+        self.epoch = epoch
+        self._bus = bus
+        self._node = node
+        self._on_changed = on_changed
+        self._known: dict[Key, None] = {}
+        self._channel: BusChannel | None = None
+        self._ended = asyncio.Event()
+        self._is_stopped = False
+        background.spawn(f"servers of {node}", self._follow())
+
+    async def _follow(self) -> None:
+        backoff = Backoff(AGAIN_SECONDS_MAX)
+        while not self._is_stopped:
+            try:
+                self._channel = await self._bus.connect(self._node, DIRECTORY, within=CONNECT_SECONDS)
+            except BusFault as fault:
+                log.debug("no directory", node=self._node, reason=str(fault))
+            else:
+                backoff.reset()
+                self._ended.clear()
+                self._channel.start(self)
+                await self._ended.wait()
+            if not self._is_stopped:
+                await asyncio.sleep(backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+
+    def stop(self) -> None:
+        """The node is away, or this one leaves."""
+        self._is_stopped = True
+        if self._channel is not None:
+            self._channel.abort("it is no longer read")
+        self._forget()
+
+    def _forget(self) -> None:
+        known, self._known = self._known, {}
+        self._ended.set()
+        self._on_changed(self._node, (), known)
+
+    def message(self, message: bytes) -> None:
+        """See `ChannelReceiver`."""
+        if not self._is_stopped:
+            change = _CHANGE.decode(message)
+            self._known |= dict.fromkeys(entry.key for entry in change.own)
+            for key in change.lost:
+                self._known.pop(key, None)
+            self._on_changed(self._node, change.own, change.lost)
+
+    def writable(self) -> None:
+        """See `ChannelReceiver`."""
+
+    def closed(self, end: ChannelEnd) -> None:
+        """See `ChannelReceiver`."""
+        if not self._is_stopped:
+            self._forget()
+
+
+class RemoteServer:
+    """One server of another node: opens a link to it, again if it is lost. It has a task only while it does."""
+
+    def __init__(self, background: BackgroundTasks, open_link: OpenLink, look_again: Callable[[], None]) -> None:
+        self._background = background
+        self._open = open_link
+        self._look_again = look_again
+        self._wanted: tuple[NodeId, NodeServer] | None = None
+        self._used: tuple[NodeId, NodeServer] | None = None
+        self._link: DialInLink | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._backoff = Backoff(AGAIN_SECONDS_MAX)
+
+    def use(self, node: NodeId, entry: NodeServer) -> None:
+        """Use the server at this node."""
+        self._wanted = (node, entry)
+        is_used = self._used == self._wanted and self._link is not None and not self._link.lost.done()
+        if not is_used and self._work is None:
+            self._work = self._background.spawn(f"channel to {entry.name}", self._connect())
+
+    async def _connect(self) -> None:
+        wanted = self._wanted
+        try:
+            if wanted is None:
+                return
+            link = await self._open(*wanted)
+            self._link, self._used = link, wanted
+            if not link.lost.done():
+                self._backoff.reset()
+                link.lost.add_done_callback(lambda _: self._lost(link))
+                return
+        except BusFault as fault:
+            log.debug("no channel to a server", node=wanted and wanted[0], reason=str(fault))
+        finally:
+            self._work = None
+            if self._wanted is not None and self._wanted != wanted:
+                self._look_again()
+        self._again()
+
+    def _lost(self, link: DialInLink) -> None:
+        if link is self._link:
+            self._link = None
+            self._again()
+
+    def _again(self) -> None:
+        if self._wanted is not None:
+            pause = self._backoff.next(random.random())  # noqa: S311 - spread, not secrecy
+            asyncio.get_running_loop().call_later(pause, self._look_again)
+
+    def leave(self) -> None:
+        """Its node owns it no longer: open calls are still answered, and no new ones may be sent."""
+        self._wanted = None
+        if self._link is not None and not self._link.lost.done():
+            self._link.leaves()
+
+    def close(self) -> None:
+        """Use it no longer."""
+        self._wanted = None
+        if self._work is not None:
+            self._work.cancel()
+
+
+class _Opening:
+    """Receives the owner's first message, and passes the others to the link."""
+
+    def __init__(self, messages: MessageChannel, link: DialInLink) -> None:
+        self._messages = messages
+        self._link = link
+
+    def read(self, text: bytes | memoryview) -> None:
+        """See `Hearer`."""
+        self._link.welcome = _OPENED.decode(text).welcome.encode()
+        self._messages.hearer = self._link
+
+    def flush(self) -> None:
+        """See `Hearer`."""
+        self._link.flush()
+
+    def ended(self, reason: str) -> None:
+        """See `Hearer`."""
+        self._link.ended(reason)

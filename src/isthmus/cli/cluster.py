@@ -1,0 +1,81 @@
+"""`isthmus cluster`: shows the nodes of a cluster, the servers that each owns, and the state of the bus."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import click
+import msgspec
+
+from isthmus.cli.exits import Exit
+from isthmus.cli.hub import source_of
+from isthmus.cli.options import CommandGroup, with_json, with_source
+from isthmus.cli.output import harmless, print_error, print_json, print_table
+from isthmus.cli.relay import hub_of
+from isthmus.cli.rest_client import HubClient
+from isthmus.cli.running import quiet_logs, run_command
+
+NAMED_MAX = 5
+"""More servers of a node are counted."""
+
+
+class _Node(msgspec.Struct, rename="camel"):
+    name: str
+    is_self: bool
+    since: float
+    version: str
+    servers: list[str]
+
+
+class _Bus(msgspec.Struct):
+    state: str
+    since: float
+    reason: str = ""
+
+
+class _Cluster(msgspec.Struct):
+    node: str
+    bus: _Bus
+    nodes: list[_Node]
+
+
+@click.group(cls=CommandGroup)
+def cluster() -> None:
+    """Show the cluster of a running hub."""
+
+
+@cluster.command(short_help="List the nodes and the servers that each owns.")
+@with_source
+@with_json
+def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
+    """List the nodes that the hub sees, the servers that each owns, and whether the bus is connected.
+
+    The exit status is 4 if the bus is not connected: the hub serves its own servers then, and no others.
+    """
+    quiet_logs()
+
+    async def run() -> Exit:
+        async with aclosing(HubClient(hub_of(source_of(hub, config)), is_needed=True)) as client:
+            document = await client.cluster()
+        found = msgspec.json.decode(document, type=_Cluster)
+        if is_json:
+            print_json(document)
+        else:
+            print_table(("NODE", "VERSION", "SINCE", "SERVERS"), [_row(each) for each in found.nodes], ("bold",) * 4)
+        is_connected = found.bus.state == "connected"
+        if not is_connected:
+            why = f": {harmless(found.bus.reason)}" if found.bus.reason else ""
+            print_error(f"The bus is not connected{why}. Other nodes may be there.")
+        return Exit.SUCCESS if is_connected else Exit.UNREACHABLE
+
+    return run_command(run())
+
+
+def _row(node: _Node) -> tuple[str, ...]:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since))
+    named = ", ".join(node.servers[:NAMED_MAX])
+    more = f" and {len(node.servers) - NAMED_MAX} more" if len(node.servers) > NAMED_MAX else ""
+    name = f"{node.name} (this node)" if node.is_self else node.name
+    return harmless(name), harmless(node.version) or "?", since, harmless(f"{named}{more}") or "-"

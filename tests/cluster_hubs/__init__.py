@@ -1,0 +1,1 @@
+"""Several hubs as one: real processes, a real NATS server."""

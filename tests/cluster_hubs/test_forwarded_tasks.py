@@ -1,0 +1,144 @@
+"""A task that runs on one node is followed, cancelled and continued through another: two nodes, NATS and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster.servers import BUSY
+from tests.cluster_hubs.balanced import start_nodes
+from tests.cluster_hubs.nodes import nats_server
+from tests.cluster_hubs.test_forwarding import CALLERS, Node, client_of, servers_of
+from tests.conftest import Ledger
+from tests.databases import running
+from tests.faults.watching import eventually
+from tests.frontends.test_rest import PUBLISH, noted
+from tests.frontends.test_streams import Lines
+from tests.hubs import PATIENT
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("forwarded_tasks")]
+
+SECONDS = 30.0
+TASKS: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {"form": {}}}
+VERSION = {"a2a-version": "1.0"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return Ledger(tmp_path_factory.mktemp("ledger") / "ledger.jsonl")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> AsyncIterator[tuple[Node, Node]]:
+    folder = tmp_path_factory.mktemp("nodes")
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(running())
+        nats = await stack.enter_async_context(nats_server(folder / "nats"))
+        storage = {"url": database.url(schema="shared")}
+        tables: dict[str, Any] = {"callers": CALLERS, "limits": PATIENT, "storage": storage, "tasks": {"after": 0.2}}
+        hubs = await start_nodes(folder, stack, nats.url, 2, servers_of(ledger), **tables)
+        yield await client_of(hubs[0], stack), await client_of(hubs[1], stack)
+
+
+async def rpc(node: Node, method: str, params: Any) -> Any:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return (await node.http.post("/a2a", json=body, headers=VERSION)).json()
+
+
+def message_of(id: str, tool: str, arguments: Any, **more: Any) -> dict[str, Any]:
+    return {"messageId": id, "role": "ROLE_USER", "parts": [{"data": {"tool": tool, "arguments": arguments}}], **more}
+
+
+async def send(node: Node, id: str, tool: str, arguments: Any) -> str:
+    """Begin a task, and return its id."""
+    params = {"message": message_of(id, tool, arguments), "configuration": {"returnImmediately": True}}
+    answer = await rpc(node, "SendMessage", params)
+    return str(answer["result"]["task"]["id"])
+
+
+async def test_an_a2a_task_is_followed_and_cancelled_through_another_node(
+    nodes: tuple[Node, Node], ledger: Ledger
+) -> None:
+    a, b = nodes
+    task = await send(a, "m1", "raw.pay", {"nonce": "a1", "mode": "sleep:60"})
+    await noted(ledger, '"nonce": "a1"')
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": task}}
+    async with asyncio.timeout(SECONDS), b.http.stream("POST", "/a2a", json=body, headers=VERSION) as answer:
+        lines = Lines(answer.aiter_lines())
+        assert "TASK_STATE_WORKING" in await lines.until("data:")
+        begun = time.monotonic()
+        cancelled = await rpc(b, "CancelTask", {"id": task})
+        assert cancelled["result"]["status"]["state"] == "TASK_STATE_CANCELED", cancelled
+        while "TASK_STATE_CANCELED" not in (line := await lines.until("data:")):
+            assert "error" not in line
+        assert time.monotonic() - begun < 1.0 * BUSY
+        await lines.end()
+    await noted(ledger, '"cancelled": "a1"')
+
+
+async def test_the_events_of_a_task_arrive_at_another_node_as_they_happen(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    task = await send(a, "m2", "shelf.slow", {"seconds": 2.0, "steps": 20})
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": task}}
+    seen = 0
+    async with asyncio.timeout(SECONDS), b.http.stream("POST", "/a2a", json=body, headers=VERSION) as answer:
+        async for line in answer.aiter_lines():
+            seen += line.startswith("data:")
+    assert seen > 5, "polling the database would see few of them"
+
+
+async def test_an_a2a_task_is_answered_through_another_node(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    task = await send(a, "m3", "workshop.publish", PUBLISH)
+
+    async def state(node: Node) -> str:
+        return str((await rpc(node, "GetTask", {"id": task}))["result"]["status"]["state"])
+
+    async def is_asking() -> bool:
+        return await state(b) == "TASK_STATE_INPUT_REQUIRED"
+
+    await eventually(is_asking, "the question is asked")
+    reply = {"messageId": "m4", "role": "ROLE_USER", "taskId": task, "parts": [{"data": {"signed_by": "Ada"}}]}
+    answer = await rpc(b, "SendMessage", {"message": reply})
+    assert "signed by Ada" in json.dumps(answer["result"], ensure_ascii=False), answer
+    assert await state(a) == await state(b) == "TASK_STATE_COMPLETED"
+
+
+async def test_a_task_of_a_modern_mcp_caller_is_cancelled_and_answered_elsewhere(
+    nodes: tuple[Node, Node], ledger: Ledger
+) -> None:
+    a, b = nodes
+    made = await a.modern("tools/call", {"name": "raw.pay", "arguments": {"nonce": "t1", "mode": "sleep:60"}}, TASKS)
+    task = made["result"]["taskId"]
+    assert (await b.modern("tasks/get", {"taskId": task}, TASKS))["result"]["status"] == "working"
+    assert "result" in await b.modern("tasks/cancel", {"taskId": task}, TASKS)
+    await noted(ledger, '"cancelled": "t1"')
+    assert (await b.modern("tasks/get", {"taskId": task}, TASKS))["result"]["status"] == "cancelled"
+
+
+async def test_a_legacy_caller_waits_for_a_task_that_another_node_runs(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    here, there = await a.open_session(), await b.open_session()
+    params = {"name": "shelf.slow", "arguments": {"seconds": 1.5, "steps": 2}, "task": {"ttl": 60_000}}
+    made = (await a.post("tools/call", params, here)).json()
+    task = made["result"]["task"]["taskId"]
+    result = await b.post("tasks/result", {"taskId": task}, there)
+    assert '"content"' in result.text, result.text
+
+
+async def test_rest_cancels_a_task_that_another_node_runs(nodes: tuple[Node, Node], ledger: Ledger) -> None:
+    a, b = nodes
+    task = await send(a, "m5", "raw.pay", {"nonce": "r1", "mode": "sleep:60"})
+    await noted(ledger, '"nonce": "r1"')
+    listed = (await b.http.get("/v1/tasks")).json()["tasks"]
+    (path,) = [each["id"] for each in listed if task in each["id"]]
+    cancelled = await b.http.post(f"/v1/cancel/{path}")
+    assert cancelled.status_code == 200, cancelled.text
+    await noted(ledger, '"cancelled": "r1"')

@@ -1,0 +1,5 @@
+"""The tests of `tests.relay.test_names`, with servers at one node, and callers and devices at another."""
+
+from __future__ import annotations
+
+from tests.relay.test_names import *  # noqa: F403
