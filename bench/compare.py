@@ -4,12 +4,16 @@ Two processes of the same hub differ by up to 15 %: where their objects lie in m
 several hubs of each tree are started, in several generations, and all take turns in random order. A process counts by
 the median of its turns, a tree by the median of its processes. Ends with 1 if this tree's median is above every process
 of the other tree and more than 5 % above their median, 2 when it could not be measured.
+
+`--steps` counts the interpreter's steps of a call instead, in one process of each tree: they are the same in each run,
+and say what a tree does more, not how long it takes. Ends with 1 if this tree takes 3 % more.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from time import monotonic, sleep
+
+import msgspec
 
 from bench.__main__ import ASKS_EACH, WARM_UP_SECONDS, NotMeasured, take_turn
 from bench.load import WrongAnswer
@@ -28,6 +35,11 @@ HERE = "this tree"
 RELAY = "bare relay"
 ALLOWED = 1.05
 """A difference of medians below this is noise, whatever the processes say."""
+
+STEPS_ALLOWED = 1.03
+"""What `make gate` allows."""
+
+REPORT_SECONDS = 10.0
 
 Costs = dict[tuple[str, str], list[float]]
 """For each scenario and tree, the CPU microseconds per call of each process."""
@@ -60,6 +72,59 @@ def measure_generation(
     return costs
 
 
+def count_steps(checkout: Path, scenarios: Sequence[Scenario], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the steps of one call of each scenario, by package."""
+    found: dict[str, dict[str, float]] = {}
+    for scenario in scenarios:
+        with ExitStack() as held:
+            direct = held.enter_context(Program("bench.direct"))
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            hub, port = start_hub(held, direct.port(PORT_PRINTED), folder, "off", checkout, "bench.counted_hub")
+            target = prepare(scenario, hub, port)
+            take_turn(target, WARM_UP_SECONDS)
+            hub.signal(signal.SIGUSR1)
+            take_turn(target, seconds)
+            hub.signal(signal.SIGUSR2)
+            counted = read_when_written(folder / "steps.json")
+            found[scenario.name] = {name: steps / counted.calls for name, steps in counted.packages.items()}
+    return found
+
+
+class CountedSteps(msgspec.Struct, frozen=True):
+    """What `bench.counted_hub` writes."""
+
+    calls: int
+    packages: dict[str, int]
+
+
+def read_when_written(report: Path) -> CountedSteps:
+    """Return the count of a hub that was told to end it."""
+    ends = monotonic() + REPORT_SECONDS
+    while not report.exists():
+        if monotonic() > ends:
+            raise NotMeasured("the hub wrote no count of its steps")
+        sleep(0.05)
+    return msgspec.json.decode(report.read_bytes(), type=CountedSteps)
+
+
+def steps_table(here: Mapping[str, Mapping[str, float]], there: Mapping[str, Mapping[str, float]], other: str) -> str:
+    """Return the steps per call as text for a terminal: the sums, and the packages that differ."""
+    lines = [f"{'scenario':<22}{'package':<14}{other[:12]:>12}{HERE:>12}{'':>9}"]
+    for scenario, packages in here.items():
+        others = there[scenario]
+        rows = {"all": (sum(others.values()), sum(packages.values()))}
+        rows |= {name: (others.get(name, 0.0), packages.get(name, 0.0)) for name in sorted({*packages, *others})}
+        for name, (then, now) in rows.items():
+            share = f"{100 * (now - then) / rows['all'][0]:+.1f} %"
+            lines.append(f"{scenario if name == 'all' else '':<22}{name:<14}{then:>12.0f}{now:>12.0f}{share:>9}")
+    return "\n".join(lines)
+
+
+def takes_more_steps(here: Mapping[str, float], there: Mapping[str, float]) -> bool:
+    """Say whether a call takes more steps than the gate allows."""
+    return sum(here.values()) > STEPS_ALLOWED * sum(there.values())
+
+
 def prepare(scenario: Scenario, program: Program, port: int) -> Target:
     """Return the scenario ready to be driven."""
     return ready(scenario, program, port, 16, ASKS_EACH)
@@ -88,6 +153,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each hub and scenario (default 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn (default 1)")
     parser.add_argument("--only", default="hub|hub, stdio server|hub, rpc server", metavar="A|B", help="scenarios")
+    parser.add_argument("--steps", action="store_true", help="count interpreter steps instead of CPU time")
     options = parser.parse_args()
     scenarios = [scenario for scenario in SCENARIOS if scenario.name in options.only.split("|")]
     costs: Costs = {}
@@ -99,6 +165,11 @@ def main() -> int:
             return 2
         checkouts = {HERE: ROOT, options.revision: checkout}
         try:
+            if options.steps:
+                there = count_steps(checkout, scenarios, options.seconds)
+                here = count_steps(ROOT, scenarios, options.seconds)
+                print(steps_table(here, there, options.revision))
+                return int(any(takes_more_steps(here[name], there[name]) for name in here))
             for number in range(options.generations):
                 print(f"generation {number + 1} of {options.generations}", file=sys.stderr)
                 turn = measure_generation(

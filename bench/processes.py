@@ -71,6 +71,10 @@ class Program:
             self._process.kill()
             self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def port(self, said: re.Pattern[str], *, besides: Collection[int] = ()) -> int:
         """Wait for the words that `said` matches and return the port in them.
 

@@ -133,20 +133,25 @@ def start_programs(held: ExitStack, hubs: Sequence[str]) -> dict[str, tuple[Prog
 
 
 def start_hub(
-    held: ExitStack, modern_port: int, folder: Path, audit: str, checkout: Path | None = None
+    held: ExitStack,
+    modern_port: int,
+    folder: Path,
+    audit: str,
+    checkout: Path | None = None,
+    module: str = HUB_MODULE,
 ) -> tuple[Program, int]:
     """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps.
 
-    It is the hub of another `checkout`, if one is given.
+    It is the hub of another `checkout`, if one is given; `module` is the program that runs it.
     """
     ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
     config = folder / "isthmus.toml"
     config.write_text(hub_config(ports, audit))
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
-    env = {"BENCH_KEY": KEY}
+    env = {"BENCH_KEY": KEY, "BENCH_STEPS": str(folder / "steps.json")}
     if checkout is not None:
         env["PYTHONPATH"] = os.pathsep.join((str(checkout / "src"), str(checkout)))
-    hub = held.enter_context(Program(HUB_MODULE, *serve, env=env))
+    hub = held.enter_context(Program(module, *serve, env=env))
     return hub, hub.port(PORT_LOGGED, besides=tuple(ports.values()))
 
 

@@ -1,0 +1,60 @@
+"""`python -m bench.counted_hub serve …`: a hub that counts the interpreter steps of its main thread, by package.
+
+Started by `bench.compare --steps`. SIGUSR1 starts the count; SIGUSR2 ends it and writes it to the file that
+BENCH_STEPS names. Counting makes the hub forty times slower, and the steps of a call stay the same.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import msgspec
+
+STARTED = "InFlight.__init__"
+"""Each call runs this function once."""
+
+
+def install(report: Path) -> None:
+    """Let the two signals start and end the count."""
+    steps: Counter[CodeType] = Counter()
+    calls = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal calls
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode":
+            steps[frame.f_code] += 1
+        elif event == "call" and frame.f_code.co_qualname == STARTED:
+            calls += 1
+        return trace
+
+    def end(*_: object) -> None:
+        sys.settrace(None)
+        packages: Counter[str] = Counter()
+        for code, count in steps.items():
+            packages[package_of(code.co_filename)] += count
+        draft = report.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode({"calls": calls, "packages": packages}))
+        draft.replace(report)
+
+    signal.signal(signal.SIGUSR1, lambda *_: sys.settrace(trace))
+    signal.signal(signal.SIGUSR2, end)
+
+
+def package_of(file: str) -> str:
+    """Return the package of Isthmus that a file belongs to, or `libraries`."""
+    _, found, inside = file.rpartition("/src/isthmus/")
+    return inside.partition("/")[0] if found else "libraries"
+
+
+if __name__ == "__main__":
+    install(Path(os.environ["BENCH_STEPS"]))
+    sys.argv[0] = "isthmus"
+    runpy.run_module("isthmus", run_name="__main__", alter_sys=True)
