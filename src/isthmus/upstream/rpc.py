@@ -264,7 +264,13 @@ class _Post(HttpRequest):
             self._take(body, *read)
 
     def _take(self, body: bytes | memoryview, message: jsonrpc.Message | None, result: Result | None = None) -> None:
-        if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
+        if isinstance(message, Response) and self._status == OK and jsonrpc.same_id(message.id, self.wire_id):
+            self._finish()
+            if result is not None and isinstance(self.waiter, _RpcWaiter):
+                self.waiter.end_with(result)
+            else:
+                self.waiter.result(message.result)
+        elif isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
             words = f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
@@ -272,15 +278,11 @@ class _Post(HttpRequest):
             if self._status == UNAUTHORIZED:
                 self._link.on_unauthorized()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
-        elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
+        elif isinstance(message, ErrorReply) and (
+            message.id is None or jsonrpc.same_id(message.id, self.wire_id)
+        ):
             self._finish()
             self.waiter.error(redact_error(message, self._link.redact))
-        elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
-            self._finish()
-            if result is not None and isinstance(self.waiter, _RpcWaiter):
-                self.waiter.end_with(result)
-            else:
-                self.waiter.result(message.result)
         elif self._status == OK and isinstance(message, Response | ErrorReply):
             self._fail(BadReply(self._link.server, "the answer to another request"))
         else:
@@ -293,9 +295,6 @@ class _Post(HttpRequest):
         if isinstance(message, ErrorReply):
             return self._status == NOT_ALLOWED and message.code == jsonrpc.METHOD_NOT_FOUND
         return self._status in INVALID or (self._status in NO_METHOD and not body)
-
-    def _is_own(self, id: msgspec.Raw) -> bool:
-        return jsonrpc.same_id(id, self.wire_id)
 
 
 def _unreadable(why: str) -> tuple[jsonrpc.Message, Result | None]:

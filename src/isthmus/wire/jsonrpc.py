@@ -95,6 +95,7 @@ class Batch(Struct, frozen=True):
 
 Message: TypeAlias = Request | Notification | Response | ErrorReply | Malformed | Batch
 
+_ANSWERS = (Response, ErrorReply)
 _ABSENT = Raw()
 _ID_STARTS = frozenset(bytes([start]) for start in b'"-0123456789')
 
@@ -145,7 +146,10 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
         return _decode_carefully(body, max_depth)
     if _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
-    return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
+    # Most bodies have too few brackets to be too deep.
+    if body.count(b"[") + body.count(b"{") > max_depth and finish(_depth_passes(body)) > max_depth:
+        return _too_deep(max_depth, envelope.id)
+    return _message(envelope)
 
 
 # Long texts are read in passes, each of which takes well under a millisecond a megabyte. What reads a long text is a
@@ -272,18 +276,23 @@ def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """Read a response of a plain JSON-RPC server: many write `"error": null` beside a result, or the reverse."""
+    if len(body) <= LONG_BYTES:
+        message = decode(body, max_depth=max_depth, max_values=None)
+        return message if isinstance(message, _ANSWERS) else _without_idle_member(body, message, max_depth)
     return finish(reply_passes(body, max_depth=max_depth))
 
 
 def reply_passes(body: bytes | memoryview, *, max_depth: int = MAX_DEPTH) -> Passes[Message]:
     """The passes of `decode_reply`."""
     body = bytes(body)
-    if len(body) > LONG_BYTES:
-        message = yield from decode_passes(body, max_depth=max_depth, max_values=None)
-    else:
-        message = decode(body, max_depth=max_depth, max_values=None)
-    if isinstance(message, Response | ErrorReply):
-        return message
+    if len(body) <= LONG_BYTES:
+        return decode_reply(body, max_depth=max_depth)
+    message = yield from decode_passes(body, max_depth=max_depth, max_values=None)
+    return message if isinstance(message, _ANSWERS) else _without_idle_member(body, message, max_depth)
+
+
+def _without_idle_member(body: bytes, message: Message, max_depth: int) -> Message:
+    """Read a response again without the one of `error` and `result` that is null beside the other."""
     members = {} if is_crowded(body) else object_members(body) or {}
     idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
     if idle is None or len(members.keys() & {"error", "result"}) != 2:
