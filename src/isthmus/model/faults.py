@@ -210,6 +210,8 @@ class Fault(Exception):
     """What was called exists, and the caller may not use it. Only operators learn this."""
     approval: str | None = None
     """The id of the approval that the call waits for, or was denied."""
+    is_server_failure = False
+    """It counts against the server, whose circuit breaker opens after several."""
 
     def __init_subclass__(cls) -> None:
         row = FAULTS.get(cls.reason)
@@ -444,7 +446,11 @@ class BadState(CallerFault):
 
 
 class UpstreamFault(Fault):
-    """The server is at fault, or cannot be reached."""
+    """The server's fault. It counts against the server, unless the server never got the call or answered it."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.is_server_failure = FAULTS[cls.reason].executed in (None, "unknown")
 
 
 class NotConnected(UpstreamFault):

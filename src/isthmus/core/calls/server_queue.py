@@ -29,27 +29,24 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import AnyMethodLink, CallerLinks, Link
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
-from isthmus.model.calls import LogLevel, Outcome
+from isthmus.model.calls import LogLevel, Outcome, Result
 from isthmus.model.faults import (
-    BadArguments,
-    BadReply,
     BreakerOpen,
     Bug,
-    Cancelled,
     Fault,
     Lost,
     NotConnected,
     Overloaded,
-    TimedOut,
+    ServerError,
+    Unanswered,
     UnknownTool,
 )
 from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
 
-_FAILURES = (TimedOut, Lost, BadReply)
-_NEUTRAL = (BadArguments, Cancelled, NotConnected, Overloaded)
-"""Outcomes that say nothing about whether the server works."""
+_ANSWERS = (Result, ServerError, Unanswered)
+"""Outcomes that show that the server works."""
 
 CROWDED = "its caller has too many unanswered questions at this server while other callers wait for it"
 
@@ -623,16 +620,13 @@ class ServerQueue:
         """Count the outcome of a call for the breaker."""
         if inflight.call.kind == "method":  # its caller may have made it up, so its failure says nothing
             return
-        if isinstance(outcome, _FAILURES):
-            if isinstance(outcome, Lost) and outcome.is_behind:
-                self._breaker.gave_up()  # the hub that lost it has its own breaker, and restarts the server
-            else:
-                self._breaker.failed(self._loop.time())
-        elif isinstance(outcome, _NEUTRAL):
-            self._breaker.gave_up()
-        else:
+        if isinstance(outcome, _ANSWERS):
             self.answered += 1
             self._breaker.succeeded(self._loop.time())
+        elif outcome.is_server_failure and not (isinstance(outcome, Lost) and outcome.is_behind):
+            self._breaker.failed(self._loop.time())
+        else:
+            self._breaker.gave_up()  # it says nothing about the server; a hub behind it has its own breaker
 
     # -- caps ----------------------------------------------------------------------------------------------------------
 

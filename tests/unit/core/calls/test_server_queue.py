@@ -15,6 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Surface
 from isthmus.model.faults import (
+    FAULTS,
     BadReply,
     BreakerOpen,
     Bug,
@@ -27,6 +28,7 @@ from isthmus.model.faults import (
     TimedOut,
     TooManyCalls,
     UnknownTool,
+    UpstreamFault,
 )
 from isthmus.model.names import FeatureName
 from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, raw, ready, tool
@@ -36,6 +38,7 @@ FOUR = Limits(max_calls=4)
 ANN = Caller("ann", "default", Grants(("*",)))
 BEN = Caller("ben", "default", Grants(("*",)))
 GONE = Lost(SERVER, "gone", executed="unknown")
+KINDS = [kind for group in Fault.__subclasses__() for kind in group.__subclasses__() if kind.reason in FAULTS]
 
 
 def breaks(inflight: InFlight) -> None:
@@ -244,6 +247,18 @@ async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_wel
     assert isinstance(stage.start()[1].fault, BreakerOpen)
     stage.server_queue.attach(stage.link)
     assert not stage.start()[1].ends
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.reason)
+async def test_the_table_of_faults_decides_what_counts_against_a_server(kind: type[Fault]) -> None:
+    outcome = kind.__new__(kind)
+    outcome.message = ""
+    if isinstance(outcome, Lost):
+        outcome.is_behind = False
+    stage = Stage(limits=Limits(breaker_failures=1))
+    stage.start()[0].finish(outcome)
+    counts = issubclass(kind, UpstreamFault) and FAULTS[kind.reason].executed in (None, "unknown")
+    assert any(isinstance(end, BreakerOpen) for end in stage.start()[1].ends) is counts
 
 
 async def test_a_probe_that_is_never_sent_leaves_its_place_to_the_next() -> None:
