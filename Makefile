@@ -36,7 +36,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench compare bus agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -103,6 +103,12 @@ compare: $(VENV)/.test ## measure a call beside the same call in an earlier revi
 
 bus: $(VENV)/.test ## measure a message between two nodes, over Unix sockets and over NATS; fail above 150 µs
 	$(VENV)/bin/python -m bench.bus $(ARGS)
+
+crowdkill: $(VENV)/.test ## kill twenty nodes of a cluster, each with up to a thousand servers and 200 running calls: nothing may run twice (ten minutes)
+	ISTHMUS_CROWD=1000 ISTHMUS_CROWD_CALLS=200 ISTHMUS_CROWD_ROUNDS=20 $(VENV)/bin/python -m pytest tests/cluster_hubs/test_crowd.py -s --timeout 3600 $(ARGS)
+
+nodekill: $(VENV)/.test $(VENV)/.postgres ## kill nodes of a cluster 300 times under load: no task may be lost or run twice (half an hour)
+	ISTHMUS_CLUSTER_KILLS=300 $(VENV)/bin/python -m pytest tests/cluster_database/test_kills.py -s --timeout 7200 $(ARGS)
 
 agents: $(VENV)/.test $(A2A10)/.ready ## measure a task of the hub's agent beside one of the official SDK's
 	$(VENV)/bin/python -m bench.agents $(ARGS)
