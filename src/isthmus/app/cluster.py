@@ -123,9 +123,9 @@ class Cluster:
 
     def _log_state(self, state: BusState) -> None:
         if state.is_connected:
-            log.info("joined the cluster", node=self.bus.node, nats=self._settings.shown)
+            log.info("joined the cluster", node=self.bus.node, bus=self._settings.shown)
         else:
-            log.warning("not in the cluster", node=self.bus.node, nats=self._settings.shown, reason=state.reason)
+            log.warning("not in the cluster", node=self.bus.node, bus=self._settings.shown, reason=state.reason)
 
     async def aclose(self) -> None:
         """Leave the cluster."""
@@ -165,6 +165,10 @@ class RemoteTasks:
 
 
 async def _open_bus(settings: ClusterSettings, node: NodeId) -> Bus:
+    if settings.bus is not None:
+        from isthmus.cluster.unix import UnixBus  # noqa: PLC0415 - only workers need it
+
+        return await UnixBus.start(Path(settings.bus), node)
     from isthmus.cluster.nats import NatsBus, NatsSettings  # noqa: PLC0415 - only who wants it has the library
 
     tls = None if settings.tls_ca is None else ssl.create_default_context(cafile=settings.tls_ca)

@@ -134,7 +134,7 @@ class Forwarder:
     def __init__(
         self, bus: Bus, auth: Authenticator, background: BackgroundTasks, stall_bytes: int, local_key: str = ""
     ) -> None:
-        """A client may have `stall_bytes` unread. `local_key` is valid at this node alone."""
+        """A client may have `stall_bytes` unread. `local_key`, if there is one, is valid at this node alone."""
         self.prefix = f"{tag_of(bus.node)}{TAG_END}"
         self.bus = bus
         self.stall_bytes = stall_bytes
@@ -144,7 +144,7 @@ class Forwarder:
         self._app: App = _unset
         self._auth = auth
         self._background = background
-        self._local_authorization = b"Bearer " + local_key.encode()
+        self._local_authorization = b"Bearer " + local_key.encode() if local_key else None
         self.cookie = ""
         """The name of the console's session cookie; empty without a console."""
         self._own = tag_of(bus.node).encode()
@@ -293,7 +293,8 @@ class Forwarder:
         is valid at this node alone.
         """
         fields = scope.get(FIELDS) or join_headers(scope["headers"])
-        if self._auth.place(fields) is not None or fields.get(b"authorization") == self._local_authorization:
+        is_local = self._local_authorization is not None and fields.get(b"authorization") == self._local_authorization
+        if self._auth.place(fields) is not None or is_local:
             return False
         return self._cookie_in(scope) is not None or self._auth.caller_of(fields, scope) is not None
 

@@ -20,6 +20,7 @@ from watchfiles import awatch
 
 from isthmus.app.config_diff import ConfigDiff, changed_settings, keep_fixed_settings
 from isthmus.app.hub import RunningHub
+from isthmus.app.workers import Worker
 from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import search_paths
 from isthmus.config.findings import ConfigError, Place
@@ -161,6 +162,8 @@ class Source:
     host: str | None = None
     port: int | None = None
     log_level: str | None = None
+    worker: Worker | None = None
+    """Which worker reads it, if there are several."""
 
     def load(self, *, file: Path | None = None) -> Configuration:
         """Load the configuration, from `file` if given.
@@ -168,7 +171,7 @@ class Source:
         Raises:
             ConfigError: the configuration cannot be used.
         """
-        return load(
+        loaded = load(
             file or self.path,
             self.environment,
             self.cwd,
@@ -177,6 +180,7 @@ class Source:
             port=self.port,
             log_level=self.log_level,
         )
+        return loaded if self.worker is None else self.worker.adapt(loaded)
 
     def ahead_of(self, file: Path) -> Path | None:
         """Return a file that takes precedence and that a hub started now would read instead."""

@@ -40,6 +40,7 @@ from isthmus.app.state_folder import RunningHubInfo, announced, claim, configura
 from isthmus.app.takeovers import HELD, Takeovers
 from isthmus.app.tasks import TaskBrowser
 from isthmus.app.tokens import TokenService
+from isthmus.app.workers import Worker
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.config.tables import CLUSTER, STORAGE
@@ -109,10 +110,14 @@ class HeldCalls:
 class Access:
     """The known callers, the authenticator of all frontends, and the frontends with sessions."""
 
-    def __init__(self, configuration: Configuration, *, is_insecure: bool = False) -> None:
+    def __init__(
+        self, configuration: Configuration, *, is_insecure: bool = False, operator_key: str | None = None
+    ) -> None:
         """Raises: ConfigError if the keys in the state folder cannot be read."""
         self.identities = Identities(configuration, is_insecure=is_insecure)
-        self.identities.operator_key = self.operator_key = new_operator_key()
+        self.identities.operator_key = self.operator_key = operator_key or new_operator_key()
+        self.local_key = "" if operator_key else self.operator_key
+        """The operator's key, if no other worker accepts it."""
         self._configuration = configuration
         self._is_insecure = is_insecure
         self._auth: Authenticator | None = None
@@ -277,13 +282,14 @@ async def serve(
     on_bound: Callable[[], None] = lambda: None,
     on_open: Callable[[str], None],
     is_insecure: bool = False,
+    worker: Worker | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT; call `on_bound` once the address is ours, and `on_open` with it.
 
     The address comes first: a hub that cannot have it leaves no trace and starts no server.
 
     With a `source`, its files are watched and changes applied; SIGHUP reads them at once. A hub that `is_insecure` may
-    be open to a network.
+    be open to a network. A `worker` shares the address with others, and its parent lets commands find them.
 
     Raises:
         ConfigError: the hub would be open to a network unasked, its keys cannot be read, or a library that
@@ -293,10 +299,10 @@ async def serve(
     check_grpc(configuration)
     check_code(configuration)
     check_cluster(configuration)
-    sockets = await bind_addresses(configuration)
+    sockets = await bind_addresses(configuration, shares_port=worker is not None)
     try:
         on_bound()
-        await _serve(configuration, environment, source, sockets, on_open, is_insecure=is_insecure)
+        await _serve(configuration, environment, source, sockets, on_open, is_insecure=is_insecure, worker=worker)
     finally:
         for each in sockets:
             each.close()
@@ -304,23 +310,23 @@ async def serve(
 
 def check_cluster(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
     """Raises: ConfigError if the hub is a node of a cluster and cannot speak to NATS."""
-    if configuration.cluster.is_on and find("nats") is None:
+    if configuration.cluster.nats and find("nats") is None:
         advice = "get it with: pip install 'isthmus[cluster]'"
         place = Place(configuration.file, CLUSTER).at("nats")
         raise ConfigError(place.finding("needs a library that is not installed", advice=advice))
 
 
-async def bind_addresses(configuration: Configuration) -> list[socket.socket]:
+async def bind_addresses(configuration: Configuration, *, shares_port: bool = False) -> list[socket.socket]:
     """Bind the hub's address, and check that the one of gRPC is free.
 
     Raises:
         ListenError: an address cannot be listened on.
     """
     hub, grpc_port = configuration.hub, configuration.a2a.grpc_port
-    sockets = await bind_all(hub.host, hub.port)
+    sockets = await bind_all(hub.host, hub.port, shares_port=shares_port)
     if grpc_port:
         try:
-            probes = await bind_all(hub.host, grpc_port)
+            probes = await bind_all(hub.host, grpc_port, shares_port=shares_port)
         except ListenError:
             for each in sockets:
                 each.close()
@@ -338,9 +344,12 @@ async def _serve(
     on_open: Callable[[str], None],
     *,
     is_insecure: bool,
+    worker: Worker | None,
 ) -> None:
     settings = configuration.hub
-    access = Access(configuration, is_insecure=is_insecure)
+    access = Access(
+        configuration, is_insecure=is_insecure, operator_key=None if worker is None else worker.operator_key
+    )
     tokens = TokenService(configuration, access.identities)
     auth = access.open(verifiers_of(configuration))
     signals = Signals()
@@ -358,7 +367,7 @@ async def _serve(
         if audit_log is not None:
             audit_log.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, audit_log)
-        nodes: Nodes = ALONE if cluster is None else cluster.open_forwarder(running, auth, access.operator_key)
+        nodes: Nodes = ALONE if cluster is None else cluster.open_forwarder(running, auth, access.local_key)
         mcp = McpHttp(running.mcp_methods(), auth, nodes)
         sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _prefix(settings), nodes)
         ports = [settings.port]
@@ -387,7 +396,7 @@ async def _serve(
         access.follow(running, (mcp, sse, agent, rest, HeldCalls(running.approvals, shown)))
         spare_the_collector()
         monitor.start()
-        on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))
+        on_open(announcement.enter_context(_announced(configuration, environment, access.local_key, port)))
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, audit_log.reloaded if audit_log is not None else None))
@@ -408,9 +417,12 @@ async def _serve(
 def _announced(
     configuration: Configuration, environment: Mapping[str, str], operator_key: str, port: int
 ) -> Iterator[str]:
-    """Let commands find the hub during this block; yields its address."""
+    """Let commands find the hub during this block; yields its address. The parent of workers does it for them."""
     settings = configuration.hub
     origin = local_origin(settings.host, port)
+    if not operator_key:
+        yield origin
+        return
     name = configuration_name(configuration.file, environment)
     info = RunningHubInfo(os.getpid(), origin, operator_key, name)
     with announced(Path(settings.state), info) as failed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import click
 import structlog
 
 from isthmus.app.reload import Source
-from isthmus.app.serve import serve
+from isthmus.app.serve import bind_addresses, serve
 from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
+from isthmus.app.workers import WORKERS_MAX, Parent, Worker, check_workers, reserve_port
 from isthmus.cli.config import configuration_of, home, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import LocalSource, running_hub, source_of
@@ -24,7 +27,7 @@ from isthmus.cli.running import run_service
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings, local_origin
-from isthmus.frontends.http.listener import ListenError
+from isthmus.frontends.http.listener import ListenError, advice
 from isthmus.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
@@ -41,12 +44,21 @@ STDIN, STDOUT, STDERR = 0, 1, 2
     type=WholeNumber(0, 65535),
     help="The port; 0 picks a free one.  [default: 8765]",
 )
+@click.option(
+    "--workers",
+    metavar="N",
+    type=WholeNumber(1, WORKERS_MAX),
+    default=1,
+    help="Processes that share the port; several need a PostgreSQL database.  [default: 1]",
+)
 @click.option("--insecure", "is_insecure", is_flag=True, help="Without callers, accept everybody who can connect.")
 @with_log_level
 def serve_command(
-    config: Path | None, host: str | None, port: int | None, log_level: str | None, *, is_insecure: bool
+    config: Path | None, host: str | None, port: int | None, workers: int, log_level: str | None, *, is_insecure: bool
 ) -> int:
     """Run the hub: MCP at /mcp (all servers), /mcp/SERVER (one) and /mcp/SET, REST at /v1."""
+    if workers > 1:
+        return serve_workers(config, host, port, workers, is_insecure=is_insecure, log_level=log_level)
     return serve_hub(config, host, port, is_insecure=is_insecure, log_level=log_level)
 
 
@@ -59,27 +71,95 @@ def stdio_command(hub: str | None, config: Path | None, set_name: str | None, lo
     return serve_stdio(source_of(hub, config), log_level, set_name)
 
 
-def serve_hub(
-    file: Path | None, host: str | None, port: int | None, *, is_insecure: bool = False, log_level: str | None = None
-) -> Exit:
-    """Serve until SIGTERM or SIGINT.
+def serve_workers(
+    file: Path | None, host: str | None, port: int | None, count: int, *, is_insecure: bool, log_level: str | None
+) -> int:
+    """Serve with several processes until SIGTERM or SIGINT; return the exit code.
 
     Raises:
         CommandFailed: the configuration cannot be used, or the hub cannot listen on its address.
     """
     configuration = configuration_of(file, host=host, port=port, log_level=log_level)
     configure_logs(configuration.hub)
-    source = Source(file, os.environ, Path.cwd(), home(), host, port, log_level)
+    try:
+        check_workers(configuration, count)
+        check_address(configuration)
+        reserved = reserve_port(configuration.hub.host, configuration.hub.port)
+    except ConfigError as error:
+        raise refused(error) from error
+    except ListenError as error:
+        raise cannot_listen(error, configuration) from error
+    except OSError as error:
+        hub = configuration.hub
+        raise cannot_listen(ListenError(hub.host, hub.port, advice(error)), configuration) from error
+    port = int(reserved[0].getsockname()[1])
+    configuration = replace(configuration, hub=replace(configuration.hub, port=port))
+
+    def run(worker: Worker) -> int:
+        try:
+            return serve_hub(file, host, port, is_insecure=is_insecure, log_level=log_level, worker=worker)
+        except CommandFailed as failed:
+            print_error(f"isthmus: {failed.message}")
+            for line in failed.advice:
+                print_error(line)
+            return failed.exit
+
+    try:
+        return Parent(configuration, count, run).run()
+    finally:
+        for each in reserved:
+            each.close()
+
+
+def check_address(configuration: Configuration) -> None:
+    """Raises: ListenError if another program has the address: with a shared port, that would not be noticed."""
+    for each in asyncio.run(bind_addresses(configuration)):
+        each.close()
+
+
+def serve_hub(
+    file: Path | None,
+    host: str | None,
+    port: int | None,
+    *,
+    is_insecure: bool = False,
+    log_level: str | None = None,
+    worker: Worker | None = None,
+) -> Exit:
+    """Serve until SIGTERM or SIGINT, alone or as one of several workers.
+
+    Raises:
+        CommandFailed: the configuration cannot be used, or the hub cannot listen on its address.
+    """
+    configuration = configuration_of(file, host=host, port=port, log_level=log_level)
+    configure_logs(configuration.hub)
+    source = Source(file, os.environ, Path.cwd(), home(), host, port, log_level, worker)
+    if worker is not None:
+        configuration = worker.adapt(configuration)
 
     def on_open(origin: str) -> None:
         url = f"{origin}/mcp"
+        if worker is not None:
+            worker.on_open()
+            if worker.number > 1:
+                log.debug("listening", url=url)
+                return
         if configuration.hub.log_file is not None:
             print_error(f"listening at {url}, logging to {configuration.hub.log_file}")
         log.info("listening", url=url, servers=len(configuration.servers))
 
     try:
-        on_bound = partial(log_warnings, configuration)
-        work = serve(configuration, os.environ, source, on_bound=on_bound, on_open=on_open, is_insecure=is_insecure)
+        is_first = worker is None or worker.number == 1
+        on_bound = partial(log_warnings, configuration) if is_first else lambda: None
+        work = serve(
+            configuration,
+            os.environ,
+            source,
+            on_bound=on_bound,
+            on_open=on_open,
+            is_insecure=is_insecure,
+            worker=worker,
+        )
         run_service(work, configuration.hub.state)
     except ConfigError as error:
         raise refused(error) from error

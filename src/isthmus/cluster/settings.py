@@ -29,6 +29,9 @@ class ClusterSettings:
     tls_ca: str | None = None
     """The file with the certificate authority of the NATS servers; `config` makes it absolute."""
 
+    bus: str | None = None
+    """The folder of the Unix sockets between the workers of one machine; `app.workers` sets it, no file does."""
+
     lease_seconds: float = 10.0
     """A node that does not renew its lease in the database for so long counts as dead."""
     is_enabled: bool = False
@@ -50,12 +53,12 @@ class ClusterSettings:
     @property
     def is_on(self) -> bool:
         """Whether this hub has a bus to other nodes."""
-        return bool(self.nats)
+        return bool(self.nats or self.bus)
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The addresses without secrets."""
-        return tuple(_without_secrets(url) for url in self.nats)
+        """The addresses without secrets; all nodes have the same."""
+        return tuple(_without_secrets(url) for url in self.nats) or ((self.bus,) if self.bus else ())
 
     def node_id(self, port: int) -> str:
         """The name of this node. The default is the same after a restart, and tells hubs of one machine apart."""

@@ -278,9 +278,7 @@ class _Post(HttpRequest):
             if self._status == UNAUTHORIZED:
                 self._link.on_unauthorized()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
-        elif isinstance(message, ErrorReply) and (
-            message.id is None or jsonrpc.same_id(message.id, self.wire_id)
-        ):
+        elif isinstance(message, ErrorReply) and (message.id is None or jsonrpc.same_id(message.id, self.wire_id)):
             self._finish()
             self.waiter.error(redact_error(message, self._link.redact))
         elif self._status == OK and isinstance(message, Response | ErrorReply):

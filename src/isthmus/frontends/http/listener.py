@@ -47,8 +47,8 @@ class ListenError(Exception):
         self.reason = reason
 
 
-async def bind_all(host: str, port: int) -> list[socket.socket]:
-    """Bind every address of `host`, all to one port."""
+async def bind_all(host: str, port: int, *, shares_port: bool = False) -> list[socket.socket]:
+    """Bind every address of `host`, all to one port. Other processes of this user may share the port, if it says so."""
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:
@@ -59,7 +59,7 @@ async def bind_all(host: str, port: int) -> list[socket.socket]:
             # The system chooses a port once; a second address (::1 beside 127.0.0.1) must use the same.
             chosen = sockets[0].getsockname()[1] if sockets else port
             try:
-                sockets.append(_bind(family, (address[0], chosen, *address[2:])))
+                sockets.append(_bind(family, (address[0], chosen, *address[2:]), shares_port=shares_port))
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
@@ -73,10 +73,12 @@ async def bind_all(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shares_port: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
