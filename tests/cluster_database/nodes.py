@@ -56,9 +56,10 @@ ENDED = ("completed", "failed", "canceled", "rejected")
 
 
 @asynccontextmanager
-async def forked_hub(config: Path) -> AsyncIterator[HubProcess]:
+async def forked_hub(config: Path, *options: str) -> AsyncIterator[HubProcess]:
     """Run a hub that ends by SIGKILL, in the block or at its end; forked, because that is quicker."""
-    process = await forked(("serve", "--config", str(config), "--port", "0"), environment(), config.parent)
+    words = ("serve", "--config", str(config), "--port", "0", *options)
+    process = await forked(words, environment(), config.parent)
     said: list[str] = []
     try:
         port = await asyncio.wait_for(_listening_port(process, said), SECONDS)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ class Moving:
     def name(self) -> str:
         """What the hub calls it."""
         return f"{self.agent}_s"
+
+    def has_got(self, text: str) -> bool:
+        """Whether this call has arrived."""
+        return text in self.arrived
 
     async def run(self, nodes: dict[str, HubProcess], wanted: str, points: random.Random) -> None:
         """Stay connected, first at the node that is wanted."""
@@ -153,7 +158,7 @@ async def kill_and_check(
         for n, server in enumerate(called):
             caller, text = callers[n % len(callers)], f"{number}/{n}"
             sent[f"{text}/hold"] = asyncio.create_task(call(caller, server, "hold", f"{text}/hold"))
-            await eventually(lambda server=server, text=text: f"{text}/hold" in server.arrived, "it runs", 30)
+            await eventually(partial(server.has_got, f"{text}/hold"), "it runs", 30)
             sent[f"{text}/echo"] = asyncio.create_task(call(caller, server, "echo", f"{text}/echo"))
         await asyncio.sleep(0.1)  # the waiting calls have reached their queues; those that have not are queued later
         killed_at = clock()

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +18,26 @@ from isthmus.app.cluster_servers import OwnServers, RemoteServers
 from isthmus.app.forwarding import LEASE, Forwarder
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.cluster.bus import Bus, BusState, NodeAway, NodeId, NoResponse
+from isthmus.cluster.bus import Bus, BusFault, BusState, NodeAway, NodeId, NoResponse
 from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
+from isthmus.core.pauses import in_passes
 from isthmus.core.ports import SharedJournal
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.health import RenderMetrics
 from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
 from isthmus.model.faults import Fault, NodeLost, TaskElsewhere
+from isthmus.telemetry.metrics import merge_texts
 
 log = structlog.get_logger(__name__)
+
+METRICS: Final = "metrics"
+"""The service that renders the metrics of a worker."""
+
+METRICS_SECONDS = 3.0
 
 TASKS: Final = "tasks"
 """The service that cancels tasks."""
@@ -91,6 +101,10 @@ class Cluster:
         assert self._forwarder is not None, "it is opened before the frontends"
         return self._forwarder
 
+    def all_metrics(self, render: RenderMetrics) -> RenderMetrics:
+        """Add the figures of the other workers of this machine. Other nodes have addresses of their own."""
+        return render if self._settings.bus is None else WorkerMetrics(self.bus, render).render
+
     def leave(self) -> None:
         """Shutting down: other nodes send no new calls; the running ones are still answered."""
         if self._own is not None:
@@ -134,6 +148,42 @@ class Cluster:
         if self._remote is not None:
             self._remote.close()
         await self.bus.aclose()
+
+
+class WorkerMetrics:
+    """The metrics of all workers of this machine, whichever of them is asked: they share one address."""
+
+    def __init__(self, bus: Bus, render: RenderMetrics) -> None:
+        self._bus = bus
+        self._render = render
+        bus.respond(METRICS, self._respond)
+
+    async def render(self, *, is_open_metrics: bool) -> tuple[bytes, bytes]:
+        """See `RenderMetrics`. A worker that does not answer in time is missing."""
+        peers = list(self._bus.peers())
+        (kind, own), *others = await asyncio.gather(
+            self._render(is_open_metrics=is_open_metrics), *(self._request(peer, is_open_metrics) for peer in peers)
+        )
+        texts = {worker_of(self._bus.node): own}
+        texts |= {worker_of(peer): text for peer, (_, text) in zip(peers, others, strict=True) if text}
+        merged = await in_passes(merge_texts(dict(sorted(texts.items())), "worker"), sum(map(len, texts.values())))
+        return kind, merged
+
+    async def _request(self, peer: NodeId, is_open_metrics: bool) -> tuple[bytes, bytes]:  # noqa: FBT001 - of `render`
+        try:
+            packed = await self._bus.request(peer, METRICS, b"1" if is_open_metrics else b"", within=METRICS_SECONDS)
+        except BusFault:
+            return b"", b""
+        return b"", zlib.decompress(packed)
+
+    async def _respond(self, _node: NodeId, request: bytes) -> bytes:
+        _, text = await self._render(is_open_metrics=bool(request))
+        return zlib.compress(text, 1)
+
+
+def worker_of(node: NodeId) -> str:
+    """The number of a worker; see `app.workers.Worker.adapt`."""
+    return node.rpartition("-")[2]
 
 
 class RemoteTasks:

@@ -388,7 +388,14 @@ async def _serve(
         routes.console = _console(running, access.identities, auth, cluster)
         http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown, cluster)
         frontends[METRICS_PATH] = open_metrics(
-            running, auth, telemetry, monitor, {"mcp": mcp.sessions, "sse": sse}, http_listener, shown
+            running,
+            auth,
+            telemetry,
+            monitor,
+            {"mcp": mcp.sessions, "sse": sse},
+            http_listener,
+            shown,
+            None if cluster is None else cluster.all_metrics,
         )
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))

@@ -399,6 +399,40 @@ class Exposition:
         return b"".join(self._chunks)
 
 
+def merge_texts(texts: Mapping[str, bytes], label: str) -> Generator[None, None, bytes]:
+    """One text from those of several processes, whose samples get a label with the process; pauses between parts."""
+    families: dict[str, list[str]] = {}
+    for process, text in texts.items():
+        added, family = f'{label}="{process}"', families.setdefault("", [])
+        for at, line in enumerate(text.decode().split("\n")):
+            if at % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+                yield
+            if line.startswith("# HELP "):
+                family = families.setdefault(line.split(" ", 3)[2], [])
+                if not family:
+                    family.append(line)
+            elif line.startswith("# TYPE "):
+                if len(family) == 1:
+                    family.append(line)
+            elif line and not line.startswith("#"):
+                name, brace, rest = line.partition("{")
+                if brace and " " not in name:
+                    family.append(f"{name}{{{added},{rest}")
+                else:
+                    name, _, value = line.partition(" ")
+                    family.append(f"{name}{{{added}}} {value}")
+    end = ["# EOF"] if any(text.endswith(b"# EOF\n") for text in texts.values()) else []
+    chunks: list[bytes] = []
+    for family in (*families.values(), end):
+        if family:
+            chunks.append("\n".join((*family, "")).encode())
+            yield
+    return b"".join(chunks)
+
+
+LINES_AT_ONCE = 1_000
+
+
 def write_calls(out: Exposition, metrics: CallMetrics) -> Generator[None, None, None]:
     """The families of `CallMetrics`; pauses between parts."""
     series = list(metrics.series.values())
