@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -24,6 +24,7 @@ PASSWORD = "l0ng and w1nding"
 HBA = """
 local guarded someone scram-sha-256
 local all all trust
+local replication all trust
 """
 SETTINGS = {
     "listen_addresses": "",
@@ -65,10 +66,11 @@ class Database:
     def _data(self) -> Path:
         return self._folder / "data"
 
-    def url(self, *, user: str = "hub", schema: str = "") -> str:
-        """An address of it, with a schema that nobody else has unless one is named."""
+    def url(self, *, user: str = "hub", schema: str = "", beside: Database | None = None) -> str:
+        """An address of it, with a schema that nobody else has unless one is named; or of it and another one."""
         named = schema or f"test_{next(self._schemas)}"
-        return f"postgresql://{user}@/postgres?host={self._folder}&schema={named}"
+        hosts = f"{self._folder}" if beside is None else f"{self._folder},{beside._folder}"
+        return f"postgresql://{user}@/postgres?host={hosts}&schema={named}"
 
     def start(self) -> None:
         """Start it, and return once it takes connections."""
@@ -101,6 +103,34 @@ class Database:
             self._process.wait(SECONDS)
             self._process = None
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the server and to the processes of its connections."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(each, number)
+
+    def copy(self, standby: Database) -> None:
+        """Make a standby that follows this server, and wait for it with every commit from now on."""
+        standby._run(
+            "pg_basebackup", "-h", str(self._folder), "-U", "hub", "-D", str(standby._data), "-R", "-c", "fast"
+        )
+        standby.start()
+        self.psql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.psql("SELECT pg_reload_conf()")
+        give_up = time.monotonic() + SECONDS
+        while self.psql("SELECT sync_state FROM pg_stat_replication") != "sync":
+            assert time.monotonic() < give_up, "the standby does not follow"
+            time.sleep(POLL_SECONDS)
+
+    def promote(self) -> None:
+        """Let a standby write, which takes over alone."""
+        self._run("pg_ctl", "promote", "-D", str(self._data), "-w")
+        self.psql("ALTER SYSTEM SET synchronous_standby_names = ''")
+        self.psql("SELECT pg_reload_conf()")
+
     def demote(self) -> None:
         """Start it again as a standby, which reads and does not write; `pg_promote()` ends that."""
         self.stop()
@@ -113,6 +143,11 @@ class Database:
     def psql(self, text: str) -> str:
         """What the server answers to a statement."""
         return self._run("psql", "-h", str(self._folder), "-U", "hub", "-d", "postgres", "-qAtc", text).strip()
+
+    def psql_writing(self, text: str) -> None:
+        """Run a statement although transactions only read by default."""
+        options = "-c default_transaction_read_only=off"
+        self._run("psql", "-h", str(self._folder), "-U", "hub", f"dbname=postgres options='{options}'", "-qAtc", text)
 
     def _run(self, program: str, *words: str) -> str:
         done = subprocess.run(
@@ -128,17 +163,32 @@ class Database:
 
 
 @contextmanager
-def running() -> Iterator[Database]:
-    """A running server, for as long as the block lasts."""
+def _placed() -> Iterator[Database]:
+    """A place for a server."""
     # Not in pytest's folder: that is for its owner alone, and the path of a socket has 107 characters at most.
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     database = Database(folder)
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, "nobody")
-        database.make()
-        database.start()
         yield database
     finally:
         database.stop()
         shutil.rmtree(folder)
+
+
+@contextmanager
+def running() -> Iterator[Database]:
+    """A running server, for as long as the block lasts."""
+    with _placed() as database:
+        database.make()
+        database.start()
+        yield database
+
+
+@contextmanager
+def replicated() -> Iterator[tuple[Database, Database]]:
+    """A running server, and a standby that has everything that the server has acknowledged."""
+    with running() as primary, _placed() as standby:
+        primary.copy(standby)
+        yield primary, standby
