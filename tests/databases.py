@@ -5,6 +5,7 @@ Without a server's programs on this machine such a test is skipped, loudly; in C
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -35,6 +36,9 @@ SETTINGS = {
 }
 
 
+_EMPTY: list[Path] = []
+
+
 def programs() -> Path:
     """The folder with a server's programs; without one a test is skipped with the reason, and in CI it fails."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
@@ -58,9 +62,16 @@ class Database:
         self._schemas = count(1)
 
     def make(self) -> None:
-        """Make an empty database."""
-        self._run("initdb", "-D", str(self._data), "-U", "hub", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
-        (self._data / "pg_hba.conf").write_text(HBA)
+        """Make an empty database: a copy of this process's first one, because that takes a fifth of the time."""
+        if not _EMPTY:
+            self._run("initdb", "-D", str(self._data), "-U", "hub", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+            (self._data / "pg_hba.conf").write_text(HBA)
+            kept = Path(tempfile.mkdtemp(prefix="pg-empty-", dir="/tmp"))
+            atexit.register(shutil.rmtree, kept, ignore_errors=True)
+            subprocess.run(["cp", "-a", str(self._data), str(kept)], check=True)
+            _EMPTY.append(kept / self._data.name)
+        else:
+            subprocess.run(["cp", "-a", str(_EMPTY[0]), str(self._data)], check=True)
 
     @property
     def _data(self) -> Path:
