@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.app.cluster_servers import OwnServers, RemoteServers
+from isthmus.app.config_diff import digests_of
 from isthmus.app.forwarding import LEASE, Forwarder
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
@@ -42,6 +45,9 @@ METRICS_SECONDS = 3.0
 TASKS: Final = "tasks"
 """The service that cancels tasks."""
 
+CONFIGURATION: Final = "configuration"
+"""The attribute of a node with the digests of its configuration, as JSON."""
+
 CANCEL_SECONDS = 5.0
 """How long another node may take to store that a task is cancelled."""
 
@@ -55,6 +61,9 @@ class Cluster:
         self._forwarder: Forwarder | None = None
         self._own: OwnServers | None = None
         self._remote: RemoteServers | None = None
+        self._announced: dict[str, str] = {"version": ME.version}
+        self._differences: dict[str, tuple[str, ...]] = {}
+        """By node: the tables of its configuration that differ from this one's."""
         bus.on_state_changed(self._log_state)
         self._log_state(bus.state)
 
@@ -77,7 +86,9 @@ class Cluster:
         self._own = OwnServers(self.bus, running)
         self._remote = RemoteServers(self.bus, running, self._own)
         running.dialins.on_stood = self._own.note
-        self.bus.announce({"version": ME.version})
+        running.on_configured = self._announce_configuration
+        self._announce_configuration(running.configuration)
+        self.bus.on_peers_changed(self._compare_configurations)
         if isinstance(running.journal, SharedJournal):
             running.journal.on_joined = self._announce_lease
             if running.journal.number is not None:
@@ -86,7 +97,33 @@ class Cluster:
 
     def _announce_lease(self, number: int) -> None:
         """Other nodes find by it who holds a task."""
-        self.bus.announce({"version": ME.version, LEASE: str(number)})
+        self._announced[LEASE] = str(number)
+        self.bus.announce(self._announced)
+
+    def _announce_configuration(self, configuration: Configuration) -> None:
+        self._announced[CONFIGURATION] = msgspec.json.encode(digests_of(configuration)).decode()
+        self.bus.announce(self._announced)
+        self._compare_configurations()
+
+    def _compare_configurations(self) -> None:
+        """Find the nodes whose configuration differs from this one's, and log what has changed about that."""
+        found: dict[str, tuple[str, ...]] = {}
+        own = _digests_in(self._announced)
+        for node, peer in sorted(self.bus.peers().items()):
+            theirs = _digests_in(peer.attributes)
+            if theirs:  # a node that starts, or one of an earlier version, has not said it
+                tables = tuple(sorted(each for each in own | theirs if own.get(each) != theirs.get(each)))
+                found |= {node: tables} if tables else {}
+        for name, tables in found.items():
+            if self._differences.get(name) != tables:
+                log.warning("another node has another configuration", node=name, tables=tables)
+        for name in (self._differences.keys() - found.keys()) & self.bus.peers().keys():
+            log.info("another node has the same configuration again", node=name)
+        self._differences = found
+
+    def differences(self) -> Mapping[str, Sequence[str]]:
+        """By node: the tables of its configuration that differ from this one's."""
+        return self._differences
 
     def open_forwarder(self, running: RunningHub, auth: Authenticator, local_key: str) -> Forwarder:
         """Forward requests that belong to other nodes; ids of this node name it from now on."""
@@ -126,7 +163,8 @@ class Cluster:
         for node, peer in sorted(bus.peers().items()):
             servers = tuple(sorted(others.get(node, ())))
             version = peer.attributes.get("version", "")
-            nodes.append(NodeReport(node, is_self=False, since=peer.joined, version=version, servers=servers))
+            differs = self._differences.get(node, ())
+            nodes.append(NodeReport(node, False, peer.joined, version, servers, differs))
         shown = BusReport("connected" if state.is_connected else "away", state.since, state.reason)
         return ClusterReport(bus.node, shown, tuple(nodes))
 
@@ -184,6 +222,13 @@ class WorkerMetrics:
 def worker_of(node: NodeId) -> str:
     """The number of a worker; see `app.workers.Worker.adapt`."""
     return node.rpartition("-")[2]
+
+
+def _digests_in(attributes: Mapping[str, str]) -> dict[str, str]:
+    """The digests of a node's configuration; empty if it has not announced any."""
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(attributes.get(CONFIGURATION, "{}"), type=dict[str, str])
+    return {}
 
 
 class RemoteTasks:

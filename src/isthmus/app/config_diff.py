@@ -7,9 +7,13 @@ the whole process are listed in `FIXED`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from isthmus.config.codes import BAD_EXTENSION, UNRESOLVED_VARIABLE
 from isthmus.config.extensions import EXTENSIONS
@@ -108,6 +112,60 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
         del found[path]  # not keys of a file, or compared one by one
     place = Place(None, "relay.agents")
     return found | {place.at(agent).path: rules for agent, rules in relay.frontend.agents.items()}
+
+
+LOCAL_SETTINGS = ("hub.host", "hub.port", "hub.state", "log.", "cluster.", "storage.")
+"""Settings that nodes of a cluster need not have in common."""
+
+DIGEST_BYTES = 8
+
+
+def digests_of(configuration: Configuration) -> dict[str, str]:
+    """A digest of each table of the configuration that nodes of a cluster should have in common, servers included.
+
+    Paths below the folder of the file count as relative to it. The digests do not depend on the process.
+    """
+    parts: dict[str, object] = {
+        path: value for path, value in _settings_by_path(configuration).items() if not path.startswith(LOCAL_SETTINGS)
+    }
+    parts |= {f"servers.{server.name}": server for server in configuration.servers}
+    parts["callers"] = (configuration.callers, configuration.expiries)
+    parts["tenants"] = configuration.tenants
+    parts["issuers"] = configuration.issuers
+    parts["code"] = configuration.code
+    parts["credentials"] = configuration.credentials.key_id
+    folder = None if configuration.file is None else str(configuration.file.parent)
+    tables: dict[str, list[object]] = {}
+    for path in sorted(parts):
+        tables.setdefault(path.partition(".")[0], []).append([path, _plain(parts[path], folder)])
+    return {
+        table: hashlib.blake2b(msgspec.json.encode(found), digest_size=DIGEST_BYTES).hexdigest()
+        for table, found in tables.items()
+    }
+
+
+def _plain(value: object, folder: str | None) -> object:
+    """A value as JSON that is the same in every process."""
+    if isinstance(value, str | Path):
+        text = str(value)
+        is_below = folder is not None and (text == folder or text.startswith(f"{folder}/"))
+        return f".{text[len(folder) :]}" if is_below and folder is not None else text
+    if isinstance(value, Mapping):
+        named = {str(key): each for key, each in value.items()}
+        return [[key, _plain(named[key], folder)] for key in sorted(named)]
+    if isinstance(value, set | frozenset):
+        return sorted(msgspec.json.encode(_plain(each, folder)).decode() for each in value)
+    if isinstance(value, tuple | list):
+        return [_plain(each, folder) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if is_dataclass(value):
+        return [[item.name, _plain(getattr(value, item.name), folder)] for item in fields(value)]
+    if isinstance(value, msgspec.Struct):
+        return [[name, _plain(getattr(value, name), folder)] for name in value.__struct_fields__]
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def keep_fixed_settings(running: Configuration, read: Configuration) -> Configuration:

@@ -21,6 +21,7 @@ from isthmus.app.links import ME, Links
 from isthmus.app.reading import LongReader
 from isthmus.app.server_advice import EntryPlaces, entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
+from isthmus.app.shared_state import vault_of
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
@@ -47,7 +48,6 @@ from isthmus.core.ports import (
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.credentials.vault import Vault
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import McpMethods
@@ -157,6 +157,8 @@ class RunningHub:
         """
         self.cassette = open_recorder(configuration, self._redact_for)
         self.configuration = configuration
+        self.on_configured: Callable[[Configuration], None] = lambda _: None
+        """Called with each configuration that is applied."""
         self.server_edits = ServerEdits(environment)
         self._entry_places = EntryPlaces()
         self.callers: Container[Caller] = ()
@@ -184,7 +186,7 @@ class RunningHub:
         self.surface = Surface(configuration.hub.names)
         self._client_input = ModernClientInput(ProcessSealer(), configuration.hub.limits)
         egress = Egress()
-        vault = Vault(Path(configuration.hub.state), configuration.credentials)
+        vault = vault_of(configuration)
         self.logins = Logins(vault, egress, self.background)
         self._links = Links(
             configuration.hub.limits, environment, self.background, self.hub.tasks, egress, client_caps, self.logins
@@ -473,6 +475,7 @@ class RunningHub:
         if self.pins is not None:
             self.pins.change(configuration)
         self.targets.change(configuration.targets, self.callers)
+        self.on_configured(configuration)
         self._change_rules()
         return difference
 

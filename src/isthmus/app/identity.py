@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
 
 from isthmus.app.hub import LOCAL
-from isthmus.app.key_files import KeyFile, Look, finding_of, reason_of
+from isthmus.app.key_files import KeyStore, Look, finding_of, reason_of
+from isthmus.app.shared_state import key_store
 from isthmus.config.callers import CALLERS, DEFAULT_TENANT
 from isthmus.config.codes import NO_USABLE_CALLER
 from isthmus.config.findings import ConfigError, Place
@@ -66,7 +66,7 @@ FILE_MARKS = f"file:{secrets.token_hex(4)}-"
 class Minted:
     """The list of keys in the state folder, as a hub that runs knows it."""
 
-    def __init__(self, file: KeyFile, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: KeyStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the list.
 
         Raises:
@@ -133,7 +133,7 @@ class Identities(Container[Caller]):
         """Load the keys. Add `verifiers`, then call `decide`.
 
         Raises:
-            ConfigError: the list of keys in the state folder cannot be used.
+            ConfigError: the list of keys cannot be used.
         """
         self.operator_key: str | None = None
         """The key of the local operator; set before `decide`."""
@@ -144,7 +144,7 @@ class Identities(Container[Caller]):
         self._configuration = configuration
         self._is_insecure = is_insecure
         self._now = now
-        self._minted = Minted(KeyFile(Path(configuration.hub.state)), clock)
+        self._minted = Minted(key_store(configuration), clock)
         self._ring = KeyRing(())
         self._bounds: dict[Caller, Caller] = {}
         """Verified callers, before and after narrowing by their tenants."""

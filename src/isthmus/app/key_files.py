@@ -1,4 +1,6 @@
-"""The file of API keys in the state folder. The hub reads it; `isthmus token` changes it.
+"""The list of API keys: a file in the state folder, or a document in a cluster's database (`KeyDocument`).
+
+The hub reads it; `isthmus token` changes it.
 
 Several processes may use it at once: writers hold a lock, and readers see the old or the new list, never half of one.
 If the folder exists, keys were created: a missing list in it is a lost list.
@@ -14,12 +16,13 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from isthmus.app.state_folder import NoStateFolder, make_folder
 from isthmus.config.codes import KEY_STORE
 from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.core.ports import SharedState, StateDocument
 from isthmus.identity.minted_keys import Keys, StoreDamaged, read_keys, write_keys
 
 FOLDER = "keys"
@@ -167,30 +170,86 @@ class KeyFile:
             os.chown(path, owner.st_uid, owner.st_gid)
 
 
-def minted_keys(state: Path) -> Keys | None:
-    """The keys in a state folder; None if none is required, because none was created or the hub was opened again.
+KEYS: Final = "keys"
+"""The kind of the shared documents with keys."""
+
+
+class KeyDocument:
+    """The list of keys of a cluster, in its database. See `KeyFile`."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self.path = self.folder = f"the list of keys in {state.where}"
+
+    def exists(self) -> bool:
+        """Whether keys were ever created."""
+        return FILE in self._state.all(KEYS)
+
+    def is_open(self) -> bool:
+        """See `KeyFile`."""
+        return OPEN in self._state.all(KEYS)
+
+    def look(self) -> Look:
+        """See `KeyFile`. Raises `OSError` if the database was not read for a while."""
+        if not self._state.is_current:
+            raise OSError(errno.EIO, "the database cannot be read")
+        return (self._state.revision(KEYS),)
+
+    def read(self) -> Keys:
+        """See `KeyFile`."""
+        found = self._state.all(KEYS).get(FILE)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "it is gone")
+        return read_keys(found.body or b"")
+
+    def replaced(self, keys: Keys) -> dict[str, StateDocument]:
+        """The change that makes this the list."""
+        found = self._state.all(KEYS).get(FILE)
+        return {FILE: StateDocument(0 if found is None else found.version, write_keys(keys))}
+
+    def change(self, decide: Callable[[Keys], Keys], *, to_open: bool | None = None) -> None:
+        """See `KeyFile`; nodes have the change within a second."""
+        is_written = False
+        while not is_written:
+            documents = self._state.all(KEYS)  # one version of all: memory may change meanwhile
+            found, flag = documents.get(FILE), documents.get(OPEN)
+            body = write_keys(decide(() if found is None else read_keys(found.body or b"")))
+            changes = {FILE: StateDocument(0 if found is None else found.version, body)}
+            if to_open is False and flag is not None:
+                changes[OPEN] = StateDocument(flag.version, None)
+            elif to_open and flag is None:
+                changes[OPEN] = StateDocument(0, b"")
+            is_written = self._state.write(KEYS, changes)
+
+
+KeyStore: TypeAlias = KeyFile | KeyDocument
+
+
+def keys_in(file: KeyStore) -> Keys | None:
+    """The keys of a hub; None if none is required, because none was created or the hub was opened again.
 
     Raises:
         ConfigError: the list cannot be used.
     """
-    file = KeyFile(state)
     try:
         return file.read() if file.exists() and not file.is_open() else None
     except (OSError, StoreDamaged) as error:
         raise ConfigError(finding_of(file, error)) from error
 
 
-def finding_of(file: KeyFile, error: OSError | StoreDamaged) -> Finding:
+def finding_of(file: KeyStore, error: OSError | StoreDamaged) -> Finding:
     """The error for a list that cannot be used."""
     return Place(None, str(file.path)).finding(
         f"cannot be used: {reason_of(error)}", advice=fix_of(file, error), code=KEY_STORE
     )
 
 
-def fix_of(file: KeyFile, error: OSError | StoreDamaged) -> str:
+def fix_of(file: KeyStore, error: OSError | StoreDamaged) -> str:
     """How to fix it."""
     if isinstance(error, NoStateFolder):
         return error.fix
+    if isinstance(file, KeyDocument):
+        return "restore the database, or create the keys again"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return "run as the user that created it, or set [hub] state to another folder"
     return f"restore or repair it; to drop all its keys, delete {file.folder}"
@@ -200,7 +259,7 @@ def reason_of(error: OSError | StoreDamaged) -> str:
     """Why a list cannot be used, without its content."""
     if isinstance(error, FileNotFoundError):
         return "it is gone"
-    return str(error.strerror if isinstance(error, OSError) else error)
+    return str((error.strerror or error) if isinstance(error, OSError) else error)
 
 
 def offer_secret(file: Path, size_bytes: int) -> None:

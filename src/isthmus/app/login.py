@@ -89,7 +89,7 @@ async def log_in(
     except TimeoutError:
         raise LoginFailed(f"no login within {wanted.within:g} s") from None
     except OSError as error:
-        raise LoginFailed(f"the login cannot be stored: {error.strerror}") from error
+        raise LoginFailed(f"the login cannot be stored: {error.strerror or error}") from error
     finally:
         await background.aclose()
     return kept

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -14,6 +13,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.process_setup import CrowdCollector
 from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
+from isthmus.app.shared_state import relay_store
 from isthmus.config.settings import Configuration
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.relay.http import RelayHttp, RelayTokenReader
@@ -34,7 +34,7 @@ class Relay:
     def __init__(self, running: RunningHub, auth: Authenticator) -> None:
         """Raises: ConfigError if the key in the state folder is invalid."""
         self._running = running
-        state = self._state = Path(running.configuration.hub.state)
+        state = self._state = relay_store(running.configuration)
         self._keys = Keys(state)
         self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)

@@ -1,4 +1,6 @@
-"""The relay's files in the state folder: the token key, revoked tokens, and agents with original tokens.
+"""The relay's token key, its revoked tokens, and agents with original tokens: files, or documents of a cluster.
+
+They are in the state folder, or in the database that the nodes of a cluster share.
 
 The hub and the command line may use them at the same time, so tokens can be created and revoked while a hub runs. No
 message quotes their content.
@@ -8,10 +10,12 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -19,6 +23,7 @@ import structlog
 from isthmus.app.key_files import offer_secret
 from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Place
+from isthmus.core.ports import SharedState, StateDocument
 from isthmus.identity.relay_tokens import is_id
 from isthmus.model.relay import Claim
 
@@ -50,12 +55,19 @@ TRUST_SECONDS = 30.0
 """How long the last known revocations are used if the file is unreadable or gone."""
 
 
+RELAY = "relay"
+"""The kind of the shared documents of the relay."""
+
+RelayStore: TypeAlias = Path | SharedState
+"""The state folder, or the shared documents of a cluster."""
+
+
 class KeyDamaged(ValueError):
     """The key file does not contain a key."""
 
 
-def relay_key(configured: str | None, state: Path) -> str:
-    """The configured key, else the one in the state folder, which is created if needed.
+def relay_key(configured: str | None, state: RelayStore) -> str:
+    """The configured key, else the stored one, which is created if needed.
 
     Raises:
         OSError: the key can neither be read nor created.
@@ -63,6 +75,10 @@ def relay_key(configured: str | None, state: Path) -> str:
     """
     if configured is not None:
         return configured
+    if not isinstance(state, Path):
+        if KEY_FILE not in state.all(RELAY):  # of two nodes that create it, the first succeeds
+            state.write(RELAY, {KEY_FILE: StateDocument(0, secrets.token_hex(KEY_BYTES).encode())})
+        return (state.all(RELAY)[KEY_FILE].body or b"").decode()
     file = key_file(state)
     with suppress(FileNotFoundError):
         return _read_key(file)
@@ -74,7 +90,7 @@ def relay_key(configured: str | None, state: Path) -> str:
 class Keys:
     """The current key of a running hub."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: RelayStore) -> None:
         self._state = state
         self._kept: str | None = None
         """The last key read from the file: a failed read must not disconnect everybody."""
@@ -145,8 +161,8 @@ def revoked_file(state: Path) -> Path:
     return state / FOLDER / REVOKED_FILE
 
 
-def revoke(id: str, state: Path) -> None:
-    """Revoke a token; a running hub reads it from the file.
+def revoke(id: str, state: RelayStore) -> None:
+    """Revoke a token; running hubs read it.
 
     Raises:
         OSError: the file cannot be written.
@@ -154,7 +170,7 @@ def revoke(id: str, state: Path) -> None:
     """
     if not is_id(id):
         raise ValueError("an id must be as `isthmus token relay` printed it")
-    _append(state, revoked_file(state), id)
+    _append(state, REVOKED_FILE, id)
 
 
 def issued_file(state: Path) -> Path:
@@ -162,18 +178,27 @@ def issued_file(state: Path) -> Path:
     return state / FOLDER / ISSUED_FILE
 
 
-def note_issued(agent: str, state: Path) -> None:
+def note_issued(agent: str, state: RelayStore) -> None:
     """Let hubs of this state folder, also running ones, accept the agent's original token.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _append(state, issued_file(state), msgspec.json.encode(agent).decode())
+    _append(state, ISSUED_FILE, msgspec.json.encode(agent).decode())
 
 
-def _append(state: Path, file: Path, line: str) -> None:
+def _append(state: RelayStore, name: str, line: str) -> None:
+    if not isinstance(state, Path):
+        is_written = False
+        while not is_written:
+            found = state.all(RELAY).get(name, StateDocument(0, b""))
+            lines = (found.body or b"").decode().split("\n")
+            if line in lines:
+                return
+            is_written = state.write(RELAY, {name: StateDocument(found.version, "\n".join([*lines, line]).encode())})
+        return
     _make_folder(state)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(state / FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         # Newlines on both sides: an earlier truncated line must not spoil this one.
         os.write(descriptor, f"\n{line}\n".encode())
@@ -185,8 +210,10 @@ def _append(state: Path, file: Path, line: str) -> None:
 class KnownAgents:
     """Agents whose original tokens are accepted: configured ones and those in the state folder."""
 
-    def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = issued_file(state)
+    def __init__(
+        self, state: RelayStore, configured: Iterable[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._list = _RelayList(state, ISSUED_FILE)
         self._configured = frozenset(configured)
         self._clock = clock
         self._known = self._configured
@@ -200,19 +227,19 @@ class KnownAgents:
         if now >= self._next_look:
             # Checked each time: a device may connect right after its token was issued, and this takes microseconds.
             try:
-                seen = _look_of(self._file)
+                seen = self._list.look()
                 if seen != self._seen:
-                    self._known = self._configured | (frozenset() if seen is None else _agents_in(self._file))
+                    self._known = self._configured | (frozenset() if seen is None else _agents_in(self._list.read()))
                     self._seen = seen
             except (OSError, ValueError) as error:
-                log.error("the list of issued relay agents cannot be read", file=str(self._file), reason=str(error))
+                log.error("the list of issued relay agents cannot be read", file=self._list.name, reason=str(error))
                 self._next_look = now + TRUST_SECONDS
         return self._known
 
 
-def _agents_in(file: Path) -> frozenset[str]:
+def _agents_in(content: bytes) -> frozenset[str]:
     found: set[str] = set()
-    for line in read_regular_file(file, REVOKED_BYTES).splitlines():
+    for line in content.splitlines():
         with suppress(ValueError):  # truncated while it was written
             found.add(msgspec.json.decode(line, type=str))
     return frozenset(found)
@@ -221,8 +248,10 @@ def _agents_in(file: Path) -> frozenset[str]:
 class Revocations:
     """The revoked tokens: configured ones and those in the state folder."""
 
-    def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = revoked_file(state)
+    def __init__(
+        self, state: RelayStore, configured: Iterable[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._list = _RelayList(state, REVOKED_FILE)
         self._configured = frozenset(configured)
         self._clock = clock
         self._noted: frozenset[str] | None = None
@@ -246,26 +275,45 @@ class Revocations:
 
     def _look(self, now: float) -> None:
         try:
-            seen = _look_of(self._file)
+            seen = self._list.look()
             if seen is None and self._seen is not None:
                 raise FileNotFoundError(errno.ENOENT, "it is gone")  # revoked tokens must not become valid again
             if self._noted is None or seen != self._seen:
-                text = b"" if seen is None else read_regular_file(self._file, REVOKED_BYTES)
+                text = b"" if seen is None else self._list.read()
                 self._noted = frozenset(text.decode(errors="replace").split())
                 self._seen = seen
             self._good_at, self._has_complained = now, False
         except (OSError, ValueError) as error:
             if not self._has_complained:
                 self._has_complained = True
-                log.error("the list of revoked tokens cannot be read", file=str(self._file), reason=str(error))
+                log.error("the list of revoked tokens cannot be read", file=self._list.name, reason=str(error))
             if now - self._good_at > TRUST_SECONDS:
                 self._noted = None  # until then the last known ids are used
 
 
-def _look_of(file: Path) -> tuple[int, ...] | None:
-    """Identifies a version of a file without reading it; None if it is missing."""
-    try:
-        seen = os.stat(file)
-    except FileNotFoundError:
-        return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+class _RelayList:
+    """One of the relay's lists. Both methods raise `OSError`."""
+
+    def __init__(self, state: RelayStore, id: str) -> None:
+        self._state = state
+        self._id = id
+        self.name = str(state / FOLDER / id) if isinstance(state, Path) else f"{id} in {state.where}"
+
+    def look(self) -> tuple[int, ...] | None:
+        """Identifies a version of the list without reading it; None if it is missing."""
+        if not isinstance(self._state, Path):
+            if not self._state.is_current:
+                raise OSError(errno.EIO, "the database cannot be read")
+            found = self._state.all(RELAY).get(self._id)
+            return None if found is None else (found.version,)
+        try:
+            seen = os.stat(self.name)
+        except FileNotFoundError:
+            return None
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+    def read(self) -> bytes:
+        """The content."""
+        if isinstance(self._state, Path):
+            return read_regular_file(Path(self.name), REVOKED_BYTES)
+        return self._state.all(RELAY)[self._id].body or b""

@@ -36,6 +36,7 @@ from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
 from isthmus.app.sessions import OpenSessions
+from isthmus.app.shared_state import close_shared_state, report_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.takeovers import HELD, Takeovers
 from isthmus.app.tasks import TaskBrowser
@@ -304,6 +305,7 @@ async def serve(
         on_bound()
         await _serve(configuration, environment, source, sockets, on_open, is_insecure=is_insecure, worker=worker)
     finally:
+        close_shared_state(configuration)
         for each in sockets:
             each.close()
 
@@ -447,6 +449,7 @@ async def _recover(running: RunningHub, identities: Identities, audit_log: Audit
         return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
     running.tasks.offline_queue.find_caller = find_caller
+    report_shared_state(running.configuration)
     running.approvals.has_operator = True
     await running.approvals.load()
     await running.budgets.load()
@@ -539,7 +542,8 @@ def _probes(
         return isinstance(journal, HealthReportingJournal) and journal.is_failing
 
     cut_off = None if cluster is None else cluster.cut_off
-    health = Health(running.hub, auth, is_storage_failing, running.required_servers, cut_off)
+    differences = dict if cluster is None else cluster.differences
+    health = Health(running.hub, auth, is_storage_failing, running.required_servers, cut_off, differences)
     return dict.fromkeys(HEALTH_PATHS, health)
 
 

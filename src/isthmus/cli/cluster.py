@@ -27,6 +27,7 @@ class _Node(msgspec.Struct, rename="camel"):
     since: float
     version: str
     servers: list[str]
+    differs: list[str] = []
 
 
 class _Bus(msgspec.Struct):
@@ -52,6 +53,8 @@ def cluster() -> None:
 def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
     """List the nodes that the hub sees, the servers that each owns, and whether the bus is connected.
 
+    It names the nodes whose configuration differs from the hub's, and the tables that differ.
+
     The exit status is 4 if the bus is not connected: the hub serves its own servers then, and no others.
     """
     quiet_logs()
@@ -64,6 +67,10 @@ def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
             print_json(document)
         else:
             print_table(("NODE", "VERSION", "SINCE", "SERVERS"), [_row(each) for each in found.nodes], ("bold",) * 4)
+            for node in found.nodes:
+                if node.differs:
+                    tables = ", ".join(node.differs)
+                    print_error(f"{harmless(node.name)} has another configuration than this node: {harmless(tables)}.")
         is_connected = found.bus.state == "connected"
         if not is_connected:
             why = f": {harmless(found.bus.reason)}" if found.bus.reason else ""

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 import click
 import msgspec
 
-from isthmus.app.key_files import minted_keys
+from isthmus.app.key_files import keys_in
+from isthmus.app.shared_state import key_store
 from isthmus.cli.exits import Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
@@ -140,7 +141,7 @@ def access_of(configuration: Configuration) -> AccessMode:
     Raises:
         ConfigError: the hub would refuse to start: it would be open to a network, or its keys cannot be read.
     """
-    has_keys = minted_keys(Path(configuration.hub.state)) is not None
+    has_keys = keys_in(key_store(configuration)) is not None
     has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
     return access_mode(configuration.hub, configuration.callers, has_others=has_others, targets=configuration.targets)
 

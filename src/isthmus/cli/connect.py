@@ -25,7 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from isthmus.app.key_files import minted_keys
+from isthmus.app.key_files import keys_in
+from isthmus.app.shared_state import key_store
 from isthmus.app.state_folder import find_running
 from isthmus.cli.config import access_of, configuration_of, home
 from isthmus.cli.exits import CommandFailed, Exit, refused
@@ -370,7 +371,7 @@ class Plan:
             return None
         digest, now = digest_of(key).hex(), time.time()
         try:
-            keys = minted_keys(Path(self.configuration.hub.state)) or ()
+            keys = keys_in(key_store(self.configuration)) or ()
         except ConfigError as error:
             raise refused(error) from error
         is_good = any(hmac.compare_digest(each.digest, digest) and each.is_good(now) for each in keys)
@@ -441,7 +442,7 @@ def _installed_from() -> str:
 def _free_name(configuration: Configuration, client: str) -> str:
     """A name for the caller that no other has."""
     try:
-        keys = minted_keys(Path(configuration.hub.state)) or ()
+        keys = keys_in(key_store(configuration)) or ()
     except ConfigError as error:
         raise refused(error) from error
     taken = {key.name for key in keys} | set(configuration.named)

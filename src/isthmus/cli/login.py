@@ -13,12 +13,14 @@ import click
 import msgspec
 
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
+from isthmus.app.shared_state import vault_of
 from isthmus.app.state_folder import mark
 from isthmus.cli.config import configuration_of
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, WaitSeconds, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
 from isthmus.credentials.token_endpoint import StoredLogin
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
@@ -95,8 +97,10 @@ def logout(server: str, caller: str | None, config: Path | None) -> int:
     try:
         vault = _vault(configuration_of(config))
         is_deleted = any(vault.remove(Slot.of(name, subject)) for name in (server, legal_server_name(server)))
+    except VaultDamaged as error:
+        raise CommandFailed(Exit.CONFIGURATION, str(error), _ADVICE) from error
     except OSError as error:
-        raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
+        raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror or error}") from error
     if not is_deleted:
         raise CommandFailed(Exit.USAGE, f"there is no login at {server}", _ADVICE)
     print_error(f"Logged out of {server}. The token itself stays valid until it expires.")
@@ -118,7 +122,7 @@ def credentials_rotate(config: Path | None) -> int:
     except VaultDamaged as error:
         raise CommandFailed(Exit.CONFIGURATION, str(error), _ADVICE) from error
     except OSError as error:
-        raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror}") from error
+        raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror or error}") from error
     under = "the configured key" if configuration.credentials.key else "a new key"
     print_error(f"Encrypted {counted(count, 'login')} under {under}.")
     return Exit.SUCCESS
@@ -167,7 +171,10 @@ def _row(slot: Slot, vault: Vault) -> dict[str, str | bool | None]:
 
 
 def _vault(configuration: Configuration) -> Vault:
-    return Vault(Path(configuration.hub.state), configuration.credentials)
+    try:
+        return vault_of(configuration)
+    except ConfigError as error:
+        raise refused(error) from error
 
 
 def _time(seconds: float) -> str:

@@ -61,6 +61,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "logout": ("login.logout", "Delete the login at a server."),
         "relay": ("relay.relay", "Show or forget the servers that dialled in."),
         "cluster": ("cluster.cluster", "Show the nodes of a cluster and their servers."),
+        "migrate": ("migrate.migrate", "Copy keys and logins into the database of a cluster."),
     },
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),

@@ -16,12 +16,14 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
-from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
+from isthmus.app.relay_keys import KnownAgents, RelayStore, Revocations, key_file, note_issued, relay_key, revoke
+from isthmus.app.shared_state import is_shared, relay_store
 from isthmus.app.state_folder import find_running
 from isthmus.cli.config import configuration_for_keys, configuration_of
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import parse_duration
 from isthmus.cli.output import aligned, print_error, print_json, print_output
+from isthmus.config.findings import ConfigError
 from isthmus.config.settings import EVERY_ADDRESS, Configuration, HubSettings, local_origin
 from isthmus.identity import relay_tokens as identity
 from isthmus.identity.relay_tokens import RelayTokens, is_clean
@@ -166,7 +168,7 @@ def _compatible(options: RelayTokenOptions, tokens: RelayTokens, configuration: 
         raise _unnameable(error) from None
     if options.agent not in configuration.relay.frontend.agents:
         try:
-            note_issued(options.agent, _state(configuration))
+            note_issued(options.agent, _store(configuration))
         except OSError as error:
             raise _unusable(_state(configuration), error) from error
     return token
@@ -182,7 +184,8 @@ def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Co
         yield "The relay is switched off: [relay] enabled is false."
     if options.is_compatible:
         yield "It opens both ends for ever; only a new relay key revokes it."
-        yield "Hubs with another state folder accept it only if they have [relay.agents] for this agent."
+        if not is_shared(configuration):
+            yield "Hubs with another state folder accept it only if they have [relay.agents] for this agent."
         if refused := tokens_of(configuration).spliceable():
             agents = ", ".join(refused)
             yield f"Tokens of {agents} are refused from now on: they can be assembled from this and other tokens."
@@ -196,7 +199,8 @@ def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Co
             yield 'The tokens that a manager makes with it need [relay] compatible_agents = "md5".'
     elif options.role is None and not options.is_json:
         own = configuration.relay.tokens.key is not None
-        where = "in [relay] key" if own else f"in {key_file(_state(configuration)).absolute()}"
+        stored = "in the database" if is_shared(configuration) else f"in {key_file(_state(configuration)).absolute()}"
+        where = "in [relay] key" if own else stored
         yield f"{KEY_SHOWN} in the health address, for a manager, is {where}; --health prints it."
 
 
@@ -209,11 +213,11 @@ def revoke_token(file: Path | None, id: str) -> Exit:
     Raises:
         CommandFailed: the state folder cannot be written.
     """
-    state = _state(configuration_for_keys(file)[0])
+    configuration = configuration_for_keys(file)[0]
     try:
-        revoke(id, state)
+        revoke(id, _store(configuration))
     except OSError as error:
-        raise _unusable(state, error) from error
+        raise _unusable(_state(configuration), error) from error
     print_output(f"revoked {id}")
     return Exit.SUCCESS
 
@@ -272,15 +276,15 @@ def tokens_of(configuration: Configuration) -> RelayTokens:
         CommandFailed: its key can be neither read nor created.
     """
     settings = configuration.relay.tokens
-    revocations = Revocations(_state(configuration), settings.revoked)
-    known = KnownAgents(_state(configuration), configuration.relay.frontend.agents)
+    revocations = Revocations(_store(configuration), settings.revoked)
+    known = KnownAgents(_store(configuration), configuration.relay.frontend.agents)
     return RelayTokens(_key_of(configuration), settings, time.time, revocations.has, known)
 
 
 def _key_of(configuration: Configuration) -> str:
     state = _state(configuration)
     try:
-        return relay_key(configuration.relay.tokens.key, state)
+        return relay_key(configuration.relay.tokens.key, _store(configuration))
     except OSError as error:
         raise _unusable(state, error) from error
     except ValueError as error:
@@ -289,12 +293,19 @@ def _key_of(configuration: Configuration) -> str:
         ) from None
 
 
+def _store(configuration: Configuration) -> RelayStore:
+    try:
+        return relay_store(configuration)
+    except ConfigError as error:
+        raise refused(error) from error
+
+
 def _state(configuration: Configuration) -> Path:
     return Path(configuration.hub.state)
 
 
 def _unusable(state: Path, error: OSError) -> CommandFailed:
-    text = f"the state folder {state} cannot be used: {error.strerror}"
+    text = f"the state folder {state} cannot be used: {error.strerror or error}"
     return CommandFailed(
         Exit.CONFIGURATION, text, "Run this as the user that runs the hub, or name another folder under [hub]."
     )

@@ -17,7 +17,8 @@ from typing import Any
 import click
 import msgspec
 
-from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.app.key_files import KeyStore, fix_of, reason_of
+from isthmus.app.shared_state import key_store
 from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
 from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit, refused
@@ -346,7 +347,7 @@ def _has_other_callers(configuration: Configuration) -> bool:
 
 
 def _is_open(configuration: Configuration) -> bool:
-    file = KeyFile(Path(configuration.hub.state))
+    file = _keys_of(configuration)
     return not _has_other_callers(configuration) and (not file.exists() or file.is_open())
 
 
@@ -376,7 +377,7 @@ def _change(
     to_open: bool | None = None,
 ) -> None:
     """Change the key file. It is only created for a first key, because an open hub then starts to require keys."""
-    file = KeyFile(Path(configuration.hub.state))
+    file = _keys_of(configuration)
     try:
         if may_begin or file.exists():
             file.change(decide, to_open=to_open)
@@ -386,7 +387,14 @@ def _change(
         raise _unusable(file, error) from error
 
 
-def _unusable(file: KeyFile, error: OSError | StoreDamaged) -> CommandFailed:
+def _keys_of(configuration: Configuration) -> KeyStore:
+    try:
+        return key_store(configuration)
+    except ConfigError as error:
+        raise refused(error) from error
+
+
+def _unusable(file: KeyStore, error: OSError | StoreDamaged) -> CommandFailed:
     text, fix = f"the key file {file.path} cannot be used: {reason_of(error)}", fix_of(file, error)
     return CommandFailed(Exit.CONFIGURATION, text, f"{fix[0].upper()}{fix[1:]}.")
 
@@ -409,7 +417,7 @@ def _all_keys(configuration: Configuration) -> Iterator[KeyInfo]:
             "file",
             caller.grants.set,
         )
-    file = KeyFile(Path(configuration.hub.state))
+    file = _keys_of(configuration)
     try:
         keys = file.read() if file.exists() else ()
     except (OSError, StoreDamaged) as error:

@@ -39,7 +39,16 @@ from isthmus.config.fleets import read_fleets
 from isthmus.config.origins import origins_of
 from isthmus.config.sets import read_sets
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.tables import CREDENTIALS, HUB_TABLES, TIMEOUT_VARIABLE, call_seconds, read_hub, read_tables
+from isthmus.config.tables import (
+    CLUSTER,
+    CREDENTIALS,
+    HUB_TABLES,
+    STORAGE,
+    TIMEOUT_VARIABLE,
+    call_seconds,
+    read_hub,
+    read_tables,
+)
 from isthmus.config.variables import ENV_NAME, Variables, variables_of
 from isthmus.upstream.targets.settings import TargetSettings
 
@@ -88,6 +97,10 @@ def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, 
     """
     file = find_file(path, environment, cwd, home)
     document = None if file is None else read_document(file, None)
+    if document is not None and CLUSTER in document.table and STORAGE in document.table:
+        # The state folder would be the wrong place: its list is read by no node.
+        said = "has the keys of this cluster: fix everything else in the file first"
+        raise ConfigError(Place(document.file, STORAGE).finding(said, advice="isthmus config check lists it"))
     hub, _ = read_hub(document, environment, home, {}, None)
     tenants, _ = read_tenants(document)
     return Configuration(file=file, hub=hub, tenants=tenants, named=_caller_names(document))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -491,6 +492,46 @@ class SharedJournal(Journal, Protocol):
 
     async def inherit(self) -> list[Document]:
         """Become the holder of some documents of nodes that are gone; an empty list at the end. Raises `OSError`."""
+
+
+class StateDocument(NamedTuple):
+    """A document that all nodes share: its version, 0 if it is new, and its content; None deletes it."""
+
+    version: int
+    body: bytes | None
+
+
+class SharedState(Protocol):
+    """Small documents that all nodes of a cluster agree on: keys, logins, lists of the relay.
+
+    All of them are in memory, and follow the database within a second. Every method may be called from any thread;
+    those that wait for the database raise `OSError`.
+    """
+
+    where: str
+    """Where they are stored, for people; without secrets."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the database was read in the last seconds."""
+
+    def revision(self, kind: str) -> int:
+        """A number that changes whenever a document of this kind does; 0 if there never was one."""
+
+    def all(self, kind: str) -> Mapping[str, StateDocument]:
+        """The documents of a kind, by id."""
+
+    def read_now(self) -> None:
+        """Wait until memory has what the database has now."""
+
+    def write(self, kind: str, changes: Mapping[str, StateDocument]) -> bool:
+        """Write all changes or none; False if the stored version of one is not that of its change.
+
+        Memory has the result afterwards, also that of another writer.
+        """
+
+    def lock(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Keep other nodes out of a block with the same name; without a lock if the database is away for long."""
 
 
 class ClosableJournal(Journal, Protocol):

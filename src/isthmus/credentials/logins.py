@@ -425,17 +425,17 @@ class Login:
             client = msgspec.structs.replace(client, secret=self._settings.client_secret)
         endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
         token = await endpoint.by_refresh(kept.token)
-        if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
+        if await self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
         elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
             self._logins.notify(self.slot)
 
-    def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
+    async def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
         """Store a renewed login; False if the stored login has changed or gone meanwhile."""
         content = msgspec.json.encode(kept)
         self._seen = None  # read the vault again
         try:
-            is_put = self._logins.vault.replace(self.slot, before, content)
+            is_put = await self._logins.vault.replace_aside(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
             log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
             return True

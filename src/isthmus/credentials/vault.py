@@ -1,4 +1,4 @@
-"""Stored logins: one encrypted file each in the state folder, and the encryption keys.
+"""Stored logins: one encrypted file each in the state folder, or a document in a cluster's database; encryption keys.
 
 Files are encrypted with ChaCha20-Poly1305 and a 256-bit key. Owner, server and key id are authenticated together with
 the content, so a moved, renamed or edited file is refused. The hub and the command line may use the vault at the same
@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus.core.ports import SharedState, StateDocument
 from isthmus.model.credentials import Subject
 
 if sys.platform != "win32":
@@ -100,6 +101,11 @@ class VaultSettings:
                 raise ValueError(f"{name} must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
         if self.old_keys and not self.key:
             raise ValueError("old_keys must come with key")
+
+    @property
+    def key_id(self) -> str:
+        """Names the key without revealing it; empty without one."""
+        return _id_of(self.key) if self.key else ""
 
 
 class Slot(NamedTuple):
@@ -191,6 +197,10 @@ class Vault:
             self._load_keys(may_make=True)
             self._write(slot, content)
             return True
+
+    async def replace_aside(self, slot: Slot, before: bytes, content: bytes) -> bool:
+        """The same as `replace`, without holding the event loop where that takes longer than a file."""
+        return self.replace(slot, before, content)
 
     def remove(self, slot: Slot) -> bool:
         """Delete a login; False if there was none."""
@@ -286,16 +296,18 @@ class Vault:
             raise VaultDamaged(f"{file} belongs to another login; delete it and log in again")
 
     def _write(self, slot: Slot, content: bytes) -> None:
+        _put_in_place(self._file(slot), self._sealed(slot, content))
+
+    def _sealed(self, slot: Slot, content: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._keys[self._current].encrypt(nonce, content, _bound(slot, self._current))
-        row = _Row(VERSION, slot.id, *slot, self._current, base64.b64encode(sealed).decode())
-        _put_in_place(self._file(slot), msgspec.json.encode(row))
+        return msgspec.json.encode(_Row(VERSION, slot.id, *slot, self._current, base64.b64encode(sealed).decode()))
 
     def _opened(self, row: _Row) -> bytes:
         if row.key not in self._keys:
             self._load_keys(may_make=False)  # another process may have changed them
         if row.key not in self._keys:
-            raise VaultDamaged(f"a login in {self._folder} is encrypted with a missing key; log in again")
+            raise VaultDamaged(self._missing_key(row))
         cipher = self._keys[row.key]
         try:
             raw = base64.b64decode(row.sealed, validate=True)
@@ -304,6 +316,9 @@ class Vault:
             return cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(row.slot, row.key))
         except (binascii.Error, InvalidTag, ValueError):
             raise VaultDamaged(f"{self._file(row.slot)} was changed; delete it and log in again") from None
+
+    def _missing_key(self, _: _Row) -> str:
+        return f"a login in {self._folder} is encrypted with a missing key; log in again"
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
@@ -339,6 +354,119 @@ class Vault:
     def _replace_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
         _put_in_place(self._folder / KEY_FILE, _written(keys))
         self._load_keys(may_make=False)
+
+
+LOGINS = "logins"
+"""The kind of shared documents that are logins."""
+
+
+class SharedVault(Vault):
+    """The logins of a cluster, in its database. All nodes are configured with the same key."""
+
+    def __init__(self, state: SharedState, settings: VaultSettings) -> None:
+        super().__init__(Path(state.where), settings)
+        self._state = state
+
+    def stamp(self) -> tuple[int, ...]:
+        """See `Vault`."""
+        return (self._state.revision(LOGINS),)
+
+    def unreadable(self) -> Sequence[str]:
+        """The servers with logins that are encrypted with a key that this node does not have."""
+        self._load_keys(may_make=False)
+        rows = [self._decoded(each.body or b"") for each in self._state.all(LOGINS).values()]
+        return sorted({row.server for row in rows if row.key not in self._keys})
+
+    def get(self, slot: Slot) -> bytes | None:
+        """See `Vault`."""
+        found = self._state.all(LOGINS).get(slot.id)
+        return None if found is None else self._content(slot, found)
+
+    def put(self, slot: Slot, content: bytes) -> None:
+        """See `Vault`."""
+        self._load_keys(may_make=True)
+        while not self._state.write(LOGINS, {slot.id: self._change(slot, content)}):
+            pass  # another node was faster; this login is the newer one
+
+    def replace(self, slot: Slot, before: bytes, content: bytes) -> bool:
+        """See `Vault`."""
+        self._load_keys(may_make=True)
+        found = self._state.all(LOGINS).get(slot.id)
+        if found is None or self._content(slot, found) != before:
+            return False
+        return self._state.write(LOGINS, {slot.id: StateDocument(found.version, self._sealed(slot, content))})
+
+    async def replace_aside(self, slot: Slot, before: bytes, content: bytes) -> bool:
+        """See `Vault`."""
+        return await asyncio.to_thread(self.replace, slot, before, content)
+
+    def remove(self, slot: Slot) -> bool:
+        """See `Vault`."""
+        while (found := self._state.all(LOGINS).get(slot.id)) is not None:
+            if self._state.write(LOGINS, {slot.id: StateDocument(found.version, None)}):
+                return True
+        return False
+
+    def turn(self, slot: Slot) -> AbstractAsyncContextManager[None]:
+        """See `Vault`; other nodes wait, too, since a refresh token can often be used only once."""
+        return self._turn(slot)
+
+    @asynccontextmanager
+    async def _turn(self, slot: Slot) -> AsyncIterator[None]:
+        async with self._state.lock(f"login {slot.id}"):
+            with suppress(OSError):
+                await asyncio.to_thread(self._state.read_now)  # what the node before has stored
+            yield
+
+    def slots(self) -> Iterator[Slot]:
+        """See `Vault`."""
+        for id, found in sorted(self._state.all(LOGINS).items()):
+            with suppress(VaultDamaged):
+                row = self._decoded(found.body or b"")
+                if row.slot.id == id:
+                    yield row.slot
+
+    def rotate(self) -> int:
+        """Encrypt all logins with the configured key; return their number. Raises `OSError` or `VaultDamaged`."""
+        self._load_keys(may_make=True)
+        slots = list(self.slots())
+        for slot in slots:
+            while (content := self.get(slot)) is not None and not self.replace(slot, content, content):
+                pass
+        return len(slots)
+
+    def sealed(self, slot: Slot, content: bytes) -> StateDocument:
+        """The document of a new login. Raises `VaultDamaged`."""
+        self._load_keys(may_make=True)
+        return StateDocument(0, self._sealed(slot, content))
+
+    def _change(self, slot: Slot, content: bytes) -> StateDocument:
+        found = self._state.all(LOGINS).get(slot.id)
+        return StateDocument(0 if found is None else found.version, self._sealed(slot, content))
+
+    def _content(self, slot: Slot, found: StateDocument) -> bytes:
+        row = self._decoded(found.body or b"")
+        if row.slot != slot:
+            raise VaultDamaged(f"a login at {slot.server} in {self._state.where} is damaged; log in again")
+        return self._opened(row)
+
+    def _decoded(self, body: bytes) -> _Row:
+        try:
+            return msgspec.json.decode(body, type=_Row)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise VaultDamaged(f"a login in {self._state.where} is damaged; log in again") from None
+
+    def _missing_key(self, row: _Row) -> str:
+        advice = "set the same [credentials] key on all nodes, or log in again"
+        return f"the login at {row.server} is encrypted with a key that this node does not have: {advice}"
+
+    def _load_keys(self, *, may_make: bool) -> None:
+        """The configured keys; a key in the database would protect nothing there."""
+        if not self._settings.key and may_make:
+            raise VaultDamaged("logins in the database need [credentials] key, the same on all nodes")
+        configured = (self._settings.key, *self._settings.old_keys) if self._settings.key else ()
+        self._keys = {_id_of(key): ChaCha20Poly1305(_derived(key)) for key in configured}
+        self._current = self._settings.key_id
 
 
 def _lock(descriptor: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.key_files import FILE, FOLDER, KeyFile, minted_keys
+from isthmus.app.key_files import FILE, FOLDER, KeyFile, keys_in
 from isthmus.config.codes import KEY_STORE
 from isthmus.config.findings import ConfigError
 from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged, mint
@@ -30,7 +30,7 @@ def add(state: Path, name: str) -> MintedKey:
 def test_without_a_folder_there_are_no_keys(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "state")
     assert not file.exists()
-    assert minted_keys(tmp_path / "state") is None
+    assert keys_in(KeyFile(tmp_path / "state")) is None
     assert not (tmp_path / "state").exists()
 
 
@@ -92,7 +92,7 @@ def test_a_list_that_is_gone_from_its_folder_was_lost(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         file.change(lambda keys: keys)
     with pytest.raises(ConfigError, match=r"keys\.json cannot be used: it is gone") as refused:
-        minted_keys(tmp_path)
+        keys_in(KeyFile(tmp_path))
     assert [finding.code for finding in refused.value.findings] == [KEY_STORE]
 
 
@@ -104,7 +104,7 @@ def test_a_folder_into_which_nobody_can_look_is_not_taken_for_none(
 
     monkeypatch.setattr("isthmus.app.key_files.os.lstat", refuse)
     with pytest.raises(ConfigError, match=r"Permission denied .*\[hub\] state"):
-        minted_keys(tmp_path)
+        keys_in(KeyFile(tmp_path))
 
 
 def test_a_damaged_list_is_told_without_what_is_in_it(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_damaged_list_is_told_without_what_is_in_it(tmp_path: Path) -> None:
     file = KeyFile(tmp_path)
     file.path.write_bytes(file.path.read_bytes()[:-5])
     with pytest.raises(ConfigError, match="truncated") as refused:
-        minted_keys(tmp_path)
+        keys_in(KeyFile(tmp_path))
     assert key.digest not in str(refused.value)
 
 
@@ -145,7 +145,7 @@ def test_a_link_to_a_volume_that_is_not_there_is_a_list_that_is_lost(tmp_path: P
     (tmp_path / FOLDER).symlink_to(tmp_path / "not-mounted")
     assert KeyFile(tmp_path).exists()
     with pytest.raises(ConfigError, match="it is gone"):
-        minted_keys(tmp_path)
+        keys_in(KeyFile(tmp_path))
 
 
 def _owned(monkeypatch: pytest.MonkeyPatch, *places: Path, by: int) -> None:

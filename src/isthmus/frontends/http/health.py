@@ -6,7 +6,7 @@ for the scraper that has their key, or for anybody, as the operator decides.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -52,13 +52,18 @@ class Health:
         is_storage_failing: Callable[[], bool] = lambda: False,
         required: Callable[[], Collection[ServerName]] = tuple,
         cluster: Callable[[], str | None] | None = None,
+        differences: Callable[[], Mapping[str, Sequence[str]]] = dict,
     ) -> None:
-        """`cluster` returns why this node is cut off from the others, None if it is not; without it there are none."""
+        """`cluster` returns why this node is cut off from the others, None if it is not; without it there are none.
+
+        `differences` returns, by node, the tables of its configuration that differ from this one's.
+        """
         self._hub = hub
         self._auth = auth
         self._is_storage_failing = is_storage_failing
         self._required = required
         self._cluster = cluster
+        self._differences = differences
 
     async def serve(self, scope: Message, _: Receive, send: Send) -> None:
         """Answer one probe."""
@@ -107,6 +112,7 @@ class Health:
             found["storage"] = "failing" if self._is_storage_failing() else "ok"
             if self._cluster is not None:
                 found["cluster"] = self._cluster() or "ok"
+                found["configuration"] = self._differences() or "ok"
             found["servers"] = {
                 name: {"state": each.state, "reason": each.reason, "required": name in required}
                 for name, each in sorted(statuses.items())

@@ -179,6 +179,8 @@ class NodeReport(msgspec.Struct, frozen=True, rename="camel"):
     version: str
     servers: tuple[str, ...]
     """The servers that it owns, by name."""
+    differs: tuple[str, ...] = ()
+    """The tables of its configuration that differ from those of the node that is asked."""
 
 
 class BusReport(msgspec.Struct, frozen=True):

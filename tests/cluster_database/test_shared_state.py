@@ -1,0 +1,169 @@
+"""Keys, logins and relay tokens are one truth on all nodes, and come there from a state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.app.shared_state import close_shared_state, shared_state
+from isthmus.cluster.settings import ClusterSettings
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.credentials.vault import SharedVault, Slot, Vault, VaultDamaged, VaultSettings
+from isthmus.storage.settings import StorageSettings
+from tests.cluster_database.nodes import Cluster
+from tests.conftest import Ledger
+from tests.databases import Database, running
+from tests.faults.test_tasks_crash import SECONDS
+from tests.faults.watching import eventually
+from tests.hubs import HubProcess, Raw, run
+
+KEY = "a key of all nodes, long enough"
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Database]:
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, database: Database, ledger: Ledger) -> Cluster:
+    made = Cluster(tmp_path, database, ledger, credentials={"key": KEY})
+    made.url = database.url()
+    return made
+
+
+async def command(config: Path, *words: str) -> Any:
+    """What a command prints as JSON."""
+    ended = await run(*words, "--config", str(config), "--json", folder=config.parent)
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+async def is_accepted(hub: HubProcess, key: str | None) -> bool:
+    async with Raw(hub.url, key=key) as caller:
+        response = await caller.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})
+    return response.status_code != 401
+
+
+async def becomes(hub: HubProcess, key: str | None, *, accepted: bool) -> float:
+    """How long it takes until a key is accepted, or no longer is."""
+    began = time.monotonic()
+    while await is_accepted(hub, key) != accepted:
+        assert time.monotonic() < began + SECONDS
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+async def test_a_key_of_one_node_is_valid_on_all_until_it_is_revoked(no_leftovers: None, cluster: Cluster) -> None:
+    async with cluster.node("a") as a, cluster.node("b") as b, asyncio.timeout(4 * SECONDS):
+        assert await is_accepted(b.hub, None)
+        made = await command(cluster.config("a"), "token", "create", "ann", "--allow", "*")
+        late = [await becomes(each.hub, made["key"], accepted=True) for each in (a, b)]
+        late += [await becomes(each.hub, None, accepted=False) for each in (a, b)]
+        listed = await command(cluster.config("b"), "token", "list")
+        assert [each["name"] for each in listed["keys"]] == ["ann"]
+        ended = await run(
+            "token", "revoke", "ann", "--config", str(cluster.config("b")), folder=cluster.config("b").parent
+        )
+        assert ended.code == 0, ended.err
+        late += [await becomes(each.hub, made["key"], accepted=False) for each in (a, b)]
+        assert max(late) < 10.0  # a second, on a machine that is not busy
+        print("seconds until a change applied:", [round(each, 2) for each in late])
+        assert not (cluster.config("a").parent / "state" / "keys").exists()
+
+
+async def test_a_hub_with_keys_in_its_folder_does_not_start_open_on_a_database_without(
+    no_leftovers: None, cluster: Cluster
+) -> None:
+    alone = cluster.config("a", cluster=None, storage=None)
+    made = await command(alone, "token", "create", "ann", "--allow", "*")
+    await command(alone, "token", "relay", "desk", "--compatible")
+    shared = cluster.config("a")
+    ended = await run("serve", "--config", str(shared), "--port", "0", folder=shared.parent)
+    assert ended.code == 3
+    assert "isthmus migrate" in ended.err
+    # Nothing is written by a dry run, and nothing changes when it is repeated.
+    results = [(await command(shared, "migrate", *words))["items"] for words in (("--dry-run",), (), ())]
+    said = [{each["result"] for each in found} for found in results]
+    assert said == [{"to be copied"}, {"copied"}, {"already there"}]
+    assert {each["kind"] for each in results[0]} == {"keys", "relay"}
+    async with cluster.node("b") as b, asyncio.timeout(SECONDS):
+        assert await is_accepted(b.hub, made["key"])
+        assert not await is_accepted(b.hub, None)
+
+
+async def test_a_migration_keeps_what_the_database_has(no_leftovers: None, cluster: Cluster) -> None:
+    await command(cluster.config("b"), "token", "create", "ann", "--allow", "*")
+    alone = cluster.config("a", cluster=None, storage=None)
+    await command(alone, "token", "create", "ann", "--allow", "files.read")
+    shared = cluster.config("a")
+    ended = await run("migrate", "--config", str(shared), folder=shared.parent)
+    assert ended.code == 1
+    assert "other keys of ann" in " ".join(ended.out.split())
+    listed = await command(shared, "token", "list")
+    assert [each["allow"] for each in listed["keys"]] == [["*"]]
+
+
+async def test_a_login_is_sealed_for_all_nodes_with_one_key(cluster: Cluster) -> None:
+    settings = Configuration(
+        None, HubSettings(), storage=StorageSettings(cluster.url), cluster=ClusterSettings(is_enabled=True)
+    )
+    state = shared_state(settings)
+    assert state is not None
+    try:
+        vault, slot = SharedVault(state, VaultSettings(KEY)), Slot("files")
+        vault.put(slot, b"secret login")
+        assert vault.get(slot) == b"secret login"
+        assert list(vault.slots()) == [slot]
+        stored = cluster.database.psql(
+            f"SELECT encode(body, 'escape') FROM {StorageSettings(cluster.url).schema}.documents WHERE kind = 'logins'"
+        )
+        assert "secret" not in stored
+        other = SharedVault(state, VaultSettings("another key that is long enough"))
+        assert other.unreadable() == ["files"]
+        with pytest.raises(VaultDamaged, match=r"set the same .credentials. key on all nodes"):
+            other.get(slot)
+        with pytest.raises(VaultDamaged, match=r"need .credentials. key"):
+            SharedVault(state, VaultSettings()).put(slot, b"x")
+        rotated = SharedVault(state, VaultSettings("another key that is long enough", (KEY,)))
+        assert rotated.rotate() == 1
+        assert other.get(slot) == b"secret login"
+        assert not await rotated.replace_aside(slot, b"an older login", b"new")
+        async with rotated.turn(slot):
+            assert await rotated.replace_aside(slot, b"secret login", b"new")
+        before = other.stamp()
+        assert other.remove(slot)
+        assert not other.remove(slot)
+        assert (other.get(slot), other.stamp() != before) == (None, True)
+    finally:
+        close_shared_state(settings)
+
+
+async def test_a_node_with_another_key_says_so(no_leftovers: None, cluster: Cluster) -> None:
+    alone = cluster.config("a", cluster=None, storage=None)
+    Vault(alone.parent / "state", VaultSettings(KEY)).put(Slot("files"), b"secret")
+    found = (await command(cluster.config("a"), "migrate"))["items"]
+    assert [(each["kind"], each["name"], each["result"]) for each in found] == [("logins", "files", "copied")]
+    async with cluster.node("b", credentials={"key": "another key that is long enough"}) as b, asyncio.timeout(SECONDS):
+        await eventually(lambda: any("another key than the one" in line for line in b.hub.said), "it is logged")
+
+
+async def test_a_relay_token_is_revoked_on_all_nodes(no_leftovers: None, cluster: Cluster) -> None:
+    async with cluster.node("a"), asyncio.timeout(2 * SECONDS):
+        made = await command(cluster.config("a"), "token", "relay", "desk", "--role", "server")
+        token = made["server"].partition("token=")[2].partition("&")[0]
+        other = cluster.config("b")
+        read = await run("token", "read", "--config", str(other), "--json", folder=other.parent, given=token.encode())
+        assert read.code == 0, read.err
+        id = json.loads(read.out)["id"]
+        ended = await run("token", "revoke", id, "--config", str(cluster.config("a")), folder=other.parent)
+        assert ended.code == 0, ended.err
+        read = await run("token", "read", "--config", str(other), "--json", folder=other.parent, given=token.encode())
+        assert (read.code, json.loads(read.out)["good"]) == (5, False)
