@@ -108,7 +108,8 @@ def _settings_by_path(configuration: Configuration) -> dict[str, object]:
     found |= {Place(None, "budgets").at(budget.name).path: budget for budget in configuration.budgets}
     for table, settings in tables:
         found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
-    for path in ("hub.limits", "storage.is_foreign", "cluster.is_enabled", "relay.agents", "relay.tenants"):
+    internal = ("storage.is_foreign", "cluster.is_enabled", "cluster.is_one_machine")
+    for path in (*internal, "hub.limits", "relay.agents", "relay.tenants"):
         del found[path]  # not keys of a file, or compared one by one
     place = Place(None, "relay.agents")
     return found | {place.at(agent).path: rules for agent, rules in relay.frontend.agents.items()}

@@ -40,7 +40,9 @@ _opening = threading.Lock()
 def is_shared(configuration: Configuration) -> bool:
     """Whether this hub is a node of a cluster with a database."""
     storage = configuration.storage
-    return configuration.cluster.is_enabled and storage.url is not None and not storage.is_foreign
+    cluster = configuration.cluster
+    is_cluster = cluster.is_enabled and not cluster.is_one_machine
+    return is_cluster and storage.url is not None and not storage.is_foreign
 
 
 def shared_state(configuration: Configuration) -> SharedState | None:

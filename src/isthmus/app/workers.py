@@ -63,7 +63,9 @@ class Worker:
         cluster, port = configuration.cluster, configuration.hub.port
         node = f"{cluster.node_id(port)}-{self.number}"
         bus = None if cluster.nats else self.bus  # with NATS, workers of all machines are nodes of one cluster
-        return replace(configuration, cluster=replace(cluster, node=node, bus=bus, is_enabled=True))
+        # Commands read the file: without its own table, keys and logins stay in the state folder, which workers share.
+        changed = replace(cluster, node=node, bus=bus, is_enabled=True, is_one_machine=not cluster.is_enabled)
+        return replace(configuration, cluster=changed)
 
 
 def check_workers(configuration: Configuration, count: int) -> None:

@@ -36,6 +36,8 @@ class ClusterSettings:
     """A node that does not renew its lease in the database for so long counts as dead."""
     is_enabled: bool = False
     """Whether the file has the table."""
+    is_one_machine: bool = False
+    """Whether the nodes are only the workers of one machine, which share a state folder; `app.workers` sets it."""
 
     def __post_init__(self) -> None:
         for position, url in enumerate(self.nats):
