@@ -24,6 +24,7 @@ WAYS_OUT = {
     "frontends/http/listener.py": "listens",
     "credentials/authorization.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
+    "storage/postgres_state.py": "the same database, for what nodes share; its driver dials by itself",
     "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
     "cluster/nats.py": "the servers that the operator names under [cluster]; their client dials by itself",

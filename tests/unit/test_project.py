@@ -131,8 +131,9 @@ def test_the_scanner_sees_calls_attributes_and_imports() -> None:
 def test_only_the_background_starts_tasks() -> None:
     # The listener starts one task for a request that must wait, as every ASGI server does, and owns it to its end. The
     # library carries coroutines to another thread's loop, whose caller waits for them: to begin and end a service, and
-    # to put a question to a program. A call of a tool is none of these.
-    crossing = {"library/loop_thread.py", "library/questions.py"}
+    # to put a question to a program. A call of a tool is none of these. Documents that nodes share are read and written
+    # on a thread of their own, for the command line and for threads of the hub.
+    crossing = {"library/loop_thread.py", "library/questions.py", "storage/postgres_state.py"}
     assert files_that_mention(STARTING_TASKS) == {"core/background.py", "frontends/http/connection.py"} | crossing
 
 
