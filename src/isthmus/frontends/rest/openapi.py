@@ -360,7 +360,7 @@ def _cluster() -> dict[str, Any]:
         "since": seconds,
         "version": TEXT,
         "servers": {"type": "array", "items": TEXT, "description": "The servers that it owns, by name."},
-        "differs": {"type": "array", "items": TEXT, "description": "Tables of its configuration that differ from here."},
+        "differs": {"type": "array", "items": TEXT, "description": "Tables of its configuration that differ."},
     }
     bus = {"state": {"enum": ["connected", "away"]}, "since": seconds, "reason": TEXT}
     return _open({"node": TEXT, "bus": _open(bus), "nodes": {"type": "array", "items": _open(node)}})
