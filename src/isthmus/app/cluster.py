@@ -21,6 +21,7 @@ from isthmus.app.config_diff import digests_of
 from isthmus.app.forwarding import LEASE, Forwarder
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
+from isthmus.app.placement import PlacedServers
 from isthmus.cluster.bus import Bus, BusFault, BusState, NodeAway, NodeId, NoResponse
 from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.findings import ConfigError, Place
@@ -64,6 +65,7 @@ class Cluster:
         self._announced: dict[str, str] = {"version": ME.version}
         self._differences: dict[str, tuple[str, ...]] = {}
         """By node: the tables of its configuration that differ from this one's."""
+        self.placed = PlacedServers(bus, settings.lease_seconds)
         bus.on_state_changed(self._log_state)
         self._log_state(bus.state)
 
@@ -84,7 +86,13 @@ class Cluster:
     def join(self, running: RunningHub) -> None:
         """Offer this hub's servers to the other nodes, and use theirs."""
         self._own = OwnServers(self.bus, running)
+        self._own.placed = self.placed
         self._remote = RemoteServers(self.bus, running, self._own)
+        own = self._own
+        self.placed.announce = lambda key, entry: own.announce(key.key, entry)
+        self.placed.sessions = lambda key: own.sessions_of(key.key)
+        self.placed.open_link = self._remote.open_placed
+        self.placed.join(running)
         running.dialins.on_stood = self._own.note
         running.on_configured = self._announce_configuration
         self._announce_configuration(running.configuration)
@@ -141,6 +149,10 @@ class Cluster:
     def all_metrics(self, render: RenderMetrics) -> RenderMetrics:
         """Add the figures of the other workers of this machine. Other nodes have addresses of their own."""
         return render if self._settings.bus is None else WorkerMetrics(self.bus, render).render
+
+    async def hand_over(self) -> None:
+        """Shutting down soon: give the programs that this node runs for others to another node."""
+        await self.placed.hand_over()
 
     def leave(self) -> None:
         """Shutting down: other nodes send no new calls; the running ones are still answered."""

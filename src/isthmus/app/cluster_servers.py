@@ -23,6 +23,7 @@ import structlog
 from isthmus.app.cluster_channel import MessageChannel, frame
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
+from isthmus.app.placement import PlacedServers
 from isthmus.app.served_session import OfferShare, ServedServer, ServedSession
 from isthmus.cluster.bus import Bus, BusChannel, BusFault, ChannelClosed, ChannelEnd, ChannelFull, NodeId
 from isthmus.core.background import BackgroundTasks
@@ -31,7 +32,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.dialin.agents import AgentServer
-from isthmus.upstream.dialin.link import DialInLink, NodeServer
+from isthmus.upstream.dialin.link import DialInLink, NodeServer, PlacedLink
 from isthmus.upstream.reconnector import Backoff
 from isthmus.wire.mcp.messages import CALLER_KEY, Implementation, Members, read_caller
 
@@ -91,6 +92,8 @@ class OwnServers:
         self._readers: set[BusChannel] = set()
         self._sessions: dict[Key, set[OwnSession]] = {}
         self._is_leaving = False
+        self.placed: PlacedServers | None = None
+        """The programs that this node runs for the others."""
         self.on_changed: Callable[[Key], None] = lambda _key: None
         """Called when this node has begun or ceased to own a server."""
         bus.serve(DIRECTORY, self._add_reader)
@@ -115,6 +118,24 @@ class OwnServers:
             asyncio.get_running_loop().call_soon(self._tell)
         self._changed[key] = None
         self.on_changed(key)
+
+    def announce(self, key: Key, entry: NodeServer | None) -> None:
+        """This node runs a program for the others, or does so no longer; see `app.placement`."""
+        if self._is_leaving or self.entries.get(key) == entry:
+            return
+        if entry is None:
+            del self.entries[key]
+            for session in tuple(self._sessions.get(key, ())):
+                session.leave()
+        else:
+            self.entries[key] = entry
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._changed[key] = None
+
+    def sessions_of(self, key: Key) -> int:
+        """How many other nodes use a server of this one."""
+        return len(self._sessions.get(key, ()))
 
     def leave(self) -> None:
         """This node is shutting down: others use its servers no longer, and their running calls are still answered."""
@@ -163,13 +184,20 @@ class OwnServers:
 
     def open_session(self, session: OwnSession, wanted: NodeServer) -> ServedSession | None:
         """Serve one server in a session; None if it is not here any more."""
-        found = self._running.dialins.local_link(*wanted.key)
-        if found is None or self.entries.get(wanted.key) != wanted:
-            return None
-        seat, link = found
+        if wanted.is_placed:
+            if self.placed is None or not self.placed.is_served(wanted.name):
+                return None
+            server, welcome, me = ServerName(wanted.name), "", Implementation(wanted.name, ME.version)
+        else:
+            found = self._running.dialins.local_link(*wanted.key)
+            if found is None or self.entries.get(wanted.key) != wanted:
+                return None
+            seat, link = found
+            server, welcome = seat.server, seat.welcome.decode("utf-8", "replace")
+            me = link.who or Implementation(seat.server_id, ME.version)
         self._sessions.setdefault(wanted.key, set()).add(session)
-        session.send(msgspec.json.encode(ServerOpened(seat.welcome.decode("utf-8", "replace"))))
-        served = _served(seat.server, link.who or Implementation(seat.server_id, ME.version), session.node)
+        session.send(msgspec.json.encode(ServerOpened(welcome)))
+        served = _served(server, me, session.node)
         lag_bytes = self._running.hub.limits.lag_bytes
         return ServedSession(
             self._running, self._share, served, session.send, lambda: session.buffered_bytes() > lag_bytes
@@ -184,6 +212,8 @@ class OwnServers:
 
     async def _is_alive(self, _: NodeId, payload: bytes) -> bytes:
         wanted = _SERVER.decode(payload)
+        if wanted.is_placed:
+            return b"true" if self.placed is not None and self.placed.is_served(wanted.name) else b"false"
         found = self._running.dialins.local_link(*wanted.key)
         return b"true" if found is not None and await found[1].channel.is_alive(CONNECT_SECONDS) else b"false"
 
@@ -337,11 +367,17 @@ class RemoteServers:
         """A node has begun to own servers, or owns them no longer."""
         for entry in own:
             self._owners.setdefault(entry.key, {})[node] = entry
-            self._look_soon(entry.key)
+            if not entry.is_placed:
+                self._look_soon(entry.key)
+            elif self._own.placed is not None:
+                self._own.placed.note(node, entry.name, entry)
         for key in lost:
             owners = self._owners.get(key, {})
-            if owners.pop(node, None) is not None:
+            gone = owners.pop(node, None)
+            if gone is not None and not gone.is_placed:
                 self._look_soon(key)
+            elif gone is not None and self._own.placed is not None:
+                self._own.placed.note(node, gone.name, None)
             if not owners:
                 self._owners.pop(key, None)
 
@@ -377,23 +413,38 @@ class RemoteServers:
     async def _open(self, node: NodeId, entry: NodeServer) -> DialInLink:
         """A link to a server of another node, which is listed by then, or lost."""
         async with self._opening:
-            channel = await self._bus.connect(node, SERVER, within=CONNECT_SECONDS)
-            head = msgspec.json.encode(entry)
-
-            async def ping(within: float) -> bool:
-                try:
-                    return await self._bus.request(node, ALIVE, head, within=within) == b"true"
-                except BusFault:
-                    return False
-
-            messages = MessageChannel(channel, self._background, self._running.hub.limits.reply_bytes, ping)
-            messages.write(frame(head))
+            messages = await self._connect(node, entry)
             link, arrival = self._running.dialins.accept_node(messages, entry)
             messages.hearer = _Opening(messages, link)
             messages.start()
             if arrival is not None:
                 await asyncio.wait({arrival})
             return link
+
+    async def open_placed(self, node: NodeId, entry: NodeServer) -> PlacedLink:
+        """A link to a program that another node runs; its reconnector initializes it. Raises `BusFault`."""
+        messages = await self._connect(node, entry)
+        hub = self._running.hub
+        server = ServerName(entry.name)
+        link = PlacedLink(server, ME, hub.limits, messages, entry.claim, is_muxed=True, announced=entry)
+        link.on_task, link.on_progress = hub.tasks.notified, hub.tasks.progressed
+        messages.hearer = _Opening(messages, link)
+        messages.start()
+        return link
+
+    async def _connect(self, node: NodeId, entry: NodeServer) -> MessageChannel:
+        channel = await self._bus.connect(node, SERVER, within=CONNECT_SECONDS)
+        head = msgspec.json.encode(entry)
+
+        async def ping(within: float) -> bool:
+            try:
+                return await self._bus.request(node, ALIVE, head, within=within) == b"true"
+            except BusFault:
+                return False
+
+        messages = MessageChannel(channel, self._background, self._running.hub.limits.reply_bytes, ping)
+        messages.write(frame(head))
+        return messages
 
     def close(self) -> None:
         """Use no servers of other nodes any more."""

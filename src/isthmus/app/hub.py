@@ -17,7 +17,7 @@ from isthmus.app.cassette import open_recorder
 from isthmus.app.code import open_scripts
 from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
-from isthmus.app.links import ME, Links
+from isthmus.app.links import ME, Links, Placing
 from isthmus.app.reading import LongReader
 from isthmus.app.server_advice import EntryPlaces, entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
@@ -217,6 +217,13 @@ class RunningHub:
         self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
+
+    def place_by(self, placing: Placing) -> None:
+        """Let this decide where programs run in a cluster. To be called at once, before any server has been started."""
+        self._links.placing = placing
+        self.supervisor.grace_of = lambda server: placing.grace if server.owners else 0.0
+        for reconnector in self.supervisor.reconnectors.values():
+            reconnector.grace = reconnector.server_queue.grace = self.supervisor.grace_of(reconnector.settings)
 
     def _make_hub(self, environment: Mapping[str, str]) -> Hub:
         configuration = self.configuration

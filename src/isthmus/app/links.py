@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Protocol, assert_never
 
 from isthmus import __version__
 from isthmus.core.background import BackgroundTasks
@@ -51,6 +52,17 @@ HOPS_DIGITS_MAX = 3
 UNAUTHORIZED = 401
 
 
+class Placing(Protocol):
+    """Connects to programs that one node of a cluster runs for all: `app.placement`."""
+
+    async def connect(self, settings: ServerSettings, start: Callable[[], Awaitable[BaseLink]]) -> BaseLink:
+        """A link to the node that runs it; `start` starts it here. Raises `ConnectFailed`."""
+
+    @property
+    def grace(self) -> float:
+        """How long calls wait until another node runs it."""
+
+
 class Links:
     """What links of one hub have in common."""
 
@@ -81,6 +93,8 @@ class Links:
         self._given = TaskOwners()
         self._programs = Programs()
         self.logins = logins
+        self.placing: Placing | None = None
+        """Finds the node that runs a program, in a cluster."""
 
     @property
     def egress(self) -> Egress:
@@ -89,6 +103,11 @@ class Links:
 
     async def connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
         """Make a link, not yet initialized, for all callers or for one; raises `ConnectFailed`."""
+        if settings.owners and self.placing is not None:
+            return await self.placing.connect(settings, partial(self._connect_here, settings, carrier, subject))
+        return await self._connect_here(settings, carrier, subject)
+
+    async def _connect_here(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None) -> BaseLink:
         login = self._login(settings, subject)
         if login is None:
             credentials = StaticCredentials({settings.name: getattr(settings.reach, "headers", {})})

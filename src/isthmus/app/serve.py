@@ -271,6 +271,9 @@ STDIN = 0
 OTHER_DESCRIPTORS = 8192
 """Descriptors besides the relay's: connections of callers, processes of servers, the journal."""
 
+HAND_OVER_SECONDS = 20.0
+"""How long other nodes may take to start the programs that this node ran for them."""
+
 LAST_WORDS_SECONDS = 0.1
 """Time for callers and servers to learn that their calls were cancelled at the end of a drain."""
 
@@ -316,6 +319,24 @@ def check_cluster(configuration: Configuration, find: Callable[[str], object] = 
         advice = "get it with: pip install 'isthmus[cluster]'"
         place = Place(configuration.file, CLUSTER).at("nats")
         raise ConfigError(place.finding("needs a library that is not installed", advice=advice))
+    check_placement(configuration)
+
+
+def check_placement(configuration: Configuration) -> None:
+    """Raises: ConfigError if a server is placed in a cluster that cannot do it. A hub that is alone runs it itself."""
+    cluster, storage = configuration.cluster, configuration.storage
+    if not cluster.is_enabled:
+        return
+    has_database = storage.url is not None and not storage.is_foreign
+    for server in configuration.servers:
+        problem = None
+        if server.owners and not has_database:
+            problem = "needs [storage] url: a PostgreSQL database that all nodes share says which node runs it"
+        elif server.owners and not cluster.nats:
+            problem = "needs [cluster] nats: calls at other nodes are carried to the node that runs it"
+        if problem is not None:
+            place = Place(configuration.file, "servers").at(server.name, "placement" if server.pool is None else "pool")
+            raise ConfigError(place.finding(problem))
 
 
 async def bind_addresses(configuration: Configuration, *, shares_port: bool = False) -> list[socket.socket]:
@@ -361,7 +382,10 @@ async def _serve(
     audit_log = await open_audit(configuration, journal)
     audit = None if audit_log is None else audit_log.audit
     telemetry, cluster = open_telemetry(configuration, environment), await _cluster(configuration, sockets)
-    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit, telemetry=telemetry)
+    running = _placed_by(
+        cluster,
+        RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit, telemetry=telemetry),
+    )
     pushes, webhooks = Pushes(running, access.identities), ApprovalWebhooks(running)
     monitor, announcement = LoopMonitor(), ExitStack()
     grpc: GrpcService | None = None
@@ -533,6 +557,13 @@ async def _cluster(configuration: Configuration, sockets: Sequence[socket.socket
     return await Cluster.open(configuration, port)
 
 
+def _placed_by(cluster: Cluster | None, running: RunningHub) -> RunningHub:
+    """The hub, before any of its servers has been started."""
+    if cluster is not None:
+        running.place_by(cluster.placed)
+    return running
+
+
 def _probes(
     running: RunningHub, auth: Authenticator, journal: ClosableJournal, cluster: Cluster | None
 ) -> dict[str, Frontend]:
@@ -627,6 +658,7 @@ def _change(
 ) -> None:
     """Apply callers, A2A and task settings of a new configuration; raises like `Access.change`."""
     # Everything that may refuse it comes first: a refused configuration changes nothing.
+    check_placement(configuration)
     take_tokens = None if relay is None else relay.prepare(configuration)
     access.change(configuration)
     tokens.change(configuration)
@@ -652,8 +684,10 @@ async def _until_signal(
         on_signal()
         waits = ": waiting for the calls in flight" if running.calls() else ""
         log.info(f"shutting down{waits}", calls=running.calls())
-        running.refuse_new_calls()
         signals.reload_by(None)
+        if cluster is not None:
+            await _hand_over(running, cluster, signals)
+        running.refuse_new_calls()
         drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay, cluster))
         again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
@@ -664,6 +698,16 @@ async def _until_signal(
             await asyncio.sleep(LAST_WORDS_SECONDS)
     finally:
         await http_listener.close()
+
+
+async def _hand_over(running: RunningHub, cluster: Cluster, signals: Signals) -> None:
+    """Let other nodes take over what this one runs for them, while it still answers; a second signal ends the wait."""
+    handing = running.background.spawn("hand over", cluster.hand_over())
+    again = running.background.spawn("second signal", signals.wait_for(2))
+    seconds = min(HAND_OVER_SECONDS, running.hub.limits.drain_seconds)
+    await asyncio.wait({handing, again}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    handing.cancel()
+    again.cancel()
 
 
 async def _drain(

@@ -8,17 +8,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
 import structlog
 
 from isthmus.code.scripts import SCRIPT, STATE
-from isthmus.core.ports import SharedJournal
+from isthmus.core.ports import Document, SharedJournal
 from isthmus.core.tasks.delivery import DELIVERY
 from isthmus.core.tasks.engine import UNFINISHED, TaskEngine
 from isthmus.core.tasks.record import TASK, TaskRecord
 
 log = structlog.get_logger(__name__)
 
-HELD: Mapping[str, Collection[str]] = {TASK: UNFINISHED, DELIVERY: ("due",), SCRIPT: ("",), STATE: ("",)}
+PLACED, OWNED, FREE = "placed", "owned", "free"
+"""The kind of the document that says which node runs a program for all others, and its states."""
+
+HELD: Mapping[str, Collection[str]] = {
+    TASK: UNFINISHED,
+    DELIVERY: ("due",),
+    SCRIPT: ("",),
+    STATE: ("",),
+    PLACED: (OWNED,),
+}
 """The states in which one node works on a document of a kind. All other documents are free: their versions decide."""
 
 RETRY_SECONDS = 0.2
@@ -47,6 +57,14 @@ class Takeovers:
             if not documents:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            self._free(documents)
             lost = self._engine.take_over(documents)
             self._engine.resume()
             self._on_lost(lost)
+
+    def _free(self, documents: Sequence[Document]) -> None:
+        """Let any node run the programs that a dead one ran."""
+        replace = msgspec.structs.replace
+        freed = [replace(each, version=each.version + 1, state=FREE) for each in documents if each.kind == PLACED]
+        for document in freed:
+            self._journal.write([document], lambda _: None)

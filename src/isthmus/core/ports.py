@@ -490,6 +490,10 @@ class SharedJournal(Journal, Protocol):
     def number(self) -> int | None:
         """The number of the lease; None before the first one."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease is held now, by this node's own clock."""
+
     async def inherit(self) -> list[Document]:
         """Become the holder of some documents of nodes that are gone; an empty list at the end. Raises `OSError`."""
 

@@ -362,6 +362,11 @@ class SharedPostgresJournal(PostgresJournal):
         """See `core.ports.SharedJournal`."""
         return self.lease.number
 
+    @property
+    def is_held(self) -> bool:
+        """See `core.ports.SharedJournal`."""
+        return self.lease.is_held
+
     async def _begin(self) -> None:
         await super()._begin()
         await self.lease.join()

@@ -190,6 +190,12 @@ class BaseLink:
     may_send: Callable[[InFlight], bool] | None = None
     """Whether a call may be sent on this link, where its tool may differ from what the caller saw."""
 
+    fence: Callable[[], str | None] | None = None
+    """Says why calls may no longer be sent, where this node may lose the right to; None while it has it."""
+
+    tells_era = True
+    """Whether the server's era is known from this link; another node speaks its own."""
+
     carrier = ""
     """The transport, in one word for people."""
 
@@ -273,6 +279,9 @@ class BaseLink:
 
     def send(self, inflight: InFlight) -> None:
         """See `core.ports.Link`."""
+        if self.fence is not None and (why := self.fence()) is not None:
+            inflight.fail(NotConnected(self.server, why))
+            return
         id = self.requests.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         params = self.dialect.call_params(inflight.call, inflight.name, id)

@@ -164,6 +164,8 @@ class Reconnector:
         self._background = background
         self._connect = connect
         self._lists = lists
+        self.grace = 0.0
+        """How long calls wait for a new link after the last one."""
         self._holds_calls = False
         """Whether calls wait for the first attempt."""
         self._backoff = Backoff()
@@ -233,7 +235,10 @@ class Reconnector:
         """The first attempt has ended: waiting calls are sent or fail."""
         if self._holds_calls:
             self._holds_calls = False
-            self.server_queue.end_grace()
+            if self.grace:
+                self.server_queue.grace = self.grace
+            else:
+                self.server_queue.end_grace()
 
     def _make_pool(self) -> LinkPool | None:
         """The pool for links that are not shared; None if the server can have only one link."""
@@ -260,6 +265,11 @@ class Reconnector:
     def initialize_result(self) -> msgspec.Raw | None:
         """The server's `initialize` result, if its link stores it."""
         return None if self._link is None else self._link.initialize_result
+
+    @property
+    def active_link(self) -> BaseLink | None:
+        """The shared link, if there is one now."""
+        return self._link
 
     async def ready(self, within: float) -> None:
         """Wait for the first attempt, and a moment for the lists by capability."""
@@ -393,7 +403,9 @@ class Reconnector:
 
     async def _run_link(self, link: BaseLink, carrier: Carrier) -> None:
         await link.handshake(self._known_era())
-        self._era, self._carrier = link.dialect.era, carrier
+        if link.tells_era:
+            self._era = link.dialect.era
+        self._carrier = carrier
         self._check_loop(link)
         await self._listen_first(link)
         self._listing = await self._reviewed(link, await link.list_features())

@@ -36,6 +36,9 @@ named), or `auto` to detect it."""
 Isolation = Literal["shared", "caller", "call"]
 """Who shares a link to the server: all callers, the calls of one caller, or single calls."""
 
+Placement = Literal["node", "one"]
+"""Where a program of a cluster runs: on every node, or on one of them."""
+
 Way: TypeAlias = Literal["command", "url", "rpc", "agent", "python"]
 """The key that says how a server is reached; an entry has exactly one."""
 
@@ -450,6 +453,24 @@ class ServerSettings:
             is_noticed=True,
         ),
     )
+    placement: Placement = field(
+        default="node",
+        metadata=_key(
+            "Where the program runs in a cluster: `node` (on every node), `one` (on one node, which the others call)."
+            " See [Which node calls what](cluster.md#which-node-calls-what).",
+            beside=("command", "python"),
+            is_noticed=True,
+        ),
+    )
+    pool: int | None = field(
+        default=None,
+        metadata=_key(
+            "The number of nodes of a cluster on which the program runs, one process on each; instead of `placement`.",
+            at_least=1,
+            beside=("command", "python"),
+            is_noticed=True,
+        ),
+    )
     rules: ToolRules = NO_TOOL_RULES
     credentials: ServerCredentials = NO_CREDENTIALS
     """What the hub presents to the server beside its headers, for all callers or for each."""
@@ -485,6 +506,13 @@ class ServerSettings:
         for key, value in declared_values(self):
             key.check(value)
         check_result_limit(self.max_result_bytes)
+        if self.pool is not None and self.placement == "one":
+            raise ValueError('pool must not be beside placement = "one", which is a pool of 1')
+
+    @property
+    def owners(self) -> int:
+        """How many nodes of a cluster run it for all others; 0 if each node runs its own."""
+        return 1 if self.placement == "one" else self.pool or 0
 
     def redact(self, text: str) -> str:
         """Return `text` with this server's secrets replaced by `***`."""

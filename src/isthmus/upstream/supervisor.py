@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -31,6 +32,8 @@ class Supervisor:
 
     def __init__(self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: ListCache | None = None) -> None:
         """Without `lists`, nothing is known of servers before they respond."""
+        self.grace_of: Callable[[ServerSettings], float] = lambda _: 0.0
+        """How long calls of a server wait for a new link after the last one."""
         self._lists = lists
         self._hub = hub
         self._background = background
@@ -67,6 +70,7 @@ class Supervisor:
             timeout=settings.timeout,
         )
         reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
+        reconnector.grace = server_queue.grace = self.grace_of(settings)
         task = self._background.spawn(
             f"reconnector of {settings.name}", reconnector.run(), on_crash=reconnector.crashed
         )
@@ -110,6 +114,13 @@ class Supervisor:
         log.info("server restarting", server=server)
         self._replace(present, present.settings)
         return True
+
+    def move(self, settings: ServerSettings) -> None:
+        """Connect a server anew, at another node. The old link serves until then; without one, it connects anyway."""
+        present = self.reconnectors.get(settings.name)
+        if present is not None and present.active_link is not None:
+            self._drop_successor(settings.name)
+            self._replace(present, settings)
 
     def _replace(self, present: Reconnector, settings: ServerSettings) -> None:
         successor = self._successors[settings.name] = self._start(settings)

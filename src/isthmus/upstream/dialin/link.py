@@ -95,6 +95,10 @@ class NodeServer(msgspec.Struct, frozen=True):
     """See `AgentServer.is_named`."""
     came: float
     """When its socket was opened, in seconds since the epoch: the newest socket of a server is the one to use."""
+    is_placed: bool = False
+    """Whether it is a configured program that this node runs for all others; it has no agent then."""
+    is_leaving: bool = False
+    """Whether another node should run it instead, soon."""
 
     @property
     def claim(self) -> Claim:
@@ -463,6 +467,17 @@ class DialInLink(BaseLink):
     def _fail(self, reason: str) -> None:
         self._on_broken(reason)
         self.channel.close(REFUSED, self.lost.result())
+
+
+class PlacedLink(DialInLink):
+    """A link to a configured program that another node runs. A `Reconnector` owns it, as it owns all other links."""
+
+    carrier = "node"
+    tells_era = False
+
+    async def handshake(self, era: Era) -> None:
+        """See `BaseLink`; nodes speak the modern era, whatever the program speaks."""
+        await super().handshake("auto")
 
 
 def renamed(listing: Listing, server: ServerName) -> Listing:

@@ -279,6 +279,9 @@ class PythonLink(BaseLink):
 
     def send(self, inflight: InFlight) -> None:
         """Run the function."""
+        if self.fence is not None and (why := self.fence()) is not None:
+            inflight.finish(NotConnected(self.server, why))
+            return
         function = self._functions.get(inflight.name)
         if function is None or self.lost.done():
             inflight.finish(NotConnected(self.server, f"it no longer has a function {inflight.name}"))

@@ -1,0 +1,328 @@
+"""Configured programs that one node of the cluster runs for all others (`placement = "one"`, `pool = N`).
+
+Which node runs a program is a document of the shared database that the node holds by its own lease
+(`storage.postgres_cluster`): it is taken by compare-and-set, it is free again when the lease has ended, and a node that
+cannot renew its lease stops the program. The node announces the program in its directory once it answers
+(`app.cluster_servers`), and all others connect to it there. On each node the server has its usual reconnector, queue
+and lists; only `connect` knows where the program runs.
+
+A node that shuts down gives its programs away first: another node starts them, all nodes connect there, and only then
+the old processes end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from isthmus.app.hub import RunningHub
+from isthmus.app.takeovers import FREE, OWNED, PLACED
+from isthmus.cluster.bus import Bus, BusFault, NodeId
+from isthmus.core.ports import HERE, Document, SharedJournal, WriteResult
+from isthmus.model.names import ServerName
+from isthmus.upstream.dialin.link import NodeServer, PlacedLink
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.server_settings import ServerSettings
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.2
+"""How often a node looks at its lease, and at programs that no node runs."""
+
+SETTLE_SECONDS = 1.6
+"""How long a node that joins waits before it starts a program: two heartbeats, in which it learns of the others."""
+
+RANK_SECONDS = 2.0
+"""How long a node waits for each node that should start a program before it does."""
+
+CONNECT_SECONDS = 30.0
+"""How long one attempt to connect waits until some node runs the program."""
+
+START_SECONDS = 20.0
+"""How long a program may take to start at another node while calls wait."""
+
+NOT_HERE = "the lease of this node has ended, and another node may run it"
+
+OpenLink = Callable[[NodeId, NodeServer], Awaitable[PlacedLink]]
+
+
+class PlacedServer:
+    """One program, as this node sees it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.document: Document | None = None
+        """What this node holds; None if it does not run the program."""
+        self.number: int | None = None
+        """The lease under which it is held."""
+        self.entry: NodeServer | None = None
+        """What this node announces."""
+        self.owners: dict[NodeId, NodeServer] = {}
+        """The other nodes that run it."""
+        self.used: NodeId | None = None
+        """The node of the newest link."""
+        self.links: set[BaseLink] = set()
+        """Links to processes of this node."""
+        self.short_since: float | None = None
+        """Since when too few nodes run it."""
+        self.waiting = 0
+        """Links that wait until some node runs it."""
+        self.changed = asyncio.Event()
+
+
+class PlacedServers:
+    """Decides on this node where programs run; see `app.links.Placing`."""
+
+    def __init__(self, bus: Bus, lease_seconds: float) -> None:
+        self.grace = lease_seconds + START_SECONDS
+        self.is_leaving = False
+        self.announce: Callable[[NodeServer, NodeServer | None], None] = lambda _key, _entry: None
+        """Announces a program of this node to the others, or that it runs it no longer."""
+        self.sessions: Callable[[NodeServer], int] = lambda _: 0
+        """How many nodes use a program of this node."""
+        self.open_link: OpenLink | None = None
+        self._bus = bus
+        self._loop = asyncio.get_running_loop()
+        self._placed: dict[ServerName, PlacedServer] = {}
+        self._running: RunningHub | None = None
+        self._journal: SharedJournal | None = None
+        self._joined = asyncio.Event()
+        self._began = 0.0
+
+    def join(self, running: RunningHub) -> None:
+        """Begin: the hub, its journal and the directories are there."""
+        if not isinstance(running.journal, SharedJournal):
+            return
+        self._running, self._journal = running, running.journal
+        self._began = self._loop.time()
+        self._joined.set()
+        running.background.spawn("placement", self._look_for_ever())
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    async def connect(self, settings: ServerSettings, start: Callable[[], Awaitable[BaseLink]]) -> BaseLink:
+        """See `app.links.Placing`."""
+        placed = self._placed.get(settings.name)
+        if placed is None:
+            placed = self._placed[settings.name] = PlacedServer(settings)
+        placed.settings = settings
+        placed.waiting += 1
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._joined.wait()
+                while (target := self._target(placed)) is None:
+                    placed.changed.clear()
+                    await placed.changed.wait()
+        except TimeoutError:
+            raise ConnectFailed("no node of the cluster runs it now") from None
+        finally:
+            placed.waiting -= 1
+        placed.used = target
+        if target == self._bus.node:
+            return await self._start(placed, start)
+        assert self.open_link is not None
+        try:
+            return await self.open_link(target, placed.owners[target])
+        except BusFault as fault:
+            raise ConnectFailed(f"it runs on node {target}, which cannot be reached: {fault}") from fault
+
+    async def _start(self, placed: PlacedServer, start: Callable[[], Awaitable[BaseLink]]) -> BaseLink:
+        link = await start()
+        number = placed.number
+
+        def fence() -> str | None:
+            return None if self._is_held(number) else NOT_HERE
+
+        link.fence = fence
+        placed.links.add(link)
+        link.lost.add_done_callback(lambda _: placed.links.discard(link))
+        return link
+
+    def _is_held(self, number: int | None) -> bool:
+        return self._journal is not None and number == self._journal.number and self._journal.is_held
+
+    def _target(self, placed: PlacedServer) -> NodeId | None:
+        """The node to call: this one, the one that is in use, or another one that runs it."""
+        is_here = placed.document is not None and self._is_held(placed.number)
+        if is_here and not self.is_leaving:
+            return self._bus.node
+        staying = [node for node, entry in placed.owners.items() if not entry.is_leaving]
+        if placed.used in staying:
+            return placed.used
+        if staying:  # the nodes without a process are spread over those with one
+            return min(staying, key=lambda node: _score(self._bus.node, node, placed.settings.name))
+        if is_here:
+            return self._bus.node
+        return next(iter(placed.owners), None)
+
+    # -- what other nodes say --------------------------------------------------------------------------------------
+
+    def note(self, node: NodeId, server: str, entry: NodeServer | None) -> None:
+        """Another node runs a program, or does so no longer."""
+        placed = self._placed.get(ServerName(server))
+        if placed is None:
+            if entry is None or self._running is None:
+                return
+            found = next((each for each in self._running.configuration.servers if each.name == server), None)
+            if found is None or not found.owners:
+                return
+            placed = self._placed[found.name] = PlacedServer(found)
+        if entry is None:
+            placed.owners.pop(node, None)
+        else:
+            placed.owners[node] = entry
+        self._retarget(placed)
+
+    def is_served(self, server: str) -> bool:
+        """Whether other nodes may use a program of this one."""
+        placed = self._placed.get(ServerName(server))
+        return placed is not None and placed.entry is not None and self._is_held(placed.number)
+
+    def _retarget(self, placed: PlacedServer) -> None:
+        """Connect to another node if the program runs elsewhere now."""
+        placed.changed.set()
+        target = self._target(placed)
+        is_moved = target is not None and target != placed.used and not placed.waiting
+        if self._running is not None and is_moved:
+            self._running.supervisor.move(placed.settings)
+
+    # -- ownership -------------------------------------------------------------------------------------------------
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            for placed in tuple(self._placed.values()):
+                try:
+                    await self._look(placed)
+                except OSError as error:
+                    log.debug("placement not decided", server=placed.settings.name, error=str(error))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self, placed: PlacedServer) -> None:
+        if placed.document is not None and not self._is_held(placed.number):
+            self._stop(placed, NOT_HERE)
+        name, running = placed.settings.name, self._running
+        assert running is not None
+        settings = next((each for each in running.configuration.servers if each.name == name), None)
+        if settings is None or settings.disabled or not settings.owners:
+            await self._forget(placed)
+            return
+        placed.settings = settings
+        if placed.document is not None:
+            reconnector = running.supervisor.reconnectors.get(name)
+            if placed.entry is None and reconnector is not None and reconnector.active_link in placed.links:
+                self._announce(placed)
+            return
+        staying = sum(not entry.is_leaving for entry in placed.owners.values())
+        if staying >= settings.owners or self.is_leaving:
+            placed.short_since = None
+            return
+        if placed.short_since is None:
+            placed.short_since = self._loop.time()
+        if self._is_next(placed, settings.owners - staying):
+            await self._claim(placed)
+
+    def _is_next(self, placed: PlacedServer, missing: int) -> bool:
+        """Whether this node should try to run the program now: the highest scores first, the others if these do not."""
+        now = self._loop.time()
+        if not self._bus.state.is_connected or now < self._began + SETTLE_SECONDS:
+            return False
+        name = placed.settings.name
+        others = [node for node in self._bus.peers() if node not in placed.owners]
+        mine = _score(self._bus.node, name)
+        rank = sum(_score(node, name) > mine for node in others)
+        assert placed.short_since is not None
+        return rank < missing or now - placed.short_since > RANK_SECONDS * (rank + 1 - missing)
+
+    async def _claim(self, placed: PlacedServer) -> None:
+        """Take the first free document; all may be held by nodes whose leases have not ended yet."""
+        journal, name = self._journal, placed.settings.name
+        assert journal is not None
+        number = journal.number
+        for slot in range(placed.settings.owners):
+            id = f"{name}/{slot}"
+            found = await journal.read(PLACED, "", id)
+            if found is not None and found.is_elsewhere:
+                continue
+            version = 1 if found is None else found.version + 1
+            body = self._bus.node.encode()
+            await self._write(Document(PLACED, "", id, version, time.time(), body, state=OWNED))
+            taken = await journal.read(PLACED, "", id)
+            if taken is not None and taken.holder == HERE and taken.state == OWNED and self._is_held(number):
+                placed.document, placed.number, placed.short_since = taken, number, None
+                log.info("this node runs a program for the cluster", server=name, node=self._bus.node)
+                self._retarget(placed)
+                return
+
+    async def _write(self, document: Document) -> None:
+        written: asyncio.Future[WriteResult] = self._loop.create_future()
+        assert self._journal is not None
+        self._journal.write([document], lambda result: None if written.done() else written.set_result(result))
+        await written
+
+    def _announce(self, placed: PlacedServer) -> None:
+        entry = _entry(placed.settings.name, is_leaving=self.is_leaving)
+        placed.entry = entry
+        self.announce(entry, entry)
+
+    def _stop(self, placed: PlacedServer, why: str) -> None:
+        """Run it no longer, at once."""
+        log.error("a program of the cluster is stopped here", server=placed.settings.name, reason=why)
+        placed.document = placed.number = None
+        self._withdraw(placed)
+        assert self._running is not None
+        for link in tuple(placed.links):
+            self._running.background.spawn(f"end of {placed.settings.name}", link.aclose())
+
+    def _withdraw(self, placed: PlacedServer) -> None:
+        entry, placed.entry = placed.entry, None
+        if entry is not None:
+            self.announce(entry, None)
+
+    async def _free(self, placed: PlacedServer) -> None:
+        """Let another node take it."""
+        held = placed.document
+        if held is not None and held.state == OWNED:
+            free = Document(PLACED, "", held.id, held.version + 1, time.time(), held.body, state=FREE)
+            await self._write(free)
+            placed.document = free
+
+    async def _forget(self, placed: PlacedServer) -> None:
+        """Its configuration places it no longer, or it is gone."""
+        await self._free(placed)
+        placed.document = placed.number = None
+        self._withdraw(placed)
+        self._placed.pop(placed.settings.name, None)
+
+    async def hand_over(self) -> None:
+        """This node leaves: return once other nodes run its programs, and nobody uses those of this node."""
+        mine = [placed for placed in self._placed.values() if placed.document is not None]
+        if not mine or not self._bus.peers():
+            return
+        self.is_leaving = True
+        for placed in mine:
+            await self._free(placed)
+            self._announce(placed)
+        while any(self._is_used_here(placed) for placed in mine):  # noqa: ASYNC110 - links have several owners
+            await asyncio.sleep(LOOK_SECONDS / 4)
+        for placed in mine:
+            self._withdraw(placed)
+
+    def _is_used_here(self, placed: PlacedServer) -> bool:
+        assert self._running is not None
+        assert placed.entry is not None
+        reconnector = self._running.supervisor.reconnectors.get(placed.settings.name)
+        is_local = reconnector is not None and reconnector.active_link in placed.links
+        return self._is_held(placed.number) and (is_local or self.sessions(placed.entry) > 0)
+
+
+def _entry(server: ServerName, *, is_leaving: bool) -> NodeServer:
+    return NodeServer("", "", server, server, is_named=True, came=0.0, is_placed=True, is_leaving=is_leaving)
+
+
+def _score(*words: str) -> bytes:
+    """Rendezvous hashing: of several nodes the one with the highest score comes first, for each server another one."""
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest()
