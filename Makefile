@@ -36,7 +36,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices cluster firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -50,6 +50,9 @@ demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hu
 
 devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a device
 	@$(VENV)/bin/python examples/relay/demo.py
+
+cluster: $(VENV)/.test $(VENV)/.postgres ## run three hubs, NATS, PostgreSQL and a load balancer on this machine until Ctrl-C; ARGS="--port 9000"
+	@exec $(VENV)/bin/python examples/cluster.py $(ARGS)
 
 firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first hour of five new users in a clean clone, with real clients; ARGS="developer operator" for some
 	@$(VENV)/bin/python -m tests.first_hour $(ARGS)
