@@ -36,7 +36,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code beside scripts docs recording reference serve demo devices firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices cluster firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -51,13 +51,16 @@ demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hu
 devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a device
 	@$(VENV)/bin/python examples/relay/demo.py
 
+cluster: $(VENV)/.test $(VENV)/.postgres ## run three hubs, NATS, PostgreSQL and a load balancer on this machine until Ctrl-C; ARGS="--port 9000"
+	@exec $(VENV)/bin/python examples/cluster.py $(ARGS)
+
 firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first hour of five new users in a clean clone, with real clients; ARGS="developer operator" for some
 	@$(VENV)/bin/python -m tests.first_hour $(ARGS)
 
-test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
+test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(VENV)/.nginx $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(HANGS) $(PEERS:%=--ignore=%) $(ARGS)
 
-newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
+newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(VENV)/.nginx $(SDKS) $(NPM)/node_modules/.ready ## run the tests with the newest release of every dependency, whatever the caps say; leaves .venv unpinned (make clean)
 	$(VENV)/bin/python $(PIP_INSTALL) --upgrade $$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z-]*\).*/\1/p' pyproject.toml)
 	$(VENV)/bin/python -m pip list --disable-pip-version-check
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(HANGS) $(PEERS:%=--ignore=%) --deselect tests/supply $(ARGS)
@@ -73,7 +76,7 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/faults tests/security tests/property/test_smuggling.py --timeout 3600 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m tests.security.soak_held_loop $(SOAK_SECONDS)
 
-cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
+cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(VENV)/.shells $(VENV)/.nginx $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
 reference: $(VENV)/.test ## write the generated pages anew: docs/reference, and the tables of docs/configuration.md and docs/rest.md
@@ -259,6 +262,20 @@ $(VENV)/.prometheus: | $(VENV)/.made
 	fi; \
 	if there >/dev/null; then touch $@; else \
 	  echo "SKIPPED: the tests with Prometheus, because it is not here. Run: sudo apt-get install prometheus" >&2; \
+	fi
+
+# nginx runs with the configuration of deploy/compose. As root (a container) it is fetched; a checkout without it says what
+# it leaves out, and in CI the test that needs it fails.
+$(VENV)/.nginx: | $(VENV)/.made
+	@there() { command -v nginx || test -x /usr/sbin/nginx; }; \
+	if ! there >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing nginx, which the test of the load balancer needs …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  install="apt-get install -qq -y --no-install-recommends nginx-light"; \
+	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null || true; \
+	fi; \
+	if there >/dev/null; then touch $@; else \
+	  echo "SKIPPED: the test with nginx, because it is not here. Run: sudo apt-get install nginx-light" >&2; \
 	fi
 
 # Pages call the hub from a real browser. As root (a container) it is fetched; a checkout without it says what it leaves
