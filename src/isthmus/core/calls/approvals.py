@@ -617,11 +617,6 @@ class CallApprovals:
         inflight = held.inflight
         if result == "refused" and entry.approval.digest not in self._by_digest:
             self._add(entry)
-        if result == "conflict" and not inflight.is_over:  # another hub used it, or somebody denied it there
-            inflight.end_hold()
-            inflight.carriage, inflight.call = None, held.call
-            held.hub.start_again(inflight)
-            return
         if result != "kept":
             inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
             return
