@@ -36,7 +36,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help code beside scripts docs recording reference serve demo devices cluster firsthour test newest peers conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
+.PHONY: help code beside scripts docs recording reference serve demo devices cluster firsthour test newest peers affinity conformance soak cover lint format bench compare bus crowdkill nodekill agents crowd relayed library trust telemetry search tokens jobs console screenshots fuzz gate resolve audit image sbom vendor lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -67,6 +67,9 @@ newest: $(VENV)/.test $(VENV)/.postgres $(VENV)/.prometheus $(VENV)/.chromium $(
 
 peers: $(VENV)/.test $(SDKS) $(NPM)/node_modules/.ready ## run the official clients against the official servers, without the hub
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS) $(ARGS)
+
+affinity: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests of frontends with each hub as three nodes, and each request sent to a random one (about 40 minutes); docs/conformance.md has what fails
+	TEST_NODES=3 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --timeout 120 --tb=native tests/matrix tests/frontends tests/agents tests/relay $(ARGS)
 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)

@@ -142,3 +142,57 @@ async def test_rest_cancels_a_task_that_another_node_runs(nodes: tuple[Node, Nod
     cancelled = await b.http.post(f"/v1/cancel/{path}")
     assert cancelled.status_code == 200, cancelled.text
     await noted(ledger, '"cancelled": "r1"')
+
+
+async def test_a_follower_at_another_node_has_each_event_at_once(nodes: tuple[Node, Node]) -> None:
+    """The promise is 50 ms. The same events are followed at the node that runs the task: the difference counts."""
+    a, b = nodes
+    task = await send(a, "m6", "shelf.slow", {"seconds": 2.0, "steps": 20})
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": task}}
+
+    async def follow(node: Node) -> dict[str, float]:
+        seen: dict[str, float] = {}
+        async with node.http.stream("POST", "/a2a", json=body, headers=VERSION) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data:"):
+                    seen.setdefault(line, time.monotonic())
+        return seen
+
+    async with asyncio.timeout(SECONDS):
+        here, there = await asyncio.gather(follow(a), follow(b))
+    late = sorted(there[line] - here[line] for line in here.keys() & there.keys())
+    assert len(late) > 5, (here, there)
+    median, most = late[len(late) // 2] * 1e3, late[-1] * 1e3
+    print(f"{len(late)} events at another node: median {median:.1f} ms, at most {most:.1f} ms")
+    assert late[-1] < 0.05 * BUSY
+
+
+async def test_a_cancellation_at_another_node_stops_the_tool_at_once(nodes: tuple[Node, Node], ledger: Ledger) -> None:
+    """The promise is 200 ms, from the request until the tool has stopped."""
+    a, b = nodes
+    task = await send(a, "m7", "raw.pay", {"nonce": "f1", "mode": "sleep:60"})
+    await noted(ledger, '"nonce": "f1"')
+    begun = time.monotonic()
+    cancelling = asyncio.ensure_future(rpc(b, "CancelTask", {"id": task}))
+    await noted(ledger, '"cancelled": "f1"')
+    seconds = time.monotonic() - begun
+    await cancelling
+    print(f"a tool stopped {seconds * 1e3:.0f} ms after its task was cancelled at another node")
+    assert seconds < 0.2 * BUSY
+
+
+async def test_a_message_that_reaches_two_nodes_runs_once(nodes: tuple[Node, Node], ledger: Ledger) -> None:
+    said = {"message": message_of("twice", "raw.pay", {"nonce": "d1", "mode": "sleep:0.2"})}
+    answers = await asyncio.gather(*(rpc(node, "SendMessage", said) for node in nodes * 3))
+    assert len({answer["result"]["task"]["id"] for answer in answers}) == 1, answers
+    assert sum('"nonce": "d1"' in line for line in ledger.lines()) == 1, ledger.lines()
+
+
+async def test_an_idempotency_key_that_reaches_two_nodes_runs_once(nodes: tuple[Node, Node], ledger: Ledger) -> None:
+    message = message_of("k1", "raw.pay", {"nonce": "k1", "mode": "sleep:0.2"})
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    headers = {**VERSION, "idempotency-key": "only-once"}
+    sent = [node.http.post("/a2a", json=body, headers=headers) for node in nodes * 3]
+    answers = [answer.json() for answer in await asyncio.gather(*sent)]
+    assert len({answer["result"]["task"]["id"] for answer in answers}) == 1, answers
+    assert sum('"nonce": "k1"' in line for line in ledger.lines()) == 1, ledger.lines()

@@ -268,3 +268,20 @@ async def test_a_hub_that_is_alone_imports_nothing_of_the_bus(tmp_path: Path) ->
     )
     said, _ = await process.communicate()
     assert said.decode().strip() == "['isthmus.cluster.settings']"
+
+
+async def test_a_server_is_forgotten_at_all_nodes(pair: Sequence[HubProcess], agent: str) -> None:
+    a, b = pair
+    name = f"{agent}_s1"
+    async with raw_server(a.port, agent, "s1"):
+        await stands(b, name, "ready")
+    for hub in pair:
+        await stands(hub, name, "away")
+    async with rest_of(b) as there, rest_of(a) as here:
+        forgotten = await there.delete(f"/v1/relay/servers/{name}")
+        assert forgotten.status_code in (200, 204), forgotten.text
+
+        async def is_gone() -> bool:
+            return (await here.get(f"/v1/servers/{name}")).status_code == 404
+
+        await eventually(is_gone, "the other node forgets it, too")

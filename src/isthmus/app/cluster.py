@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.health import RenderMetrics
 from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
 from isthmus.model.faults import Fault, NodeLost, TaskElsewhere
+from isthmus.model.names import ServerName
 from isthmus.telemetry.metrics import merge_texts
 
 log = structlog.get_logger(__name__)
@@ -48,6 +49,12 @@ TASKS: Final = "tasks"
 
 CONFIGURATION: Final = "configuration"
 """The attribute of a node with the digests of its configuration, as JSON."""
+
+FORGOTTEN: Final = "forgotten"
+"""The topic of dial-in servers that an operator has had forgotten."""
+
+APPROVALS: Final = "approvals"
+"""The topic of approvals that have changed."""
 
 CANCEL_SECONDS = 5.0
 """How long another node may take to store that a task is cancelled."""
@@ -97,11 +104,14 @@ class Cluster:
         running.on_configured = self._announce_configuration
         self._announce_configuration(running.configuration)
         self.bus.on_peers_changed(self._compare_configurations)
+        running.dialins.on_forgotten = lambda server: self.bus.publish(FORGOTTEN, server.encode())
+        self.bus.subscribe(FORGOTTEN, lambda _, server: _forget(running, server))
         if isinstance(running.journal, SharedJournal):
             running.journal.on_joined = self._announce_lease
             if running.journal.number is not None:
                 self._announce_lease(running.journal.number)
             running.tasks.peers = RemoteTasks(self.bus, self.forwarder, running.tasks)
+            SharedApprovals(self.bus, running)
 
     def _announce_lease(self, number: int) -> None:
         """Other nodes find by it who holds a task."""
@@ -243,6 +253,10 @@ def _digests_in(attributes: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def _forget(running: RunningHub, server: bytes) -> None:
+    running.dialins.forget_here(ServerName(server.decode()))
+
+
 class RemoteTasks:
     """Cancels tasks that other nodes hold, and those that this one holds for the others; see `core.ports.PeerTasks`."""
 
@@ -269,6 +283,44 @@ class RemoteTasks:
         owner, id, why = msgspec.json.decode(request, type=tuple[str, str, str])
         await self._engine.cancel_held(owner, id, why)
         return b""
+
+
+class SharedApprovals:
+    """Tells the other nodes which approvals have changed in the shared journal, and reads what they have changed.
+
+    A message that is lost costs a delay: the versions in the journal decide, and a node that joins reads all.
+    """
+
+    def __init__(self, bus: Bus, running: RunningHub) -> None:
+        self._bus = bus
+        self._approvals = running.approvals
+        self._background = running.background
+        running.approvals.on_changed = self._publish
+        bus.subscribe(APPROVALS, self._receive)
+        bus.on_state_changed(self._state_changed)
+        self._state_changed(bus.state)
+
+    def _publish(self, owner: str, id: str) -> None:
+        self._bus.publish(APPROVALS, msgspec.json.encode([owner, id]))
+
+    def _receive(self, _node: NodeId, payload: bytes) -> None:
+        owner, id = msgspec.json.decode(payload, type=tuple[str, str])
+        self._spawn(self._approvals.refresh(owner, id))
+
+    def _state_changed(self, state: BusState) -> None:
+        if state.is_connected:
+            self._spawn(self._approvals.load(is_foreign=True))
+
+    def _spawn(self, reading: Coroutine[None, None, None]) -> None:
+        with suppress(RuntimeError):  # the hub is closing
+            self._background.spawn("approvals of other nodes", _logged(reading))
+
+
+async def _logged(reading: Coroutine[None, None, None]) -> None:
+    try:
+        await reading
+    except OSError as error:
+        log.warning("approvals of other nodes cannot be read", reason=str(error))
 
 
 async def _open_bus(settings: ClusterSettings, node: NodeId) -> Bus:

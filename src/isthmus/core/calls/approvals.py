@@ -171,11 +171,13 @@ class HeldRequest(NamedTuple):
 class _Entry:
     """A stored approval, and the calls that wait for it."""
 
-    __slots__ = ("approval", "is_stored", "is_writing", "questions", "version", "waiting")
+    __slots__ = ("approval", "is_foreign", "is_stored", "is_writing", "questions", "version", "waiting")
 
-    def __init__(self, approval: Approval, version: int = 0) -> None:
+    def __init__(self, approval: Approval, version: int = 0, *, is_foreign: bool = False) -> None:
         self.approval = approval
         self.version = version
+        self.is_foreign = is_foreign
+        """Whether another hub on the same journal requested it, and deletes it when it expires."""
         self.is_stored = version > 0
         self.is_writing = False
         self.waiting: list[HeldRequest] = []
@@ -243,6 +245,8 @@ class CallApprovals:
         self.rules: tuple[ApprovalRule, ...] = ()
         self.announce: Callable[[Approval, ApprovalRule], None] | None = None
         """Announces a stored request; `app` sends webhooks."""
+        self.on_changed: Callable[[str, str], None] | None = None
+        """Called with the owner and id of an approval that this hub has changed in the journal."""
         self._entries: dict[str, _Entry] = {}
         self._by_digest: dict[str, _Entry] = {}
         self._of: dict[str, dict[str, _Entry]] = {}
@@ -276,18 +280,44 @@ class CallApprovals:
             if entry.is_stored and not entry.is_writing:
                 self._start_again(entry)
 
-    async def load(self) -> None:
-        """Read what the last hub left. Call it before callers are admitted. Raises `OSError`."""
+    async def load(self, *, is_foreign: bool = False) -> None:
+        """Read what the journal has: what the last hub left, or what other hubs have stored. Raises `OSError`.
+
+        Call it before callers are admitted.
+        """
         last: Document | None = None
         while found := await self._journal.all_in(APPROVAL, STATES, limit=READ_AT_ONCE, after=last):
             last = found[-1]
             for document in found:
-                try:
-                    approval = _decode(document.body or b"")
-                except msgspec.MsgspecError as error:  # one that another version wrote must not stop the hub
-                    log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
-                else:
-                    self._add(_Entry(approval, document.version))
+                self._merge(document, is_foreign=is_foreign)
+
+    async def refresh(self, owner: str, id: str) -> None:
+        """Another hub has changed this approval in the journal. Raises `OSError`."""
+        document = await self._journal.read(APPROVAL, owner, id)
+        if document is not None and document.body is not None:
+            self._merge(document, is_foreign=True)
+        elif (entry := self._entries.get(id)) is not None and entry.is_stored and not entry.is_writing:
+            self._remove(entry)  # it was used, or its time is over
+            self._start_again(entry)
+
+    def _merge(self, document: Document, *, is_foreign: bool) -> None:
+        try:
+            approval = _decode(document.body or b"")
+        except msgspec.MsgspecError as error:  # one that another version wrote must not stop the hub
+            log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
+            return
+        entry = self._entries.get(document.id)
+        if entry is None:
+            if approval.expires > self._now() or not is_foreign:
+                self._add(_Entry(approval, document.version, is_foreign=is_foreign))
+        elif document.version > entry.version and not entry.is_writing:
+            entry.approval, entry.version = approval, document.version
+            if approval.state != "pending":
+                self._start_again(entry)
+
+    def _changed(self, approval: Approval) -> None:
+        if self.on_changed is not None:
+            self.on_changed(approval.owner, approval.id)
 
     # -- the stage of a call -------------------------------------------------------------------------------------------
 
@@ -436,6 +466,7 @@ class CallApprovals:
                 held.inflight.finish(NotWritten("The request for approval could not be stored; the tool did not run"))
             return
         entry.version, entry.is_stored = 1, True
+        self._changed(entry.approval)
         self._record("approval.requested", **_facts(entry.approval))
         log.info(
             "a call waits for approval", advice=f"isthmus approvals show {entry.approval.id}", **_facts(entry.approval)
@@ -541,6 +572,7 @@ class CallApprovals:
         if result == "kept":
             entry.version += 1
             entry.approval = decided
+            self._changed(decided)
             self._record(_EVENTS[decided.state], **_facts(decided))
             if decided.state == "denied":
                 self._drop_old_denials(decided.owner)
@@ -588,6 +620,7 @@ class CallApprovals:
         if result != "kept":
             inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
             return
+        self._changed(entry.approval)
         if inflight.is_over:  # its caller gave up meanwhile, and nothing was sent
             self._used[inflight] = entry.approval
             self.not_sent(inflight)
@@ -642,8 +675,11 @@ class CallApprovals:
     def _expire(self, entry: _Entry) -> None:
         """The time of a request or of a decision is over."""
         approval = entry.approval
-        self._delete(entry)
-        if approval.state != "denied":
+        if entry.is_foreign:
+            self._remove(entry)
+        else:
+            self._delete(entry)
+        if approval.state != "denied" and not entry.is_foreign:
             self._record("approval.expired", **_facts(approval), state=approval.state)
         for held in self._take_waiting(entry):
             held.inflight.finish(ApprovalExpired(approval.full_name, approval.id, approval.seconds))

@@ -85,6 +85,8 @@ class DialInRegistry:
         self.on_come: Callable[[], None] = lambda: None
         """Called for each server that connects, before it is initialized."""
         self.on_stood: Callable[[AgentServer], None] = lambda _seat: None
+        self.on_forgotten: Callable[[ServerName], None] = lambda _server: None
+        """Called when the operator has had a server forgotten at this hub."""
         """Called when a server's state has changed."""
         self._away: dict[AgentServer, float] = {}
         """When each absent server disconnected, the earliest first."""
@@ -367,6 +369,13 @@ class DialInRegistry:
 
     def forget(self, server: ServerName) -> Forgetting:
         """See `core.ports.RelayAdmin`."""
+        done = self.forget_here(server)
+        if done == "forgotten":
+            self.on_forgotten(server)
+        return done
+
+    def forget_here(self, server: ServerName) -> Forgetting:
+        """The same, because another node of the cluster has forgotten the server."""
         seat = self._seats.get(server)
         if seat is None:
             return "unknown"
