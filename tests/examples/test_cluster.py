@@ -9,7 +9,7 @@ import signal
 import sys
 from contextlib import suppress
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests import databases

@@ -44,7 +44,10 @@ SOCKET_CALLS = {
     "create_connected_udp_socket", "get_server_certificate", "connect_accepted_socket",
 }  # fmt: skip
 
-PROGRAMS = {"transport/process.py": "servers of the operator's own files, without a shell"}
+PROGRAMS = {
+    "app/workers.py": "forks the workers of `serve --workers`; starts no other program",
+    "transport/process.py": "servers of the operator's own files, without a shell",
+}
 PROGRAM_MODULES = {
     "subprocess",
     "multiprocessing",

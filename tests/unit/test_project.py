@@ -138,7 +138,8 @@ def test_only_the_background_starts_tasks() -> None:
 
 
 def test_only_the_process_channel_starts_processes() -> None:
-    assert files_that_mention(STARTING_PROCESSES) == {"transport/process.py"}
+    # The parent of `serve --workers` forks hubs, and starts no other program.
+    assert files_that_mention(STARTING_PROCESSES) == {"transport/process.py", "app/workers.py"}
     assert files_that_import({"subprocess", "multiprocessing", "pty"}) <= {"transport/process.py"}
 
 

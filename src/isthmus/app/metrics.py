@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sized
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,7 +26,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.pauses import LONG_BYTES, in_passes
 from isthmus.core.ports import HealthReportingJournal, MeasuredJournal
 from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.health import Metrics, RenderMetrics
+from isthmus.frontends.http.health import Metrics
 from isthmus.frontends.http.listener import HttpListener
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.identity.keys import credential_of
@@ -41,6 +42,9 @@ from isthmus.telemetry.metrics import (
     write_calls,
 )
 from isthmus.telemetry.otlp import OtlpExporter, Telemetry, read_otlp
+
+if TYPE_CHECKING:  # a hub that is alone imports nothing of it
+    from isthmus.app.cluster import Cluster
 
 if sys.platform != "win32":
     import resource
@@ -81,18 +85,18 @@ def open_metrics(
     sessions: Mapping[str, Sized],
     listener: HttpListener,
     relay: RelayHttp | None = None,
-    add_others: Callable[[RenderMetrics], RenderMetrics] | None = None,
+    cluster: Cluster | None = None,
 ) -> Metrics:
     """The frontend of `/metrics`; `sessions` are those of each frontend. Rejected requests are counted from now on.
 
-    `add_others` adds the figures of other processes behind the same address.
+    The workers of a `cluster` on one machine have one address, and each shows the figures of all.
     """
     counts: dict[str, Callable[[], int]] = {name: each.__len__ for name, each in sessions.items()}
     if relay is not None:
         counts["relay"] = lambda: len(relay.devices())
     shown = HubMetrics(running, telemetry, monitor, counts, listener.connections)
     auth.on_turned_away = shown.count_rejected(auth.on_turned_away)
-    return Metrics(auth, shown.is_allowed, shown.render if add_others is None else add_others(shown.render))
+    return Metrics(auth, shown.is_allowed, shown.render if cluster is None else cluster.all_metrics(shown.render))
 
 
 class HubMetrics:

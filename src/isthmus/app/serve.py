@@ -359,6 +359,18 @@ async def bind_addresses(configuration: Configuration, *, shares_port: bool = Fa
     return sockets
 
 
+async def reserve_address(configuration: Configuration) -> list[socket.socket]:
+    """Keep the address for workers, which share it.
+
+    Raises:
+        ListenError: another program has it; with a shared port, workers would not notice.
+    """
+    for each in await bind_addresses(configuration):
+        each.close()
+    hub = configuration.hub
+    return await bind_all(hub.host, hub.port, shares_port=True, listens=False)
+
+
 async def _serve(
     configuration: Configuration,
     environment: Mapping[str, str],
@@ -414,14 +426,7 @@ async def _serve(
         routes.console = _console(running, access.identities, auth, cluster)
         http_listener = _http_listener(running, auth, routes, (mcp, sse, agent, rest), shown, cluster)
         frontends[METRICS_PATH] = open_metrics(
-            running,
-            auth,
-            telemetry,
-            monitor,
-            {"mcp": mcp.sessions, "sse": sse},
-            http_listener,
-            shown,
-            None if cluster is None else cluster.all_metrics,
+            running, auth, telemetry, monitor, {"mcp": mcp.sessions, "sse": sse}, http_listener, shown, cluster
         )
         grpc = await open_grpc(running, agent, auth)
         ports.append(port := await http_listener.open(sockets))

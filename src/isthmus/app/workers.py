@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -74,35 +73,6 @@ def check_workers(configuration: Configuration, count: int) -> None:
         said = f"is needed for --workers {count}: all workers store their tasks in one PostgreSQL database"
         advice = '[storage] url = "postgresql://hub@localhost/isthmus"; or run one process, without --workers'
         raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(said, advice=advice))
-
-
-def reserve_port(host: str, port: int) -> list[socket.socket]:
-    """Bind the port so that workers can share it, and no other program gets it; nothing listens yet.
-
-    Raises:
-        OSError: the address cannot be used.
-    """
-    sockets: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            chosen = sockets[0].getsockname()[1] if sockets else port
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                sock.bind((address[0], chosen, *address[2:]))
-            except OSError:
-                sockets.pop().close()
-                if not sockets:  # no IPv6 here, say: the other addresses will do
-                    raise
-    except OSError:
-        for each in sockets:
-            each.close()
-        raise
-    return sockets
 
 
 class _Life:

@@ -12,10 +12,10 @@ import click
 import structlog
 
 from isthmus.app.reload import Source
-from isthmus.app.serve import bind_addresses, serve
+from isthmus.app.serve import reserve_address, serve
 from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
-from isthmus.app.workers import WORKERS_MAX, Parent, Worker, check_workers, reserve_port
+from isthmus.app.workers import WORKERS_MAX, Parent, Worker, check_workers
 from isthmus.cli.config import configuration_of, home, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import LocalSource, running_hub, source_of
@@ -27,7 +27,7 @@ from isthmus.cli.running import run_service
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings, local_origin
-from isthmus.frontends.http.listener import ListenError, advice
+from isthmus.frontends.http.listener import ListenError
 from isthmus.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
@@ -83,15 +83,11 @@ def serve_workers(
     configure_logs(configuration.hub)
     try:
         check_workers(configuration, count)
-        check_address(configuration)
-        reserved = reserve_port(configuration.hub.host, configuration.hub.port)
+        reserved = asyncio.run(reserve_address(configuration))
     except ConfigError as error:
         raise refused(error) from error
     except ListenError as error:
         raise cannot_listen(error, configuration) from error
-    except OSError as error:
-        hub = configuration.hub
-        raise cannot_listen(ListenError(hub.host, hub.port, advice(error)), configuration) from error
     port = int(reserved[0].getsockname()[1])
     configuration = replace(configuration, hub=replace(configuration.hub, port=port))
 
@@ -109,12 +105,6 @@ def serve_workers(
     finally:
         for each in reserved:
             each.close()
-
-
-def check_address(configuration: Configuration) -> None:
-    """Raises: ListenError if another program has the address: with a shared port, that would not be noticed."""
-    for each in asyncio.run(bind_addresses(configuration)):
-        each.close()
 
 
 def serve_hub(

@@ -47,8 +47,11 @@ class ListenError(Exception):
         self.reason = reason
 
 
-async def bind_all(host: str, port: int, *, shares_port: bool = False) -> list[socket.socket]:
-    """Bind every address of `host`, all to one port. Other processes of this user may share the port, if it says so."""
+async def bind_all(host: str, port: int, *, shares_port: bool = False, listens: bool = True) -> list[socket.socket]:
+    """Bind every address of `host`, all to one port. Other processes of this user may share the port, if it says so.
+
+    Sockets that do not listen keep the port for those that will.
+    """
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:
@@ -59,7 +62,9 @@ async def bind_all(host: str, port: int, *, shares_port: bool = False) -> list[s
             # The system chooses a port once; a second address (::1 beside 127.0.0.1) must use the same.
             chosen = sockets[0].getsockname()[1] if sockets else port
             try:
-                sockets.append(_bind(family, (address[0], chosen, *address[2:]), shares_port=shares_port))
+                sockets.append(
+                    _bind(family, (address[0], chosen, *address[2:]), shares_port=shares_port, listens=listens)
+                )
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
@@ -73,7 +78,7 @@ async def bind_all(host: str, port: int, *, shares_port: bool = False) -> list[s
     return sockets
 
 
-def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shares_port: bool) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shares_port: bool, listens: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,7 +91,8 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shares_port
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
         sock.bind(address)
         # Linux lets two sockets bind one port until one listens, so only this shows that the address is free.
-        sock.listen(BACKLOG)
+        if listens:
+            sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise
