@@ -82,13 +82,14 @@ async def test_nodes_that_are_killed_and_stopped_at_random_lose_no_task_and_run_
             while len(traffic.acknowledged) < enough or not traffic.living:  # noqa: ASYNC110 - callers cannot wake us
                 await asyncio.sleep(0.01)
             node = points.choice(traffic.living)
-            if points.random() < 0.3:
-                node.hub.process.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(points.uniform(0.5, 2.0) * LEASE)
-                with suppress(ProcessLookupError):
+            is_stopped, seconds = points.random() < 0.3, points.uniform(0.5, 2.0) * LEASE
+            with suppress(ProcessLookupError):  # it was killed a moment ago, and is not started again yet
+                if is_stopped:
+                    node.hub.process.send_signal(signal.SIGSTOP)
+                    await asyncio.sleep(seconds)
                     node.hub.process.send_signal(signal.SIGCONT)
-            else:
-                node.kill()
+                else:
+                    node.kill()
         traffic.is_over = True
         await asyncio.gather(*callers)
         for end in ends:

@@ -38,6 +38,7 @@ OWN_WORDS = {
     "COLUMNS",
     "PLACE",
     "ROWS",
+    "REVISIONS",
     "SCHEMA",
     "where",
     "order",

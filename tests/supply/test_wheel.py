@@ -133,7 +133,7 @@ def test_the_sdist_makes_the_same_wheel(wheel: zipfile.ZipFile, unpacked: Path, 
 def test_the_sdist_has_nothing_that_git_would_not(unpacked: Path) -> None:
     found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     private = {".env", "isthmus.toml", "mcp.json", ".coverage"}
-    assert not [path for path in found if path.name in private and path.parts[0] not in ("tests", "examples")]
+    assert not [path for path in found if path.name in private and path.parts[0] not in ("tests", "examples", "deploy")]
     assert not [path for path in found if path.suffix in (".pth", ".pyc", ".db", ".so")]
     assert not [
         path for path in found if any(part.startswith(".venv") or part == "node_modules" for part in path.parts)

@@ -488,7 +488,8 @@ class PostgresJournal:
         patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
         if self._connection is None and patience > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_connected.wait(), patience)
+                async with asyncio.timeout(patience):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._is_connected.wait()
 
     def _batch(self) -> list[PostgresWrite]:
         """The next writes that can share a transaction: their documents have distinct keys."""

@@ -206,7 +206,8 @@ class NodeLease:
         pause = 0.0
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 if self._connection is None:
@@ -412,7 +413,8 @@ class SharedPostgresJournal(PostgresJournal):
         patience = self.lease.lost_at + PATIENCE_SECONDS - self._loop.time()
         if not self.lease.is_held and patience > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.lease.held.wait(), patience)
+                async with asyncio.timeout(patience):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self.lease.held.wait()
 
     async def _begin_transaction(self, connection: Connection) -> bool:
         """Begin a transaction in which this node cannot be taken over; False if it was, or its lease has ended."""
