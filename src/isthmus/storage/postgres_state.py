@@ -176,7 +176,8 @@ class PostgresState:
     async def _run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                async with asyncio.timeout(POLL_SECONDS):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 await self._refresh()

@@ -324,7 +324,10 @@ class Retention:
             except OSError as error:
                 log.warning("old tasks could not be deleted", error=str(error))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause_seconds(self._keep()))
+                async with asyncio.timeout(
+                    pause_seconds(self._keep())
+                ):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._wake.wait()
             self._wake.clear()
 
     def look_again(self) -> None:

@@ -144,7 +144,8 @@ class RegistryStore:
                 for start in range(0, len(keys), AT_ONCE):
                     await self._write({key: due[key] for key in keys[start : start + AT_ONCE]})
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), PAUSE_SECONDS)
+                    async with asyncio.timeout(PAUSE_SECONDS):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                        await self._hurry.wait()
         finally:
             self._work = None
 
