@@ -52,7 +52,7 @@ class Grants(msgspec.Struct, frozen=True, cache_hash=True):
     deny: tuple[str, ...] = ()
     within: Grants | None = None
     """What must allow it too: a tenant's bounds, or a caller's own grants where a frontend narrows them."""
-    whose: CallerId | None = None
+    caller_id: CallerId | None = None
     """The caller that custom policies are asked about, if there are any."""
     set: str | None = None
     """The set that the caller is bound to: on every surface it sees that set, and nothing else."""

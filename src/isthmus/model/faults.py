@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
+from isthmus.model.readable_text import without_locations
 
 Executed: TypeAlias = Literal["no", "yes", "unknown"]
 """Whether the tool ran: "no" is proven, "yes" is known, "unknown" is everything else."""
@@ -56,6 +56,9 @@ class FaultRow(msgspec.Struct, frozen=True):
     """What a person at the terminal can do next."""
     exit: int = 1
     """Exit code of the command line."""
+    crosses_nodes: bool = False
+    """Whether callers get it unchanged if it happened at another node of the cluster, because it is about the call and
+    not about the node. Other faults become "not connected" or "lost" there."""
 
 
 # fmt: off
@@ -64,7 +67,8 @@ FAULTS: Mapping[str, FaultRow] = {
     "bad_arguments": FaultRow(
         "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "invalid_parameters",
         "Invalid arguments",
-        "`isthmus tools NAME` shows the arguments of a tool."),
+        "`isthmus tools NAME` shows the arguments of a tool.",
+        crosses_nodes=True),
     "unknown_tool": FaultRow(
         "no", INVALID_PARAMS, 404, RELAY_NO_TOOL, "failed", "request", "-32601", "not_found",
         "Unknown tool",
@@ -112,7 +116,7 @@ FAULTS: Mapping[str, FaultRow] = {
     "not_recorded": FaultRow(
         "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "error",
         "Not in the cassette",
-        "Record the cassette again, or replay it with `--match lenient`."),
+        "Record the cassette again; a strict replay may also be one with `--match lenient`."),
     "approval_pending": FaultRow(
         "no", REFUSED, 409, RELAY_NOT_FORWARDED, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "The call waits for approval",
@@ -132,11 +136,13 @@ FAULTS: Mapping[str, FaultRow] = {
     "cancelled": FaultRow(
         None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "canceled", "request", "CANCELED", "cancelled",
         "The call was cancelled",
-        "Call the tool again if you still need the result."),
+        "Call the tool again if you still need the result.",
+        crosses_nodes=True),
     "unanswered": FaultRow(
         "unknown", SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
         "The server requested input and got none",
-        "Use an MCP client that supports elicitation, sampling or roots."),
+        "Use an MCP client that supports elicitation, sampling or roots.",
+        crosses_nodes=True),
     "bad_state": FaultRow(
         "unknown", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
         "Invalid or expired requestState",
@@ -148,7 +154,8 @@ FAULTS: Mapping[str, FaultRow] = {
     "overloaded": FaultRow(
         "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "The server is busy",
-        "Try again in a moment, or raise max_calls for the server."),
+        "Try again in a moment, or raise max_calls for the server.",
+        crosses_nodes=True),
     "too_many_targets": FaultRow(
         "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "Too many target addresses in use",
@@ -156,7 +163,8 @@ FAULTS: Mapping[str, FaultRow] = {
     "breaker_open": FaultRow(
         "no", REFUSED, 503, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "The server failed too often",
-        "Try again in a moment; `isthmus doctor` checks the server."),
+        "Try again in a moment; `isthmus doctor` checks the server.",
+        crosses_nodes=True),
     "server_error": FaultRow(
         # The server's own code replaces both codes; these are for stored outcomes without one.
         "yes", INTERNAL_ERROR, 502, INTERNAL_ERROR, "failed", "mcp", "PROXY_INTERNAL_ERROR", "error",
@@ -177,7 +185,8 @@ FAULTS: Mapping[str, FaultRow] = {
     "timed_out": FaultRow(
         None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "network", "MCP_TIMEOUT", "timeout",
         "The server did not respond in time",
-        "If the tool needs longer, raise `timeout` for the server in the configuration."),
+        "If the tool needs longer, raise `timeout` for the server in the configuration.",
+        crosses_nodes=True),
     "draining": FaultRow(
         "no", REFUSED, 503, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "The hub is shutting down",
@@ -328,9 +337,9 @@ class TooManyBytes(CallerFault):
 
     reason = "too_many_bytes"
 
-    def __init__(self, who: str, held: int, most: int) -> None:
+    def __init__(self, holder: str, held: int, most: int) -> None:
         super().__init__(
-            f"Too many bytes at once: requests and unread responses of {who} hold {held} of at most {most} bytes"
+            f"Too many bytes at once: requests and unread responses of {holder} hold {held} of at most {most} bytes"
         )
         self.retry_after = 1.0
 
@@ -407,9 +416,9 @@ class TooManyApprovals(CallerFault):
 
     reason = "too_many_approvals"
 
-    def __init__(self, who: str, held: str, most: str) -> None:
+    def __init__(self, holder: str, held: str, most: str) -> None:
         super().__init__(
-            f"Too many calls wait for approval: {who} {held}, and the limit is {most}. "
+            f"Too many calls wait for approval: {holder} {held}, and the limit is {most}. "
             "The tool did not run; call it again when an operator has decided about some of them"
         )
 
@@ -593,3 +602,18 @@ def leaves(root: type[Fault] = Fault) -> Iterator[type[Fault]]:
         yield root
     for child in children:
         yield from leaves(child)
+
+
+_KINDS: Mapping[str, type[Fault]] = {leaf.reason: leaf for leaf in leaves()}
+
+
+def restored_fault(
+    reason: str, message: str, *, server: ServerName | None, executed: Executed, retry_after: float | None
+) -> Fault:
+    """A fault that was stored, or that another process reported. An unknown reason becomes `Lost`."""
+    kind = _KINDS.get(reason, Lost)
+    # Without the subclass's `__init__`: the message is known, the arguments that it was built from are not.
+    fault = kind.__new__(kind, message)
+    Fault.__init__(fault, message, server=server, executed=executed)
+    fault.retry_after = retry_after
+    return fault

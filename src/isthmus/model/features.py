@@ -35,9 +35,10 @@ TOPICS: tuple[Topic, ...] = ("tools", "prompts", "resources")
 F = TypeVar("F", bound="Feature")
 
 
-class Feature(msgspec.Struct, frozen=True):
+class Feature(msgspec.Struct, frozen=True, gc=False):
     """Something that one server offers; its kind and the pair (server, name) are its only identity.
 
+    It refers to nothing that could refer to it, so the collector need not scan it: a hub may have 100,000 of them.
     `definition` is the server's own definition, decoded one level deep and otherwise unchanged, so that members unknown
     to this hub reach the caller. `digest` changes exactly when the definition does.
     """

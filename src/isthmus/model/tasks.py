@@ -135,7 +135,7 @@ class ServerTaskState(msgspec.Struct, frozen=True):
 
     id: str
     status: str
-    is_over: bool
+    is_terminal: bool
     """Whether the task has ended, in any way."""
     ttl_seconds: float | None
     """How long its server keeps it after its creation; None if the server does not say, or for ever."""

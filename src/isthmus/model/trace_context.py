@@ -2,7 +2,7 @@
 
 A call carries its context in `_meta`, as MCP does (SEP-414): `traceparent` and `tracestate`. A context that came in
 HTTP headers is put there by the frontend; links write it into the server's `_meta` and, over HTTP, into headers again.
-The hub passes it on unchanged, unless it traces itself (`telemetry.tracing`). `baggage` ends at the hub: it is a
+The hub passes it on unchanged, unless it traces itself (`telemetry.otlp`). `baggage` ends at the hub: it is a
 caller's text that servers would believe.
 """
 

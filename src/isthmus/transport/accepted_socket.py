@@ -21,7 +21,7 @@ from isthmus.transport.websocket import (
     PING,
     PING_SECONDS,
     SILENT,
-    Hearer,
+    MessageReceiver,
     SocketChannel,
     in_words,
     lost,
@@ -94,7 +94,7 @@ def fitting(reason: str) -> str:
     return reason.encode()[:REASON_BYTES].decode(errors="ignore")
 
 
-class _Reader(StreamReader):
+class _FrameReader(StreamReader):
     """Passes a long frame on without copying: copying megabytes takes milliseconds, mostly for fresh memory."""
 
     def read_exact(self, n: int) -> Generator[None, None, bytearray]:
@@ -111,11 +111,11 @@ class _Framing(Framing):
     """The protocol of a server, once it is open."""
 
     def parse(self) -> Generator[None]:
-        self.reader = _Reader()
+        self.reader = _FrameReader()
         return super().parse()
 
 
-class _NoHearer:
+class _NoReceiver:
     """Drops what a socket without an owner receives."""
 
     def read(self, text: bytes | memoryview) -> None:
@@ -128,7 +128,7 @@ class _NoHearer:
         pass
 
 
-_NO_HEARER: Final = _NoHearer()
+_NO_RECEIVER: Final = _NoReceiver()
 
 
 class AcceptedSocket(SocketChannel):
@@ -199,16 +199,18 @@ class AcceptedSocket(SocketChannel):
         self._sign: asyncio.Future[None] | None = None
         """Set when the peer answers a liveness check."""
 
-    def begin(self, transport: asyncio.Transport, take: Callable[[AcceptedSocket], Hearer], first: bytes = b"") -> None:
+    def begin(
+        self, transport: asyncio.Transport, take: Callable[[AcceptedSocket], MessageReceiver], first: bytes = b""
+    ) -> None:
         """Take over a connection after the handshake; `first` is what arrived behind the handshake."""
         transport.set_protocol(self)
         self.connection_made(transport)
         self._begin_pinging()
         try:
-            self._hearer = take(self)
+            self._receiver = take(self)
         except Exception:  # an error of this socket's owner must not reach the listener and its other clients
             log.exception("an accepted WebSocket was not taken", client=self.client)
-            self._hearer = _NO_HEARER
+            self._receiver = _NO_RECEIVER
             self.close(CloseCode.INTERNAL_ERROR, FAILED)
         self._read_on()
         if first:
@@ -223,7 +225,7 @@ class AcceptedSocket(SocketChannel):
     def send(self, message: bytes) -> None:
         """Send a text message, together with others at the end of this turn of the loop."""
         self._cut_if_flooded(len(message))
-        if self._is_over:
+        if self._is_done:
             return
         if self._unsent is None:
             self._unsent = []
@@ -255,12 +257,12 @@ class AcceptedSocket(SocketChannel):
 
     async def is_alive(self, within: float) -> bool:
         """Whether the peer answers a ping."""
-        if self._is_over:
+        if self._is_done:
             return False
         sign = self._sign = self._sign or self._loop.create_future()
         self._ping()
         await asyncio.wait({sign}, timeout=within)
-        return sign.done() and not self._is_over
+        return sign.done() and not self._is_done
 
     def _give_sign(self) -> None:
         if self._sign is not None:
@@ -269,7 +271,7 @@ class AcceptedSocket(SocketChannel):
 
     def close(self, code: int, reason: str = "") -> None:
         """Close it. Nothing more is received and `ended` is not called; the connection ends within seconds."""
-        if not self._is_over:
+        if not self._is_done:
             self._write_unsent()
             self._part(code, reason)
 
@@ -296,7 +298,7 @@ class AcceptedSocket(SocketChannel):
             self._read_quota.feed(data)
 
     def pause_writing(self) -> None:
-        if not self._is_over:
+        if not self._is_done:
             self._watch_lag()
 
     def resume_writing(self) -> None:
@@ -347,7 +349,7 @@ class AcceptedSocket(SocketChannel):
 
         The parser is a generator that refers to its protocol.
         """
-        self._hearer = _NO_HEARER
+        self._receiver = _NO_RECEIVER
         self.on_binary = self.on_closed = None
         self._read_quota.let_go()
         self._drop_unfinished()
@@ -355,7 +357,7 @@ class AcceptedSocket(SocketChannel):
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        is_ending = self._is_over
+        is_ending = self._is_done
         if is_ending:  # only a close frame is looked for
             self._late_bytes += len(data)
             if self._late_bytes > GOODBYE_BYTES:
@@ -376,7 +378,7 @@ class AcceptedSocket(SocketChannel):
             portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
         elif portions.portion_bytes < LARGE_PORTION_BYTES:
             portions.portion_bytes *= 2
-        if self._is_over:
+        if self._is_done:
             self._see_off()
             return
         self._answer()
@@ -387,9 +389,9 @@ class AcceptedSocket(SocketChannel):
 
     def _receive_message(self, message: bytes | memoryview, kind: Opcode) -> None:
         self._unfinished_since = 0.0
-        hear = self._hearer.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
+        receive = self._receiver.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
         try:
-            hear(bytes(message))
+            receive(bytes(message))
         except Exception:  # a message that the hub cannot handle costs only the peer that sent it
             log.exception("a message on a WebSocket could not be handled", client=self.client)
             self._break_off(CloseCode.INTERNAL_ERROR, FAILED)
@@ -413,7 +415,7 @@ class AcceptedSocket(SocketChannel):
 
     def give_up(self) -> None:
         """See `transport.flow_control.Holder`."""
-        if not self._is_over:
+        if not self._is_done:
             log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
             self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)
 
@@ -436,7 +438,7 @@ class AcceptedSocket(SocketChannel):
 
     def _cut_if_flooded(self, added_bytes: int) -> None:
         unread_bytes = self.buffered_bytes()
-        if unread_bytes > self._lag_bytes and not self._is_over:  # seldom
+        if unread_bytes > self._lag_bytes and not self._is_done:  # seldom
             factor = LAG_FACTOR if added_bytes > SHORT_BYTES else 2 * LAG_FACTOR
             if unread_bytes > factor * self._lag_bytes:
                 self._cut_off()
@@ -465,13 +467,13 @@ class AcceptedSocket(SocketChannel):
 
     def _break_off(self, code: int, reason: str) -> None:
         """Close it and notify the owner in the next turn: a loop over many sockets must not lose one midway."""
-        if not self._is_over:
+        if not self._is_done:
             self._part(code, reason)
             self._loop.call_soon(self._report_end, reason)
 
     def _part(self, code: int, reason: str) -> None:
         """Send a close frame after everything that was written, and wait for the peer's."""
-        self._is_over = True
+        self._is_done = True
         self._left = self._accepted
         self._forget_lag()
         self._give_sign()

@@ -275,8 +275,14 @@ class ReadQuota:
             self._at = 0
         else:
             self._rest = data
-            self._pause()
-            self._step()
+            began, allowed_bytes = perf_counter(), self.portion_bytes
+            self._hand_on()
+            if self._rest and self.portion_bytes > allowed_bytes:  # the reader has seen that more costs little
+                self._hand_on()
+            self._spend(perf_counter() - began)
+            if self._rest:
+                self._pause()
+                self._later()
 
     def has_rest(self) -> bool:
         """Whether received bytes wait to be passed on."""

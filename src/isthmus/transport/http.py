@@ -23,7 +23,7 @@ import httptools
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, HttpOrigin
-from isthmus.transport.flow_control import ReadQuota, WriteBatch, cut
+from isthmus.transport.flow_control import PORTION_BYTES, ReadQuota, WriteBatch, cut
 
 if TYPE_CHECKING:  # the command line loads this module for one request, and none of the core
     from isthmus.core.ports import RequestSigner
@@ -72,6 +72,12 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 HEAD_LIMIT_BYTES: Final = 64 * 1024
 """How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
+
+BODY_PORTION_BYTES: Final = 64 * 1024
+"""What is read in one turn of a body of known length. Four times as much doubled the p99 of calls beside large
+results."""
+
+EVENT_STREAM: Final = "text/event-stream"
 
 PEEK_AFTER_SECONDS: Final = 1.0
 """A connection that was idle this long is checked for an end of stream before it is used. For shorter times the event
@@ -239,6 +245,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_head = self._is_complete = self._is_stillborn = False
         self._header_bytes = self._idle_bytes = 0
         self._ticket = ticket
+        self._read_quota.portion_bytes = min(self._read_quota.portion_bytes, PORTION_BYTES)
         self._unsent, self._sink = ticket.assign(self)
         self._pool.write_batch.add(self)
 
@@ -379,6 +386,9 @@ class ClientConnection(asyncio.Protocol):
                 # A second earlier than the server, because its clock started before ours.
                 self.idle_limit = min(self._pool.idle_seconds, int(found[1]) - 1.0)
         self._has_head = self._has_progressed = True
+        if "content-length" in self._headers and media_type(self._headers) != EVENT_STREAM:
+            # The parser hands on such a body as it is, so a portion of it takes no longer than its copy.
+            self._read_quota.portion_bytes = max(self._read_quota.portion_bytes, BODY_PORTION_BYTES)
         sink.on_head(status, self._headers)
 
     def on_body(self, chunk: bytes) -> None:

@@ -146,7 +146,7 @@ class ProcessChannel:
         self._stderr = bytearray()
         self._on_stderr: Callable[[bytes], None] = lambda _: None
         self._held: list[bytes] | None = []
-        self._read_quota = ReadQuota(self._hear, pause=self._pause, resume=self._read_on)
+        self._read_quota = ReadQuota(self._receive, pause=self._pause, resume=self._read_on)
         self._closed_by_child: set[int] = set()
         self._is_exited = False
         self._is_closing = False
@@ -167,11 +167,14 @@ class ProcessChannel:
         limits: ProcessLimits = UNLIMITED,
         program: str | None = None,
         over_sockets: bool = False,
+        own_session: bool = True,
     ) -> ProcessChannel:
         """Start `command` with the environment `env` (see `child_environment`), under `limits`.
 
         With a `program`, that file is executed under the name that the command begins with. `over_sockets`, its stdin
-        and stdout are sockets: who writes into a pipe waits while a child of low priority reads from it.
+        and stdout are sockets: a write into a pipe waits while a child of low priority reads from it. Without its
+        `own_session`, it leads only its group: Linux may share cores between sessions, and then the low priority of a
+        child counts within its session alone.
 
         No callback comes before this returns. `on_drained` is called when a child that had fallen behind has caught up.
 
@@ -179,7 +182,7 @@ class ProcessChannel:
             SpawnFailed: there is no such command or directory, it cannot be executed, or the limits cannot be set.
         """
         with marking() as mark:
-            child = _start(command, env, cwd, program, over_sockets=over_sockets)
+            child = _start(command, env, cwd, program, over_sockets=over_sockets, own_session=own_session)
         settle_mark(child.pid, mark)
         try:
             bound(child.pid, limits)
@@ -289,16 +292,16 @@ class ProcessChannel:
         try:
             if self._stdin is not None:
                 self._stdin.close()
-            if not await self._is_over_within(grace):
+            if not await self._ends_within(grace):
                 self._signal_group(signal.SIGTERM)
-                await self._is_over_within(grace)
+                await self._ends_within(grace)
         finally:
             # Also when cancelled: closing always ends the child.
             self.kill()
-        if not await self._is_over_within(KILL_SECONDS):
+        if not await self._ends_within(KILL_SECONDS):
             self._conclude()
 
-    async def _is_over_within(self, seconds: float) -> bool:
+    async def _ends_within(self, seconds: float) -> bool:
         await asyncio.wait([self._over], timeout=seconds)
         return self._over.done()
 
@@ -327,7 +330,7 @@ class ProcessChannel:
         else:
             self._read_quota.feed(data)
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if self._on_lost is not None:
             self._on_bytes(data)
 
@@ -465,7 +468,13 @@ def _start_here(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Po
 
 
 def _start(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None, *, over_sockets: bool = False
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | None,
+    program: str | None,
+    *,
+    over_sockets: bool,
+    own_session: bool,
 ) -> subprocess.Popen[bytes]:
     _check_startable(command, env, cwd)
     pipe = subprocess.PIPE
@@ -481,7 +490,8 @@ def _start(
             env=env,
             cwd=cwd,
             close_fds=True,
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
         if pairs:
             child.stdin = os.fdopen(pairs[0][0].detach(), "wb", 0)

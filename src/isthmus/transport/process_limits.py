@@ -1,7 +1,8 @@
 """Limits of the system on one child process. `transport.process` sets them as soon as the child exists.
 
 The system counts memory, open files and CPU time per process, and processes per user (but not for root). The settings
-of a server hold the values.
+of a server hold the values, so this module is apart from the one that starts processes: T22 proves which packages
+cannot reach that one.
 """
 
 from __future__ import annotations

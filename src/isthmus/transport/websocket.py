@@ -22,7 +22,7 @@ from websockets.protocol import Protocol as Framing
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.event_loop import LONG_BYTES
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.flow_control import ReadQuota, cut
 from isthmus.transport.http import header_lines
@@ -49,7 +49,7 @@ SILENT: Final = logging.getLogger(f"{__name__}.protocol")
 SILENT.setLevel(logging.CRITICAL + 1)
 
 
-class Hearer(Protocol):
+class MessageReceiver(Protocol):
     """The owner of a WebSocket. `ended` is the last call."""
 
     def read(self, text: bytes | memoryview) -> None:
@@ -69,9 +69,8 @@ class SocketChannel(asyncio.Protocol):
         "_accepted",
         "_closed",
         "_framing",
-        "_hearer",
+        "_is_done",
         "_is_gone",
-        "_is_over",
         "_is_secure",
         "_is_silent",
         "_left",
@@ -81,6 +80,7 @@ class SocketChannel(asyncio.Protocol):
         "_ping_seconds",
         "_pong_bytes",
         "_read_quota",
+        "_receiver",
         "_timer",
         "_transport",
         "_written",
@@ -98,7 +98,7 @@ class SocketChannel(asyncio.Protocol):
         self._limit_bytes = limit_bytes
         self._ping_seconds = ping_seconds
         self._is_secure = False
-        self._hearer: Hearer
+        self._receiver: MessageReceiver
         self._transport: asyncio.Transport
         self._read_quota: ReadQuota
         self._parts: bytearray | None = None
@@ -106,7 +106,7 @@ class SocketChannel(asyncio.Protocol):
         self._left: int | None = None
         self._pong_bytes = 0
         self._is_silent = False
-        self._is_over = self._is_gone = False
+        self._is_done = self._is_gone = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
@@ -120,7 +120,7 @@ class SocketChannel(asyncio.Protocol):
     def write(self, data: bytes) -> int:
         """Send frames; return the offset of their end in all that was ever written, for `has_left`."""
         self._written += len(data)
-        if not self._is_over and not self._transport.is_closing():
+        if not self._is_done and not self._transport.is_closing():
             self._transport.write(data)
             # Both loops try the system call inside write(); if it fails there, not one byte has left.
             if self._is_secure or not self._transport.is_closing():
@@ -176,8 +176,8 @@ class SocketChannel(asyncio.Protocol):
         self._read_quota.feed(data)
 
     def resume_writing(self) -> None:
-        if not self._is_over:
-            self._hearer.flush()
+        if not self._is_done:
+            self._receiver.flush()
 
     def eof_received(self) -> bool | None:
         self._read_quota.finish()
@@ -207,7 +207,7 @@ class SocketChannel(asyncio.Protocol):
             self._end(in_words(error, self._limit_bytes))
 
     def _take(self, event: Event) -> None:
-        if not isinstance(event, Frame) or self._is_over:
+        if not isinstance(event, Frame) or self._is_done:
             return
         match event.opcode:
             case Opcode.TEXT | Opcode.BINARY if event.fin:
@@ -229,12 +229,12 @@ class SocketChannel(asyncio.Protocol):
 
     def _receive_message(self, message: bytes | memoryview, kind: Opcode) -> None:
         """Handle a whole message of this kind."""
-        self._hearer.read(message)
+        self._receiver.read(message)
 
     def _answer(self) -> None:
         """Write the protocol's own frames: the handshake, pongs, close frames."""
         data = b"".join(self._framing.data_to_send())
-        if not data or self._is_over:
+        if not data or self._is_done:
             return
         self._pong_bytes = len(data) + (self._pong_bytes if self.buffered_bytes() else 0)
         if self._pong_bytes > PONGS_BYTES:
@@ -250,17 +250,14 @@ class SocketChannel(asyncio.Protocol):
             self._end(f"it did not answer a ping within {self._ping_seconds:g} s")
             return
         self._is_silent = True
-        self._ping()
-        if not self._is_over:
-            self._begin_pinging()
-
-    def _ping(self) -> None:
         self._framing.send_ping(PING)
         self._answer()
+        if not self._is_done:
+            self._begin_pinging()
 
     def _end(self, reason: str) -> None:
         """End it: bytes that have not left must not leave later."""
-        if self._is_over:
+        if self._is_done:
             return
         self._retire()
         if self._transport.get_write_buffer_size():
@@ -270,7 +267,7 @@ class SocketChannel(asyncio.Protocol):
         self._report_end(reason)
 
     def _report_end(self, reason: str) -> None:
-        self._hearer.ended(reason)
+        self._receiver.ended(reason)
 
     def _say_goodbye(self) -> None:
         if data := b"".join(self._framing.data_to_send()):
@@ -279,8 +276,8 @@ class SocketChannel(asyncio.Protocol):
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def _retire(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_done:
+            self._is_done = True
             self._left = self._left_bytes()
         self._read_quota.stop()
         self._stop_clock()
@@ -344,7 +341,7 @@ class DialledSocket(SocketChannel):
 
     is_masking = True
 
-    def __init__(self, endpoint: WebSocketAddress, hearer: Hearer) -> None:
+    def __init__(self, endpoint: WebSocketAddress, receiver: MessageReceiver) -> None:
         """For `connect`."""
         origin = endpoint.origin
         self._client = ClientProtocol(
@@ -355,13 +352,19 @@ class DialledSocket(SocketChannel):
         )
         super().__init__(self._client, limit_bytes=endpoint.limit_bytes, ping_seconds=endpoint.ping_seconds)
         self._endpoint = endpoint
-        self._hearer = hearer
+        self._receiver = receiver
         self._is_secure = origin.is_secure
         self._opened: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
     async def connect(
-        cls, egress: Egress, endpoint: WebSocketAddress, hearer: Hearer, *, is_configured: bool, within: float
+        cls,
+        egress: Egress,
+        endpoint: WebSocketAddress,
+        receiver: MessageReceiver,
+        *,
+        is_configured: bool,
+        within: float,
     ) -> DialledSocket:
         """Dial and shake hands, `within` seconds each; a server that does not choose a subprotocol is accepted.
 
@@ -375,7 +378,7 @@ class DialledSocket(SocketChannel):
         """
         header_lines(endpoint.headers)
         _, channel = await egress.dial(
-            endpoint.origin, lambda: cls(endpoint, hearer), is_configured=is_configured, within=within
+            endpoint.origin, lambda: cls(endpoint, receiver), is_configured=is_configured, within=within
         )
         try:
             async with asyncio.timeout(within):
@@ -390,7 +393,7 @@ class DialledSocket(SocketChannel):
 
     async def aclose(self) -> None:
         """Send a close frame and wait briefly for the server's."""
-        if self._is_over or self._client.state is not OPEN:
+        if self._is_done or self._client.state is not OPEN:
             self.kill()
             return
         self._client.send_close(CloseCode.NORMAL_CLOSURE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, Iterator, KeysView, Mapping
+from collections.abc import Collection, Generator, Iterator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -18,7 +18,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
-from isthmus.model.long_objects import KNOWN, known_members, with_members
+from isthmus.model.json_members import KNOWN, known_members, with_members
 
 Payload: TypeAlias = bytes | Raw
 """The text of exactly one JSON value: a part of a decoded body, or rendered by us."""
@@ -35,6 +35,9 @@ SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
 
 LONG_BYTES = 64 * 1024
 """For longer texts each pass is worth avoiding: `count` takes 350 µs per megabyte, a copy 80 to 500 µs."""
+
+KNOWN_BYTES = 16 * 1024
+"""Objects above this know their members: several readers ask for them, and each would parse the text again."""
 
 VALUES_MAX = 100_000
 """Values in a caller's message. Decoding a value takes fifty times as long as forwarding its bytes, and no message may
@@ -132,12 +135,7 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     `max_values` is for callers' messages, parts of which are decoded. Responses of servers stay raw.
     """
     if len(body) > SHORTEST_CROWD_BYTES:
-        if len(body) > LONG_BYTES:
-            return finish(decode_passes(body, max_depth=max_depth, max_values=max_values))
-        if (refused := _refused_early(body, max_depth)) is not None:
-            return refused
-        if max_values is not None and is_dense(body, max_values):
-            return _too_dense(body, max_values)
+        return finish(decode_passes(body, max_depth=max_depth, max_values=max_values))
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
@@ -181,8 +179,10 @@ def decode_passes(
 ) -> Passes[Message]:
     """The passes of `decode` over a long message."""
     body = bytes(body)
-    if max_values is None and (answer := (yield from _plain_answer(body, max_depth))) is not None:
-        return answer
+    around = None if max_values is not None else _around_result(body)
+    usual = _plain_request(body, max_depth, max_values) if around is None else _plain_answer(body, around, max_depth)
+    if (message := (yield from usual)) is not None:
+        return message
     if (refused := _refused_early(body, max_depth)) is not None:
         return refused
     yield
@@ -211,17 +211,27 @@ def decode_passes(
 
 def ready_to_forward(raw: Raw) -> Raw:
     """A long value without line breaks; an object knows its members, if they are unique and not too many."""
-    if len(memoryview(raw)) <= PASS_BYTES:
+    size = len(memoryview(raw))
+    if size <= KNOWN_BYTES or bytes(memoryview(raw)[:1]) != b"{":
         return raw
-    text = bytes(raw)
-    if b"\n" in text or b"\r" in text:
+    if size > PASS_BYTES and (b"\n" in (text := bytes(raw)) or b"\r" in text):
         raw = Raw(msgspec.json.format(text, indent=-1))
+        size = len(memoryview(raw))
     members = {str(key): value for key, value in (_first_members(raw) or {}).items()}
-    return with_members(raw, members) if members and _fill(members, len(memoryview(raw))) else raw
+    return with_members(raw, members) if members and _fill(members, size) else raw
 
 
 class _Key(str):
     __slots__ = ()
+
+
+class _PlainRequest(Struct):
+    """A request or notification; other members are ignored."""
+
+    jsonrpc: str
+    method: str
+    params: dict[_Key, Raw]
+    id: Raw = _ABSENT
 
 
 class _PlainAnswer(Struct):
@@ -243,10 +253,33 @@ class _ObjectAnswer(Struct):
 _decode_plain_answer = msgspec.json.Decoder(_PlainAnswer).decode
 
 
-def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
-    """Read a long response in one pass, if it has the usual form; None if it needs the careful way."""
-    if (around := _around_result(body)) is None:
+# The usual form. Most of a long message is strings, and a decoder skips those faster than any search. So a message is
+# taken apart with few decodings, and only objects and arrays that are left are searched for depth and number of values.
+
+
+def _plain_request(body: bytes, max_depth: int, max_values: int | None) -> Passes[Message | None]:
+    """Read a long request or notification of the usual form; None if it needs the careful way."""
+    try:
+        yield from _encoding_passes(body)
+        read = _few_members(_PlainRequest).decode(body)
+    except (*_NOT_JSON, RecursionError):
         return None
+    params = {str(key): value for key, value in read.params.items()}
+    envelope = _Envelope(read.jsonrpc, read.id, read.method, params)
+    yield
+    if (not _fills(envelope, body) and _holds_more(envelope, body)) or is_crowded(params.get("_meta", _ABSENT)):
+        return None
+    if max_values is not None and len(body) <= 2 * max_values:
+        max_values = None
+    if "arguments" in params:
+        params["arguments"] = ready_to_forward(params["arguments"])
+        if len(body) > PASS_BYTES:
+            yield
+    return None if (yield from _may_exceed(body, params.values(), 2, max_depth, max_values)) else _message(envelope)
+
+
+def _plain_answer(body: bytes, around: tuple[int, int], max_depth: int) -> Passes[Message | None]:
+    """Read a long response of the usual form; None if it needs the careful way."""
     begin, end = around
     try:
         yield from _encoding_passes(body)
@@ -263,15 +296,90 @@ def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
     if isinstance(read, _PlainAnswer):
         if len(memoryview(read.result)) != end - begin:
             return None
+        values: Collection[Raw] = (read.result,)
         answer = Response(read.id, read.result)
     else:
         members = {str(key): value for key, value in read.result.items()}
         if not _fill(members, end - begin):
             return None
-        answer = Response(read.id, with_members(memoryview(body)[begin:end], members))
+        text = memoryview(body)[begin:end]
+        values = members.values()
+        answer = Response(read.id, with_members(text, members) if len(text) > KNOWN_BYTES else Raw(text))
     yield
-    is_deeper = yield from _is_deeper_long(body, max_depth)
-    return _too_deep(max_depth, read.id) if is_deeper else answer
+    level = 1 if isinstance(read, _PlainAnswer) else 2
+    return None if (yield from _may_exceed(body, values, level, max_depth, None)) else answer
+
+
+_TAKEN_APART_MOST = 64
+"""Objects and arrays of a message that are taken apart; each may have a thousand members."""
+_LEVELS_MOST = 6
+
+
+def _may_exceed(
+    body: bytes, values: Collection[Raw], level: int, max_depth: int, max_values: int | None
+) -> Passes[bool]:
+    """Whether values inside so many levels of a body may be nested too deep, or be too many. False is proven."""
+    few = max_depth // 2
+    if max_values is None and not any(_has_over(body, mark, few) for mark in (b"[", b"{")):
+        return False
+    left = _TAKEN_APART_MOST
+    count = 0
+    for depth in range(level, level + _LEVELS_MOST):
+        texts: list[Raw] = []
+        inside: list[Raw] = []
+        count += len(values)
+        for value in values:
+            start = memoryview(value)[0]
+            if start not in _OPENING:
+                if max_values is not None and start != _QUOTE and len(memoryview(value)) >= DIGITS_MAX:
+                    return True
+            elif len(memoryview(value)) <= SHORTEST_CROWD_BYTES or not left or depth == level + _LEVELS_MOST - 1:
+                texts.append(value)
+            else:
+                left -= 1
+                is_long = len(memoryview(value)) > PASS_BYTES and known_members(value) is None
+                if (found := _values_inside(value)) is None:
+                    texts.append(value)
+                else:
+                    inside.extend(found)
+                if is_long:
+                    yield
+        if texts:
+            text = b"".join(texts)
+            if max_values is not None:
+                count += yield from _separators(text, max_values)
+                if (yield from _has_long_number(text)):
+                    return True
+            if (yield from _is_deeper_long(text, max_depth - depth)):
+                return True
+            if len(text) > PASS_BYTES:
+                yield
+        if max_values is not None and count > max_values:
+            return True
+        values = inside
+    return False
+
+
+_OPENING = frozenset(b"{[")
+_QUOTE = ord('"')
+
+
+def _values_inside(value: Raw) -> Collection[Raw] | None:
+    """The values directly inside an object or array; None if they are many, or if a member may be missing."""
+    if memoryview(value)[0] == ord("["):
+        try:
+            found = _elements_decoder(_TAKEN_APART_MOST).decode(value)
+            return [element for element in msgspec.structs.astuple(found) if element]
+        except (*_NOT_JSON, RecursionError):
+            return None
+    if (known := known_members(value)) is not None:
+        return known.values()
+    found_members = _first_members(value)
+    if found_members is None:
+        return None
+    members = {str(key): each for key, each in found_members.items()}
+    is_whole = _fill(members, len(memoryview(value))) or _are_unique(members, bytes(value))
+    return members.values() if is_whole else None
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
@@ -351,7 +459,7 @@ def object_passes(
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
     yield
-    text = _stripped(body)
+    text = memoryview(body)[len(body) - len(body.lstrip()) : len(body.rstrip())]
     if not _fill(members, len(text)) and not _are_unique(members, bytes(text)):
         return _invalid(_NO_OBJECT, _ABSENT)
     yield
@@ -370,11 +478,6 @@ def _members_or_none(body: bytes) -> dict[str, Raw] | None:
 
 
 _NO_OBJECT = "the body must be an object that has no member twice"
-
-
-def _stripped(body: bytes) -> memoryview:
-    """A text without the blanks around it."""
-    return memoryview(body)[len(body) - len(body.lstrip()) : len(body.rstrip())]
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
@@ -586,16 +689,17 @@ def _fill(members: Mapping[str, Raw], size: int) -> bool:
     return size - written < _SHORTEST_MEMBER
 
 
+_BYTES_PER_FIND = 500
+"""Finding one occurrence takes as long as counting in so many bytes; `find` skips other bytes ten times as fast."""
+
+
 def _has_over(text: bytes, mark: bytes, most: int) -> bool:
-    """Whether a byte occurs more than `most` times. For a rare byte, `find` is ten times as fast as `count`."""
-    if len(text) <= LONG_BYTES:
-        return text.count(mark) > most
-    at = -1
-    for _ in range(most + 1):
-        at = text.find(mark, at + 1)
-        if at < 0:
+    """Whether a byte occurs more than `most` times."""
+    at, finds = -1, min(most, len(text) // _BYTES_PER_FIND) + 1
+    for _ in range(finds):
+        if (at := text.find(mark, at + 1)) < 0:
             return False
-    return True
+    return finds > most or finds + text.count(mark, at + 1) > most
 
 
 PIECE_BYTES = 256 * 1024
@@ -612,12 +716,12 @@ def check_encoding(text: bytes) -> None:
 
 def _encoding_passes(text: bytes) -> Passes[None]:
     """The passes of `check_encoding`."""
-    at = 0
+    at = len(text) if text.isascii() else 0  # 15 µs a megabyte
     while at < len(text):
         piece = text[at : at + PIECE_BYTES]
-        is_last = at + PIECE_BYTES >= len(text)
-        at += len(piece) if piece.isascii() else codecs.utf_8_decode(piece, "strict", is_last)[1]
-        yield
+        at += codecs.utf_8_decode(piece, "strict", at + PIECE_BYTES >= len(text))[1]
+        if at < len(text):
+            yield
 
 
 def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
@@ -716,22 +820,34 @@ def _dense_passes(text: bytes, most: int) -> Passes[bool]:
     """The passes of `is_dense`."""
     if len(text) <= 2 * most:
         return False
+    if (yield from _separators(text, most)) > most:
+        return True
+    yield
+    return (yield from _has_long_number(text))
+
+
+def _separators(text: bytes, most: int) -> Passes[int]:
+    """How many commas and opening brackets stand outside of strings; exact only if there are not more than `most`."""
     separators = 0
     for at in range(0, len(text), PASS_BYTES):
         separators += sum(text.count(mark, at, at + PASS_BYTES) for mark in (b",", b"[", b"{"))
-        yield
-    if separators > most:
-        marks, quotes = [], 0
-        for piece in _pieces_without_escapes(text):
-            found = piece.translate(None, _NEITHER_SEPARATOR_NOR_MARK)
-            quotes += found.count(b'"')
-            if quotes > 4 * most:  # a member has two strings at most
-                return True
-            marks.append(_fewer_marks(found))
+        if at + PASS_BYTES < len(text):
             yield
-        if len(_outside_strings(b"".join(marks))) > most:
-            return True
+    if separators <= most:
+        return separators
+    marks, quotes = [], 0
+    for piece in _pieces_without_escapes(text):
+        found = piece.translate(None, _NEITHER_SEPARATOR_NOR_MARK)
+        quotes += found.count(b'"')
+        if quotes > 4 * most:  # a member has two strings at most
+            return most + 1
+        marks.append(_fewer_marks(found))
         yield
+    return len(_outside_strings(b"".join(marks)))
+
+
+def _has_long_number(text: bytes) -> Passes[bool]:
+    """Whether a number outside of strings has more than `DIGITS_MAX` digits in a row."""
     # Every fortieth byte is enough to find a run of so many digits.
     if _LONG_NUMBER[::_STRIDE] not in text[::_STRIDE].translate(_DIGITS_AS_ZEROS):
         return False

@@ -37,7 +37,7 @@ def test_bounds_come_last_and_are_all_kept() -> None:
 # -- frontends -----------------------------------------------------------------------------------------------------
 
 
-def test_a_caller_of_whom_nothing_is_said_is_the_same_everywhere() -> None:
+def test_an_anonymous_caller_is_the_same_everywhere() -> None:
     caller = Caller("planner", "default", OWN)
     assert all(caller.on(frontend) is caller for frontend in FRONTENDS)
     assert everywhere([caller]) == {caller}
@@ -64,7 +64,7 @@ def test_on_a_frontend_a_caller_is_held_to_what_is_said_of_it_and_sse_is_mcp_too
     assert len(narrowed_on(HELD.on(frontend))) == len(layers) - 2
 
 
-def test_whoever_comes_by_a_frontend_owns_the_same_things_and_is_known_again_as_itself() -> None:
+def test_a_caller_owns_the_same_things_on_each_frontend() -> None:
     for frontend in FRONTENDS:
         there = HELD.on(frontend)
         assert (there.tenant, there.name, there.frontend) == (HELD.tenant, HELD.name, frontend)
@@ -90,7 +90,7 @@ def test_whoever_comes_by_a_frontend_owns_the_same_things_and_is_known_again_as_
         (Grants(("*",)), (("a2a", Grants(("*",), ("files",))),), True),
     ],
 )
-def test_who_is_held_to_less_than_everything_cannot_name_what_nobody_configured(
+def test_a_bound_caller_cannot_name_what_is_not_configured(
     bounds: Grants | None, frontends: tuple[tuple[FrontendName, Grants], ...], *, may: bool
 ) -> None:
     caller = Caller("planner", "acme", Grants(()).bounded_by(bounds), may_name_targets=True, frontends=frontends)

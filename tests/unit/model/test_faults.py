@@ -50,7 +50,7 @@ def test_only_lost_and_late_calls_can_be_unsent() -> None:
     assert not is_unsent("overloaded", "no")
 
 
-def test_every_leaf_is_somebodys_fault() -> None:
+def test_every_leaf_belongs_to_one_party() -> None:
     for leaf in leaves():
         assert leaf.__bases__[0].__bases__ == (Fault,), leaf
 
@@ -62,7 +62,7 @@ def test_what_is_unknown_was_not_sent_anywhere(kind: type[CallerFault]) -> None:
     assert "x" in fault.message
 
 
-def test_a_resource_that_could_be_several_is_told_with_them() -> None:
+def test_an_ambiguous_resource_is_reported_with_the_candidates() -> None:
     assert UnknownResource("u").message == "Resource not found: u"
     fault = UnknownResource("u", ("a", "b"))
     assert fault.message == "Resource not found: u; it could be a or b"

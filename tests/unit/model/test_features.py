@@ -20,7 +20,7 @@ def test_a_feature_is_what_its_server_says(kind: type[Feature]) -> None:
     assert made == kind.of(FILES, READ, dict(WORDS))
 
 
-def test_kinds_are_told_apart() -> None:
+def test_kinds_are_distinguished() -> None:
     one, other = (kind.of(FILES, READ, WORDS) for kind in (Tool, Prompt))
     assert one != other
 

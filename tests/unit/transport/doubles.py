@@ -112,7 +112,7 @@ class Recorder:
         self.headers: Mapping[str, str] = {}
         self.body = b""
         self.lost: ConnectionLost | None = None
-        self._is_over = asyncio.Event()
+        self._is_done = asyncio.Event()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.heard.append("head")
@@ -124,16 +124,16 @@ class Recorder:
 
     def on_end(self) -> None:
         self.heard.append("end")
-        self._is_over.set()
+        self._is_done.set()
 
     def on_lost(self, lost: ConnectionLost) -> None:
         self.heard.append("lost")
         self.lost = lost
-        self._is_over.set()
+        self._is_done.set()
 
     async def over(self) -> Self:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await self._is_over.wait()
+            await self._is_done.wait()
         return self
 
     async def loss(self) -> ConnectionLost:

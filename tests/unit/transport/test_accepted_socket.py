@@ -31,7 +31,7 @@ from isthmus.transport.accepted_socket import (
     text_frame,
 )
 from isthmus.transport.flow_control import AT_ONCE, AgentBandwidth, WriteBatch
-from isthmus.transport.websocket import CLOSE_SECONDS, Hearer
+from isthmus.transport.websocket import CLOSE_SECONDS, MessageReceiver
 
 PATIENCE_SECONDS = 30.0
 LIMIT_BYTES = 100_000
@@ -39,7 +39,7 @@ PROTOCOL_ERROR, TOO_BIG, POLICY = 1002, 1009, 1008
 
 
 @dataclass
-class Ear:
+class SocketReceiver:
     """Hears what a WebSocket says, and answers it if the test wants that."""
 
     messages: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
@@ -115,7 +115,7 @@ class Peer:
 @dataclass
 class Pair:
     socket: AcceptedSocket
-    ear: Ear
+    ear: SocketReceiver
     peer: Peer
     closed: asyncio.Event
 
@@ -128,12 +128,12 @@ class Pair:
 async def accepted(
     first: bytes = b"",
     *,
-    take: Callable[[AcceptedSocket], Hearer] | None = None,
+    take: Callable[[AcceptedSocket], MessageReceiver] | None = None,
     receive_bytes: int | None = None,
     **more: Any,
 ) -> AsyncIterator[Pair]:
     """A WebSocket that is open on both ends; with `receive_bytes` the peer's kernel takes about so much unread."""
-    ear, closed = Ear(), asyncio.Event()
+    ear, closed = SocketReceiver(), asyncio.Event()
     sockets: asyncio.Queue[AcceptedSocket] = asyncio.Queue()
 
     class Acceptor(asyncio.Protocol):
@@ -184,7 +184,7 @@ async def test_messages_of_every_size_go_both_ways(size: int) -> None:
         assert await pair.peer.frame() == (Opcode.TEXT, text)
 
 
-async def test_what_came_behind_the_handshake_is_heard_first() -> None:
+async def test_bytes_behind_the_handshake_are_read_first() -> None:
     first = Frame(Opcode.TEXT, b"early").serialize(mask=True)
     async with accepted(first + first[:3]) as pair:
         pair.peer.writer.write(first[3:])
@@ -192,7 +192,7 @@ async def test_what_came_behind_the_handshake_is_heard_first() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-async def test_messages_are_heard_however_their_bytes_are_cut(size: int) -> None:
+async def test_messages_are_received_however_their_bytes_are_cut(size: int) -> None:
     texts = [b"", b"a", b"b" * 126, "新".encode() * 50]
     frames = b"".join(Frame(Opcode.TEXT, text).serialize(mask=True) for text in texts)
     frames += Frame(Opcode.TEXT, b"c", fin=False).serialize(mask=True)
@@ -214,7 +214,7 @@ async def test_messages_of_one_turn_are_one_write_and_keep_their_order() -> None
         assert [(await pair.peer.frame())[1] for _ in range(4)] == [b"1", b"2", b"3", b"4"]
 
 
-async def test_a_message_in_pieces_is_heard_whole_with_pings_in_between() -> None:
+async def test_a_message_in_pieces_is_received_whole_with_pings_in_between() -> None:
     async with accepted() as pair:
         pair.peer.say("a", fin=False)
         pair.peer.say("are you there", Opcode.PING)
@@ -227,7 +227,7 @@ async def test_a_message_in_pieces_is_heard_whole_with_pings_in_between() -> Non
         assert await pair.ear.message() == b"d"
 
 
-async def test_binary_messages_are_heard_like_text_unless_somebody_takes_them() -> None:
+async def test_binary_messages_are_received_like_text_unless_another_receiver_takes_them() -> None:
     async with accepted() as pair:
         pair.peer.say("1", Opcode.BINARY)
         assert await pair.ear.message() == b"1"
@@ -247,7 +247,7 @@ async def test_what_is_not_utf_8_is_handed_on_as_it_is() -> None:
         assert await pair.ear.message() == b"\xff\xfe"
 
 
-async def test_a_flood_is_heard_a_little_a_turn_and_a_large_message_is_not_held_up() -> None:
+async def test_a_flood_is_read_a_little_a_turn_and_a_large_message_is_not_delayed() -> None:
     small = Frame(Opcode.TEXT, b"x" * 10).serialize(mask=True)
     async with accepted() as pair:
         pair.socket.data_received(small * 10_000)
@@ -303,7 +303,9 @@ async def test_pieces_of_a_message_are_counted_together() -> None:
         assert await pair.ear.reason() == f"it sent a message of over {LIMIT_BYTES} bytes"
 
 
-async def test_who_sends_on_after_an_error_is_cut_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_sends_on_after_an_error_is_disconnected_after_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
     async with accepted() as pair:
         pair.peer.say("x", mask=False)
@@ -331,7 +333,7 @@ async def test_a_message_that_is_not_whole_in_time_ends_it(monkeypatch: pytest.M
         assert await pair.ear.reason() == SLOW
 
 
-async def test_whoever_keeps_most_is_cut_when_too_much_is_not_whole() -> None:
+async def test_the_largest_holder_is_disconnected_when_too_much_is_incomplete() -> None:
     shares = AgentBandwidth(unfinished_bytes_max=100_000)
     long = Frame(Opcode.TEXT, b"x" * 60_000).serialize(mask=True)
     async with (
@@ -366,7 +368,7 @@ async def test_what_goes_with_a_message_unfinished_keeps_nothing() -> None:
 # -- goodbyes --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_goodbye_is_answered_and_told_with_its_words() -> None:
+async def test_a_close_frame_is_answered_and_reported_with_its_reason() -> None:
     async with accepted() as pair:
         pair.peer.say_goodbye(1001, "leaving")
         assert await pair.peer.goodbye() == (1001, "leaving")
@@ -376,7 +378,7 @@ async def test_a_goodbye_is_answered_and_told_with_its_words() -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_connection_that_ends_is_told_once(*, is_reset: bool) -> None:
+async def test_a_connection_that_ends_is_reported_once(*, is_reset: bool) -> None:
     async with accepted() as pair:
         pair.peer.say("last")
         if is_reset:
@@ -388,7 +390,7 @@ async def test_a_connection_that_ends_is_told_once(*, is_reset: bool) -> None:
         await pair.gone()
 
 
-async def test_closing_says_the_code_behind_all_that_was_said_and_hears_nothing_more() -> None:
+async def test_closing_sends_the_code_after_all_messages_and_receives_nothing_more() -> None:
     async with accepted() as pair:
         pair.socket.send(b"first")
         pair.socket.close(1000, "新连接替换")
@@ -466,10 +468,10 @@ def test_a_reason_is_cut_at_a_character() -> None:
     assert len(fitting("x" * 200)) == 123
 
 
-async def test_whoever_takes_it_may_close_it_at_once() -> None:
-    ear = Ear()
+async def test_the_receiver_may_close_it_at_once() -> None:
+    ear = SocketReceiver()
 
-    def take(socket: AcceptedSocket) -> Hearer:
+    def take(socket: AcceptedSocket) -> MessageReceiver:
         socket.close(POLICY, "token解密失败")
         return ear
 
@@ -481,14 +483,14 @@ async def test_whoever_takes_it_may_close_it_at_once() -> None:
 
 
 async def test_one_that_cannot_be_taken_is_closed() -> None:
-    def take(socket: AcceptedSocket) -> Hearer:
+    def take(socket: AcceptedSocket) -> MessageReceiver:
         raise RuntimeError("secret")
 
     async with accepted(take=take) as pair:
         assert await pair.peer.goodbye() == (1011, "the hub failed")
 
 
-async def test_what_a_peer_sent_before_it_was_lost_is_heard_in_portions_and_then_its_end() -> None:
+async def test_bytes_that_a_peer_sent_before_it_was_lost_are_read_in_portions_and_then_its_end() -> None:
     small = Frame(Opcode.TEXT, b"x" * 10).serialize(mask=True)
     async with accepted() as pair:
         pair.socket.data_received(small * 2000)
@@ -501,7 +503,7 @@ async def test_what_a_peer_sent_before_it_was_lost_is_heard_in_portions_and_then
         await pair.gone()
 
 
-async def test_what_is_killed_while_its_last_words_are_heard_is_gone() -> None:
+async def test_a_socket_that_is_killed_while_its_last_bytes_are_read_is_gone() -> None:
     small = Frame(Opcode.TEXT, b"x" * 10).serialize(mask=True)
     async with accepted() as pair:
         pair.socket.data_received(small * 2000)
@@ -580,7 +582,7 @@ async def test_a_peer_that_has_too_much_unread_is_cut_with_the_reason() -> None:
                 pair.socket.flush()
             pair.socket.send(b"a short word is none too many")
             pair.socket._ping()
-            assert not pair.socket._is_over
+            assert not pair.socket._is_done
             pair.socket.send(b"x" * 5000)
             pair.socket.send(b"and another")
             assert pair.ear.reasons == []  # whoever writes to many does not find one gone in between
@@ -617,7 +619,7 @@ async def test_a_peer_that_takes_nothing_for_too_long_is_cut_and_one_that_takes_
             for _ in range(3):
                 await pair.peer.reader.readexactly(80_000)
                 look_after_lag(pair.socket)
-        assert not pair.socket._is_over
+        assert not pair.socket._is_done
         look_after_lag(pair.socket)
         assert await pair.ear.reason() == LAGGING
         await pair.gone()
@@ -629,7 +631,7 @@ async def test_the_clock_of_a_peer_that_has_fallen_behind_runs_by_itself() -> No
         assert await pair.ear.reason() == LAGGING
 
 
-async def test_a_peer_that_reads_again_is_told_and_not_cut() -> None:
+async def test_a_peer_that_reads_again_is_reported_and_not_disconnected() -> None:
     async with accepted(receive_bytes=4096) as pair:
         pair.socket.send(b"x" * 600_000)
         await turns()
@@ -677,7 +679,7 @@ async def test_an_idle_one_costs_little_memory() -> None:
     pong = Frame(Opcode.PONG, b"isthmus").serialize(mask=True)
     sockets: list[AcceptedSocket] = []
     transports = [_Transport() for _ in range(200)]
-    ear = Ear()
+    ear = SocketReceiver()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -694,7 +696,7 @@ async def test_an_idle_one_costs_little_memory() -> None:
     assert (after - before) / len(sockets) < 6 * 1024
 
 
-def _give(ear: Ear, _: AcceptedSocket) -> Hearer:
+def _give(ear: SocketReceiver, _: AcceptedSocket) -> MessageReceiver:
     return ear
 
 
@@ -755,7 +757,7 @@ async def test_many_that_end_together_leave_turns_of_the_loop_to_others() -> Non
         AcceptedSocket(client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)
     ]
     for number, made in enumerate(sockets):
-        made.begin(_Transport(), partial(_give, Ear()))
+        made.begin(_Transport(), partial(_give, SocketReceiver()))
         made.on_closed = partial(lost.append, number)
     for made in sockets:
         made.connection_lost(None)
@@ -775,12 +777,12 @@ async def test_a_peer_that_goes_while_it_is_seen_off_is_let_go_at_once() -> None
             await pair.closed.wait()
 
 
-async def test_a_peer_that_has_gone_is_let_go_though_the_hub_closes_before_all_is_heard() -> None:
+async def test_a_peer_that_has_gone_is_released_though_the_hub_closes_before_all_is_read() -> None:
     closed = asyncio.Event()
     made = AcceptedSocket(
         client=None, write_batch=WriteBatch(), limit_bytes=LIMIT_BYTES, share=AgentBandwidth().of(None)
     )
-    made.begin(_Leaving(), partial(_give, Ear()))
+    made.begin(_Leaving(), partial(_give, SocketReceiver()))
     made.on_closed = closed.set
     made.data_received(Frame(Opcode.TEXT, b"x" * 200).serialize(mask=True) * 200)
     made.connection_lost(None)

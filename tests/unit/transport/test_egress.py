@@ -67,7 +67,7 @@ async def dial(egress: Egress, origin: HttpOrigin, *, is_configured: bool = True
         ("http://h/a%2Fb?q=%20&r=é", HttpOrigin("http", "h", 80), "/a%2Fb?q=%20&r=%C3%A9"),
     ],
 )
-def test_a_url_is_split_into_whom_to_dial_and_what_to_ask(url: str, origin: HttpOrigin, target: str) -> None:
+def test_a_url_is_split_into_the_address_and_the_request(url: str, origin: HttpOrigin, target: str) -> None:
     assert parse_url(url) == (origin, target)
 
 
@@ -105,7 +105,7 @@ def test_a_url_that_can_be_misread_is_refused_by_name(url: str) -> None:
         parse_url(url)
 
 
-def test_a_complaint_about_a_url_tells_no_secret() -> None:
+def test_an_error_about_a_url_contains_no_secret() -> None:
     for url in ("http://user:hunter2@h:x/", "http://h:x/?token=hunter2", "ftp://u:hunter2@h/"):
         with pytest.raises(ValueError, match="…") as caught:
             parse_url(url)
@@ -187,13 +187,13 @@ def test_of_mixed_addresses_only_the_public_ones_are_left() -> None:
         permitted(origin, [private])
 
 
-async def test_any_other_failure_is_told_in_the_systems_words() -> None:
+async def test_any_other_failure_is_reported_in_the_systems_words() -> None:
     egress = Egress(resolver=Names(["255.255.255.255"]))
     with pytest.raises(DialFailed, match=r"[a-z ]+ at 255\.255\.255\.255:80$"):
         await dial(egress, HttpOrigin("http", "broadcast.example", 80))
 
 
-async def test_a_refused_connection_is_told_with_its_address() -> None:
+async def test_a_refused_connection_is_reported_with_its_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = HttpOrigin("http", "127.0.0.1", taken.getsockname()[1])
@@ -203,7 +203,7 @@ async def test_a_refused_connection_is_told_with_its_address() -> None:
     assert caught.value.origin == origin
 
 
-async def test_an_unknown_host_is_told_by_name() -> None:
+async def test_an_unknown_host_is_reported_by_name() -> None:
     with pytest.raises(DialFailed, match=r"no address for host no-such-host\.invalid"):
         await dial(Egress(), HttpOrigin("http", "no-such-host.invalid", 80))
 
@@ -246,7 +246,7 @@ async def test_tls_verifies_the_name_that_was_asked_for() -> None:
             await dial(Egress(resolver=Names(["127.0.0.1"])), HttpOrigin("https", "right.example", port))
 
 
-async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Server) -> None:
+async def test_plain_http_behind_an_https_url_is_reported_as_a_tls_problem(server: Server) -> None:
     async def answer() -> None:
         peer = await server.accept()
         await peer.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -257,7 +257,7 @@ async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Ser
     await answering
 
 
-async def test_what_callers_named_is_never_private_whoever_dials_it() -> None:
+async def test_an_address_that_a_caller_named_is_never_private_for_any_dialler() -> None:
     async with Server() as server:
         names = Names(["127.0.0.1"])
         origin = HttpOrigin("http", "rebinding.example", server.origin.port)
@@ -339,7 +339,7 @@ async def test_a_name_is_looked_up_or_has_no_address(names: NameServer) -> None:
         await found.find("no.example", 80)
 
 
-async def test_the_system_is_asked_unless_somebody_else_is() -> None:
+async def test_the_system_resolves_names_unless_another_resolver_is_set() -> None:
     (first, *_) = await Lookups().find("127.0.0.1", 80)
     assert first[4] == ("127.0.0.1", 80)
 
@@ -353,7 +353,7 @@ async def test_only_so_many_are_looked_up_at_once_and_the_next_in_its_turn(names
             assert await tasks[-1] == ADDRESS
 
 
-async def test_who_goes_frees_no_place_before_the_name_server_has_answered(names: NameServer) -> None:
+async def test_a_cancelled_lookup_frees_no_place_before_the_name_server_has_answered(names: NameServer) -> None:
     found = Lookups(names.look)
     async with stuck(names, found, PLACES) as tasks:
         for task in tasks:
@@ -374,7 +374,7 @@ def test_a_domain_is_the_same_however_it_is_spelt() -> None:
     }
 
 
-async def test_the_names_of_one_domain_keep_nobody_else_waiting(names: NameServer) -> None:
+async def test_the_names_of_one_domain_delay_no_other(names: NameServer) -> None:
     """Whoever owns it may let each of its names take half a minute."""
     found = Lookups(names.look)
     slow = [asyncio.create_task(found.find(f"slow{number}.a.Evil.example.", 80)) for number in range(3 * PLACES)]
@@ -387,7 +387,7 @@ async def test_the_names_of_one_domain_keep_nobody_else_waiting(names: NameServe
     assert not found._shares, "nothing is remembered of a domain that nobody asks for"
 
 
-async def test_who_waits_for_the_names_of_one_domain_leaves_room_for_others(
+async def test_waiting_lookups_of_one_domain_leave_room_for_others(
     names: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 8)
@@ -406,7 +406,7 @@ async def test_who_waits_for_the_names_of_one_domain_leaves_room_for_others(
         await asyncio.gather(*slow, return_exceptions=True)
 
 
-async def test_who_gives_up_while_it_waits_leaves_its_domains_places_to_the_next(names: NameServer) -> None:
+async def test_a_cancelled_wait_leaves_its_domains_places_to_the_next(names: NameServer) -> None:
     found = Lookups(names.look)
     async with stuck(names, found, PLACES):
         *gone, stays = [
@@ -443,7 +443,7 @@ async def test_where_the_system_gives_no_thread_a_place_is_free_again(
     assert await asyncio.wait_for(found.find("quick.example", 80), SECONDS) == ADDRESS
 
 
-def test_a_name_that_is_answered_when_nobody_is_there_any_more_hurts_nobody(names: NameServer) -> None:
+def test_a_late_answer_for_a_name_without_a_waiter_is_harmless(names: NameServer) -> None:
     failed: list[object] = []
 
     async def leave() -> None:
@@ -463,7 +463,7 @@ def test_a_name_that_is_answered_when_nobody_is_there_any_more_hurts_nobody(name
     assert not failed
 
 
-async def test_slow_names_of_callers_keep_nobody_from_a_configured_server(
+async def test_slow_names_of_callers_do_not_delay_a_configured_server(
     server: Server, names: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)

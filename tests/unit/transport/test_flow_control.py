@@ -116,7 +116,7 @@ async def test_at_the_end_everything_is_handed_on() -> None:
     assert len(b"".join(reading.taken)) == 3 * PORTION_BYTES
 
 
-async def test_nothing_is_handed_on_once_nobody_takes_it() -> None:
+async def test_nothing_is_passed_on_without_a_receiver() -> None:
     reading = Reading()
     reading.portions.feed(b"x" * (3 * PORTION_BYTES))
     reading.portions.stop()
@@ -125,7 +125,7 @@ async def test_nothing_is_handed_on_once_nobody_takes_it() -> None:
     assert (len(reading.taken), reading.is_paused) == (1, True)
 
 
-async def test_whoever_takes_says_how_much_comes_next() -> None:
+async def test_the_receiver_says_how_much_comes_next() -> None:
     reading = Reading()
     reading.portions.portion_bytes = 2
     reading.portions.feed(b"aabbbbcc")
@@ -138,7 +138,21 @@ async def test_whoever_takes_says_how_much_comes_next() -> None:
     assert not reading.portions.has_rest()
 
 
-async def test_whoever_has_let_go_is_called_no_more() -> None:
+async def test_a_receiver_that_allows_more_gets_it_in_the_same_turn() -> None:
+    sizes: list[int] = []
+
+    def take_more(data: bytes) -> None:
+        sizes.append(len(data))
+        quota.portion_bytes = 4 * PORTION_BYTES
+
+    quota = ReadQuota(take_more, pause=lambda: None, resume=lambda: None)
+    quota.feed(b"x" * (6 * PORTION_BYTES))
+    assert sizes == [PORTION_BYTES, 4 * PORTION_BYTES]
+    await asyncio.sleep(0)
+    assert sizes == [PORTION_BYTES, 4 * PORTION_BYTES, PORTION_BYTES]
+
+
+async def test_a_released_receiver_is_not_called() -> None:
     reading = Reading()
     reading.portions.feed(b"x" * (2 * PORTION_BYTES))
     reading.portions.let_go()
@@ -177,7 +191,7 @@ async def test_what_comes_while_others_wait_is_done_after_them() -> None:
     assert done == ["early"] * (AT_ONCE + 1) + ["late"]
 
 
-async def test_what_fails_keeps_nobody_from_his_turn() -> None:
+async def test_a_failure_costs_no_other_its_turn() -> None:
     turns, done, errors = LoopTurns(), list[int](), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     for number in range(AT_ONCE):

@@ -12,6 +12,7 @@ import trustme
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport import http as module
 from isthmus.transport.egress import Egress, HttpOrigin
+from isthmus.transport.flow_control import PORTION_BYTES
 from isthmus.transport.http import HttpClient, Ticket, header_lines, media_type, request_head
 from tests.unit.transport.doubles import OK, PATIENCE_SECONDS, Peer, Recorder, Server
 
@@ -240,7 +241,7 @@ async def test_a_reset_connection_loses_the_reply(client: HttpClient, server: Se
     assert (await sink.loss()).may_have_left
 
 
-async def test_an_early_refusal_is_heard_and_the_connection_not_used_again(client: HttpClient, server: Server) -> None:
+async def test_an_early_refusal_is_read_and_the_connection_not_used_again(client: HttpClient, server: Server) -> None:
     sink = Recorder()
     ask(client, sink, BIG)
     peer = await server.accept()
@@ -357,7 +358,9 @@ async def test_a_keep_alive_without_a_time_changes_nothing(client: HttpClient, s
     await peer.request()
 
 
-async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server, background: BackgroundTasks) -> None:
+async def test_a_dial_whose_request_was_cancelled_may_fail_silently(
+    server: Server, background: BackgroundTasks
+) -> None:
     client = HttpClient(server.origin, Egress(), background, is_configured=False)
     sink = Recorder()
     ask(client, sink).abort()
@@ -386,7 +389,7 @@ async def test_requests_beyond_the_limit_wait_their_turn(server: Server, backgro
     await client.aclose()
 
 
-async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, background: BackgroundTasks) -> None:
+async def test_a_freed_place_is_dialled_for_the_next_waiter(server: Server, background: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
     first, second = Recorder(), Recorder()
     ticket = ask(client, first)
@@ -596,7 +599,7 @@ async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(backgro
         await client.aclose()
 
 
-async def test_a_certificate_that_does_not_fit_is_told(background: BackgroundTasks) -> None:
+async def test_a_certificate_that_does_not_fit_is_reported(background: BackgroundTasks) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(theirs)
     async with Server(theirs) as server:
@@ -650,3 +653,20 @@ def test_a_request_line_cannot_be_broken(method: str, target: str) -> None:
 def test_a_media_type_is_what_stands_before_its_parameters() -> None:
     assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
     assert media_type({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "handed_on"), [("application/json", 70_000), (module.EVENT_STREAM, None)], ids=["JSON", "events"]
+)
+async def test_a_long_body_of_known_length_is_handed_on_in_one_turn(
+    client: HttpClient, server: Server, kind: str, handed_on: int | None
+) -> None:
+    peer, _ = await exchange(client, server)
+    [connection] = client._idle
+    sink = Recorder()
+    ask(client, sink)
+    await peer.request()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: 70000\r\n\r\n".encode()
+    connection.data_received(head + b"x" * 70_000)
+    assert len(sink.body) == (handed_on or PORTION_BYTES - len(head))
+    assert len((await sink.over()).body) == 70_000

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
+from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
 
 CAT = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
 """A child that echoes, and leaves at the end of its input."""
@@ -21,7 +24,7 @@ DEAF = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEAF
 
 
-class Heard:
+class ChannelOutput:
     """What a channel's owner heard of it."""
 
     def __init__(self) -> None:
@@ -53,8 +56,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> ChannelOutput:
+    return ChannelOutput()
 
 
 @pytest_asyncio.fixture
@@ -67,7 +70,7 @@ async def channels() -> AsyncIterator[list[ProcessChannel]]:
 
 
 async def start(
-    heard: Heard, channels: list[ProcessChannel], script: str, *, env: dict[str, str] | None = None
+    heard: ChannelOutput, channels: list[ProcessChannel], script: str, *, env: dict[str, str] | None = None
 ) -> ProcessChannel:
     channel = await ProcessChannel.spawn(
         [sys.executable, "-c", script],
@@ -118,7 +121,9 @@ async def until_dead(pid: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_child_hears_what_is_written_and_is_heard(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_child_reads_what_is_written_and_its_output_is_read(
+    heard: ChannelOutput, channels: list[ProcessChannel]
+) -> None:
     channel = await start(heard, channels, CAT)
     assert channel.write(b"hello\n") == 6
     assert channel.write(b"again\n") == 12
@@ -131,7 +136,7 @@ async def test_a_child_hears_what_is_written_and_is_heard(heard: Heard, channels
     assert not is_alive(channel.pid)
 
 
-async def test_closing_twice_or_at_once_is_harmless(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_closing_twice_or_at_once_is_harmless(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, CAT)
     await asyncio.gather(channel.aclose(), channel.aclose())
     await channel.aclose()
@@ -139,7 +144,9 @@ async def test_closing_twice_or_at_once_is_harmless(heard: Heard, channels: list
     assert len(heard.losses) == 1
 
 
-async def test_what_a_child_says_last_is_heard_before_its_end(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_childs_last_output_is_read_before_its_end(
+    heard: ChannelOutput, channels: list[ProcessChannel]
+) -> None:
     script = "import os, sys\nos.write(1, b'x' * 60000)\nos.write(2, b'sorry')\nos._exit(3)"
     channel = await start(heard, channels, script)
     assert not heard.losses
@@ -149,10 +156,10 @@ async def test_what_a_child_says_last_is_heard_before_its_end(heard: Heard, chan
     assert channel.returncode == 3
 
 
-async def test_nothing_is_heard_before_the_channel_is_returned() -> None:
+async def test_nothing_is_read_before_the_channel_is_returned() -> None:
     channel: ProcessChannel | None = None
     seen: list[bool] = []
-    heard = Heard()
+    heard = ChannelOutput()
 
     def on_bytes(data: bytes) -> None:
         seen.append(channel is not None)
@@ -168,8 +175,10 @@ async def test_nothing_is_heard_before_the_channel_is_returned() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_child_whose_start_is_cancelled_is_ended_unheard(turns: int, tmp_path: Path, others: set[int]) -> None:
-    heard = Heard()
+async def test_a_child_whose_start_is_cancelled_is_ended_without_being_read(
+    turns: int, tmp_path: Path, others: set[int]
+) -> None:
+    heard = ChannelOutput()
     pid_file = tmp_path / "pid"
     starting = asyncio.create_task(
         ProcessChannel.spawn(
@@ -196,7 +205,7 @@ async def test_a_child_whose_start_is_cancelled_is_ended_unheard(turns: int, tmp
 
 
 async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
-    heard: Heard, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch, others: set[int]
+    heard: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch, others: set[int]
 ) -> None:
     def forbidden(pid: int, flags: int = 0) -> int:
         raise PermissionError
@@ -210,20 +219,22 @@ async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
     assert zombies(others) == []
 
 
-async def test_a_signal_without_a_name_is_told_by_its_number(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_signal_without_a_name_is_reported_by_its_number(
+    heard: ChannelOutput, channels: list[ProcessChannel]
+) -> None:
     channel = await start(heard, channels, "import os\nos.kill(os.getpid(), 42)")
     assert await heard.loss() == "killed by signal 42"
     assert channel.returncode == -42
 
 
-async def test_a_killed_child_is_told_by_its_signal(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_killed_child_is_reported_by_its_signal(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, DEAF)
     channel.kill()
     assert await heard.loss() == "killed by signal 9 (SIGKILL)"
     assert channel.returncode == -9
 
 
-async def test_after_its_death_a_child_is_written_nothing(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_after_its_death_a_child_is_written_nothing(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, CAT)
     before = channel.write(b"first\n")
     await heard.until(b"first\n")
@@ -237,7 +248,7 @@ async def test_after_its_death_a_child_is_written_nothing(heard: Heard, channels
 
 
 async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
-    heard: Heard, channels: list[ProcessChannel]
+    heard: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     channel = await start(heard, channels, DEAF)
     await heard.until(b"up")
@@ -256,7 +267,9 @@ async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
     assert channel.has_left(small)
 
 
-async def test_bytes_in_the_buffer_leave_when_the_child_reads(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_bytes_in_the_buffer_leave_when_the_child_reads(
+    heard: ChannelOutput, channels: list[ProcessChannel]
+) -> None:
     script = (
         "import sys\nprint('up', flush=True)\nwanted = 8000001\n"
         "while wanted: wanted -= len(sys.stdin.buffer.raw.read(min(wanted, 65536)))\n"
@@ -270,13 +283,13 @@ async def test_bytes_in_the_buffer_leave_when_the_child_reads(heard: Heard, chan
     assert not channel.has_left(offset + 1)
 
 
-async def test_a_child_that_closes_its_output_is_ended(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_child_that_closes_its_output_is_ended(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, "import os, time\nos.close(1)\ntime.sleep(600)")
     assert await heard.loss() == "closed its output"
     await until_dead(channel.pid)
 
 
-async def test_a_child_that_closes_its_input_is_ended(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_child_that_closes_its_input_is_ended(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, "import os, time\nos.close(0)\ntime.sleep(600)")
     channel.write(b"x" * 1000)
     channel.write(b"x" * 8_000_000)
@@ -285,7 +298,7 @@ async def test_a_child_that_closes_its_input_is_ended(heard: Heard, channels: li
 
 
 async def test_a_child_that_leaves_when_its_input_ends_is_not_hurried(
-    heard: Heard, channels: list[ProcessChannel]
+    heard: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     tidying = "os.close(1)\ntime.sleep(0.6)\nos.write(2, b'tidied')\nos._exit(7)"
     script = f"import os, sys, time\nsys.stdin.read()\n{tidying}"
@@ -296,7 +309,7 @@ async def test_a_child_that_leaves_when_its_input_ends_is_not_hurried(
 
 
 async def test_a_child_that_ignores_the_end_of_input_is_terminated(
-    heard: Heard, channels: list[ProcessChannel]
+    heard: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     channel = await start(heard, channels, DEAF)
     await heard.until(b"up")
@@ -305,7 +318,7 @@ async def test_a_child_that_ignores_the_end_of_input_is_terminated(
     assert heard.losses == ["killed by signal 15 (SIGTERM)"]
 
 
-async def test_a_child_that_ignores_sigterm_is_killed(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_child_that_ignores_sigterm_is_killed(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, STUBBORN)
     await heard.until(b"up")
     await channel.aclose(grace=0.05)
@@ -313,7 +326,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(heard: Heard, channels: li
     assert not is_alive(channel.pid)
 
 
-async def test_a_cancelled_close_still_ends_the_child(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_cancelled_close_still_ends_the_child(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, STUBBORN)
     await heard.until(b"up")
     closing = asyncio.create_task(channel.aclose(grace=60))
@@ -342,8 +355,8 @@ os.read(ready, 1)
 
 
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "time.sleep(600)"], ids=["polite", "stubborn"])
-async def test_a_child_that_forks_twice_leaves_nobody_behind(
-    heard: Heard, channels: list[ProcessChannel], then: str
+async def test_a_child_that_forks_twice_leaves_no_process_behind(
+    heard: ChannelOutput, channels: list[ProcessChannel], then: str
 ) -> None:
     channel = await start(heard, channels, FORKS.format(escape="", then=then))
     grandchild = int((await heard.until(b"\n")).split()[1])
@@ -354,7 +367,7 @@ async def test_a_child_that_forks_twice_leaves_nobody_behind(
 
 
 async def test_the_group_goes_with_a_child_that_was_killed_by_others(
-    heard: Heard, channels: list[ProcessChannel]
+    heard: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     channel = await start(heard, channels, FORKS.format(escape="", then="time.sleep(600)"))
     grandchild = int((await heard.until(b"\n")).split()[1])
@@ -364,7 +377,7 @@ async def test_the_group_goes_with_a_child_that_was_killed_by_others(
 
 
 async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
-    heard: Heard, channels: list[ProcessChannel]
+    heard: ChannelOutput, channels: list[ProcessChannel]
 ) -> None:
     channel = await start(heard, channels, FORKS.format(escape="os.setsid()", then="os._exit(4)"))
     grandchild = int((await heard.until(b"\n")).split()[1])
@@ -376,7 +389,7 @@ async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
 
 async def test_a_hundred_killed_children_leave_no_zombie(others: set[int]) -> None:
     for _ in range(100):
-        heard = Heard()
+        heard = ChannelOutput()
         channel = await ProcessChannel.spawn(
             ["/bin/cat"], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
         )
@@ -388,7 +401,7 @@ async def test_a_hundred_killed_children_leave_no_zombie(others: set[int]) -> No
     assert zombies(others) == []
 
 
-async def test_a_flood_on_stderr_is_read_and_forgotten(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_flood_on_stderr_is_read_and_forgotten(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     script = (
         "import os\nfor _ in range(64): os.write(2, b'x' * (1 << 20))\n"
         "os.write(2, 'the end \u20ac'.encode() + b'\\xff')\nos.write(1, b'done')\nos.read(0, 1)"
@@ -402,7 +415,7 @@ async def test_a_flood_on_stderr_is_read_and_forgotten(heard: Heard, channels: l
 
 
 async def test_a_child_sees_only_what_was_declared_for_it(
-    heard: Heard, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
+    heard: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
     told_by = "sorted(os.environ.items()), sorted(os.listdir('/proc/self/fd'))"
@@ -421,12 +434,14 @@ async def test_a_child_sees_only_what_was_declared_for_it(
     assert told.strip().endswith("['0', '1', '2', '3']")
 
 
-async def test_a_child_leads_its_own_session(heard: Heard, channels: list[ProcessChannel]) -> None:
+async def test_a_child_leads_its_own_session(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, CAT)
     assert os.getpgid(channel.pid) == os.getsid(channel.pid) == channel.pid
 
 
-async def test_a_child_starts_where_it_is_told(heard: Heard, channels: list[ProcessChannel], tmp_path: Path) -> None:
+async def test_a_child_starts_in_the_given_folder(
+    heard: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path
+) -> None:
     (tmp_path / "server").symlink_to("/bin/pwd")
     channel = await ProcessChannel.spawn(
         ["./server"], env={}, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
@@ -438,7 +453,7 @@ async def test_a_child_starts_where_it_is_told(heard: Heard, channels: list[Proc
 
 @pytest.mark.parametrize("name", ["pwd -P", "./pwd -P"])
 async def test_a_program_may_have_blanks_in_its_name(
-    heard: Heard, channels: list[ProcessChannel], tmp_path: Path, name: str
+    heard: ChannelOutput, channels: list[ProcessChannel], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "pwd -P").symlink_to("/bin/pwd")
     env = {"PATH": f"/bin:{tmp_path}"}
@@ -465,8 +480,8 @@ async def test_a_program_may_have_blanks_in_its_name(
         (["cat", "a\0b"], None, "null byte"),
     ],
 )
-async def test_a_command_that_cannot_be_started_is_told_in_words(
-    heard: Heard, command: list[str], cwd: str | None, reason: str
+async def test_a_command_that_cannot_be_started_is_reported_in_words(
+    heard: ChannelOutput, command: list[str], cwd: str | None, reason: str
 ) -> None:
     with pytest.raises(SpawnFailed, match=reason) as caught:
         await ProcessChannel.spawn(
@@ -476,7 +491,7 @@ async def test_a_command_that_cannot_be_started_is_told_in_words(
     assert not heard.losses
 
 
-async def test_a_file_that_is_no_program_is_told_in_words(heard: Heard, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_program_is_reported_in_words(heard: ChannelOutput, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     file.write_text("hello")
     file.chmod(0o755)
@@ -492,3 +507,86 @@ def test_a_childs_environment_is_what_was_declared_and_little_else() -> None:
         "LC_ALL": "C",
         "A": "1",
     }
+
+
+SHOWS = (
+    "import resource, sys\nsys.stdin.readline()\n"
+    "print([resource.getrlimit(getattr(resource, 'RLIMIT_' + each))[1] for each in sys.argv[1:]], flush=True)\n"
+    "sys.stdin.readline()"
+)
+"""Tells its limits when it is asked to."""
+
+
+async def told(limits: ProcessLimits, *names: str) -> list[int]:
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    channel = await ProcessChannel.spawn(
+        [sys.executable, "-c", SHOWS, *names],
+        env={},
+        cwd=None,
+        on_bytes=heard.set_result,
+        on_lost=lambda why: None if heard.done() else heard.set_exception(AssertionError(why)),
+        limits=limits,
+    )
+    try:
+        channel.write(b"tell\n")
+        answer = await asyncio.wait_for(heard, 30)
+        return [int(each) for each in answer.decode().strip("[]\n").split(",")]
+    finally:
+        await channel.aclose()
+
+
+async def test_a_child_is_held_to_its_limits() -> None:
+    limits = ProcessLimits(memory_bytes=1 << 30, files=100, processes=50, cpu_seconds=60)
+    names = ("AS", "NOFILE", "NPROC", "CPU", "CORE")
+    assert await told(limits, *names) == [1 << 30, 100, 50, 60, 0]
+
+
+async def test_without_any_it_has_what_the_hub_has_but_leaves_no_memory_behind() -> None:
+    own = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]
+    assert await told(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
+
+
+async def test_a_limit_above_the_hubs_own_is_the_hubs_own() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert await told(ProcessLimits(files=hard + 1), "NOFILE") == [hard]
+
+
+@pytest.mark.parametrize("bad", [{"files": 0}, {"memory_bytes": 1024}, {"cpu_seconds": -1}])
+def test_limits_with_which_nothing_runs_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at least"):
+        ProcessLimits(**bad)
+
+
+def test_a_child_that_has_ended_already_is_not_missed() -> None:
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+    os.waitpid(child, 0)
+    bound(child, ProcessLimits(files=10))
+
+
+@pytest.mark.parametrize("why", [errno.EPERM, errno.ENOSYS])
+def test_what_the_system_does_not_let_us_bind_is_refused_only_if_it_must_be_bound(
+    monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    def not_allowed(*_: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr("resource.prlimit", not_allowed)
+    bound(os.getpid(), ProcessLimits())
+    with pytest.raises(Unbounded):
+        bound(os.getpid(), ProcessLimits(files=10))
+
+
+async def test_where_there_is_no_way_to_limit_a_child_one_with_limits_is_not_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    bound(os.getpid(), ProcessLimits())
+    with pytest.raises(SpawnFailed, match="on Linux only"):
+        await ProcessChannel.spawn(
+            ["/bin/cat"],
+            env={},
+            cwd=str(tmp_path),
+            on_bytes=print,
+            on_lost=print,
+            limits=ProcessLimits(cpu_seconds=1),
+        )

@@ -58,24 +58,24 @@ def test_everybody_below_is_found_wherever_they_went() -> None:
         assert all(os.getsid(each) == below[0] for each in below)
 
 
-def test_a_mark_is_also_set_on_whom_a_process_has_started_already() -> None:
+def test_a_mark_is_also_set_on_existing_children() -> None:
     mark = 1_000_000_000 + os.getpid()
     with family() as (pid, below):
         settle_mark(pid, mark)
         assert sorted(marked(mark)) == sorted([pid, *below])
 
 
-def test_without_a_mark_whoever_is_below_is_ended_all_the_same() -> None:
+def test_without_a_mark_descendants_are_ended_all_the_same() -> None:
     with family() as (pid, below):
         assert end_family(pid, None) == {*below}
 
 
-def test_where_nobody_else_starts_processes_a_mark_is_there_from_the_first_moment_on() -> None:
+def test_where_no_other_thread_starts_processes_a_mark_is_there_from_the_first_moment_on() -> None:
     ran = subprocess.run([sys.executable, "-c", MARKED], check=False, capture_output=True, env=environment())
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-def test_of_a_process_that_is_not_there_nobody_is_known() -> None:
+def test_a_missing_process_has_no_known_descendants() -> None:
     child = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     os.waitpid(child, 0)
     assert descendants(child) == []

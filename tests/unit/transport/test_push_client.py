@@ -79,7 +79,7 @@ async def test_the_next_one_to_the_same_origin_goes_by_the_same_connection(serve
         (b"410 Gone", PushReceipt(410)),
     ],
 )
-async def test_what_is_answered_is_told_and_nothing_is_done_about_it(
+async def test_the_response_is_reported_and_nothing_follows_from_it(
     server: Server, answer: bytes, receipt: PushReceipt
 ) -> None:
     async with couriers() as courier, carrying(courier, server) as (peer, carried):
@@ -95,7 +95,7 @@ async def test_an_answer_without_an_end_is_not_read_to_it(server: Server) -> Non
         await peer.rest()
 
 
-async def test_who_says_nothing_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_receiver_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CARRY_SECONDS", 0.05)
     async with couriers() as courier:
         receipt = await courier.post(f"{server.origin}/", {}, b"", is_trusted=True)
@@ -104,7 +104,7 @@ async def test_who_says_nothing_is_not_waited_for(server: Server, monkeypatch: p
         await (await server.accept()).rest()
 
 
-async def test_who_hangs_up_has_not_taken_it_unless_it_said_so(server: Server) -> None:
+async def test_a_receiver_that_hangs_up_has_not_accepted_unless_it_said_so(server: Server) -> None:
     async with couriers() as courier:
         async with carrying(courier, server) as (peer, carried):
             peer.close()
@@ -115,7 +115,7 @@ async def test_who_hangs_up_has_not_taken_it_unless_it_said_so(server: Server) -
             assert (await carried).status == 202
 
 
-async def test_who_is_not_there_is_told_as_such() -> None:
+async def test_an_absent_receiver_is_reported_as_such() -> None:
     async with Server() as gone:
         pass
     async with couriers() as courier:

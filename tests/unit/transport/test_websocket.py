@@ -26,7 +26,7 @@ from tests.unit.transport.doubles import Peer, Server
 LIMIT_BYTES = 100_000
 
 
-class Ear:
+class SocketRecorder:
     """Hears what a WebSocket says."""
 
     def __init__(self) -> None:
@@ -61,7 +61,9 @@ class Ear:
         return reason
 
 
-async def connect(origin: HttpOrigin, ear: Ear, *, tls: ssl.SSLContext | None = None, **more: Any) -> DialledSocket:
+async def connect(
+    origin: HttpOrigin, ear: SocketRecorder, *, tls: ssl.SSLContext | None = None, **more: Any
+) -> DialledSocket:
     endpoint = WebSocketAddress(origin, "/mcp?a=1", ("mcp",), LIMIT_BYTES, **more)
     ear.channel = await DialledSocket.connect(Egress(tls), endpoint, ear, is_configured=True, within=5.0)
     return ear.channel
@@ -87,7 +89,7 @@ def said(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> byte
     return Frame(opcode, data, fin=fin).serialize(mask=False)
 
 
-async def opened(server: Server, ear: Ear, first: bytes = b"", **more: Any) -> tuple[DialledSocket, Peer]:
+async def opened(server: Server, ear: SocketRecorder, first: bytes = b"", **more: Any) -> tuple[DialledSocket, Peer]:
     """A WebSocket to a server in the test's hands."""
     dialling = asyncio.ensure_future(connect(socket_origin(server), ear, **more))
     peer = await server.accept()
@@ -137,7 +139,7 @@ async def echo() -> AsyncIterator[tuple[Echo, HttpOrigin]]:
 
 async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, HttpOrigin]) -> None:
     heard, origin = echo
-    ear = Ear()
+    ear = SocketRecorder()
     channel = await connect(origin, ear, headers={"Authorization": "Bearer secret"})
     assert channel.chosen == "mcp"
     for text in (b"{}", "é".encode() * 10_000):
@@ -162,7 +164,7 @@ async def test_tls_is_the_guards(server: Server) -> None:
     authority.issue_cert("localhost").configure_cert(at_server)
     authority.configure_trust(at_client)
     async with Server(at_server) as secure:
-        ear = Ear()
+        ear = SocketRecorder()
         channel, peer = await opened(secure, ear, tls=at_client)
         end = channel.write(channel.frame(b"{}"))
         assert await read_frame(peer) == (Opcode.TEXT, b"{}")
@@ -175,7 +177,7 @@ async def test_tls_is_the_guards(server: Server) -> None:
 async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None:
     endpoint = WebSocketAddress(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(EgressRefused, match="loopback"):
-        await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=False, within=5.0)
+        await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=False, within=5.0)
     assert server.accepted == 0
 
 
@@ -191,7 +193,7 @@ async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None
 async def test_what_is_no_websocket_says_what_it_is(
     server: Server, answered: bytes, status: int | None, words: str
 ) -> None:
-    dialling = asyncio.ensure_future(connect(socket_origin(server), ear := Ear()))
+    dialling = asyncio.ensure_future(connect(socket_origin(server), ear := SocketRecorder()))
     peer = await server.accept()
     await peer.request()
     await peer.say(answered)
@@ -203,8 +205,8 @@ async def test_what_is_no_websocket_says_what_it_is(
 
 
 async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) -> None:
-    await opened(server, Ear())
-    dialling = asyncio.ensure_future(connect(socket_origin(server), Ear()))
+    await opened(server, SocketRecorder())
+    dialling = asyncio.ensure_future(connect(socket_origin(server), SocketRecorder()))
     peer = await server.accept()
     await peer.say(accepting(await peer.request(), "Sec-WebSocket-Protocol: other"))
     with pytest.raises(HandshakeFailed, match="unsupported subprotocol"):
@@ -216,10 +218,10 @@ async def test_of_several_subprotocols_the_server_chooses_one_or_none(
 ) -> None:
     heard, origin = echo
     endpoint = WebSocketAddress(origin, "/", ("other", "mcp"), LIMIT_BYTES)
-    channel = await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=5.0)
+    channel = await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=True, within=5.0)
     assert (channel.chosen, heard.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
     await channel.aclose()
-    channel, _ = await opened(server, Ear())
+    channel, _ = await opened(server, SocketRecorder())
     assert channel.chosen is None
     channel.kill()
 
@@ -227,12 +229,12 @@ async def test_of_several_subprotocols_the_server_chooses_one_or_none(
 async def test_a_handshake_that_takes_too_long_is_given_up(server: Server) -> None:
     endpoint = WebSocketAddress(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(HandshakeFailed, match=r"within 0\.3 s"):
-        await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=0.3)
+        await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=True, within=0.3)
     await (await server.accept()).rest()
 
 
 async def test_a_handshake_that_is_cancelled_leaves_nothing(server: Server) -> None:
-    dialling = asyncio.ensure_future(connect(socket_origin(server), Ear()))
+    dialling = asyncio.ensure_future(connect(socket_origin(server), SocketRecorder()))
     peer = await server.accept()
     await peer.request()
     dialling.cancel()
@@ -243,12 +245,12 @@ async def test_a_handshake_that_is_cancelled_leaves_nothing(server: Server) -> N
 
 async def test_a_header_that_breaks_out_of_its_line_is_not_sent(server: Server) -> None:
     with pytest.raises(ValueError, match="'x-key' contains"):
-        await connect(socket_origin(server), Ear(), headers={"x-key": "a\r\nb: c"})
+        await connect(socket_origin(server), SocketRecorder(), headers={"x-key": "a\r\nb: c"})
     assert server.accepted == 0
 
 
 async def test_the_handshakes_own_headers_are_not_the_operators(server: Server) -> None:
-    ear, headers = Ear(), {"Sec-WebSocket-Key": "mine", "X-A": "b"}
+    ear, headers = SocketRecorder(), {"Sec-WebSocket-Key": "mine", "X-A": "b"}
     dialling = asyncio.ensure_future(connect(socket_origin(server), ear, headers=headers))
     request = await (await server.accept()).request()
     dialling.cancel()
@@ -258,11 +260,11 @@ async def test_the_handshakes_own_headers_are_not_the_operators(server: Server) 
 
 async def test_secrets_are_not_logged_at_any_level(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    await opened(server, Ear(), headers={"Authorization": "Bearer hunter22"})
+    await opened(server, SocketRecorder(), headers={"Authorization": "Bearer hunter22"})
     assert "hunter22" not in caplog.text
 
 
-def test_addresses_of_websockets_are_told_apart_from_others() -> None:
+def test_websocket_addresses_are_distinguished_from_others() -> None:
     assert parse_url("wss://h/x", SOCKET_SCHEMES) == (HttpOrigin("wss", "h", 443), "/x")
     assert str(HttpOrigin("ws", "h", 80)) == "ws://h"
     with pytest.raises(ValueError, match="must start with ws:// or wss://"):
@@ -274,14 +276,14 @@ def test_addresses_of_websockets_are_told_apart_from_others() -> None:
 # -- hearing ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_said_with_the_handshake_is_heard(server: Server) -> None:
-    ear = Ear()
+async def test_bytes_behind_the_handshake_are_received(server: Server) -> None:
+    ear = SocketRecorder()
     await opened(server, ear, said(b"at once"))
     assert await ear.message() == b"at once"
 
 
-async def test_a_message_in_pieces_is_heard_whole_with_pings_in_between(server: Server) -> None:
-    ear = Ear()
+async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(server: Server) -> None:
+    ear = SocketRecorder()
     _, peer = await opened(server, ear)
     pieces = [
         said(b"one ", fin=False),
@@ -309,7 +311,7 @@ async def test_a_message_in_pieces_is_heard_whole_with_pings_in_between(server: 
     ],
 )
 async def test_what_breaks_the_protocol_ends_it(server: Server, bad: bytes, words: str) -> None:
-    ear = Ear()
+    ear = SocketRecorder()
     _, peer = await opened(server, ear)
     await peer.say(said(b"good") + bad + said(b"not heard"))
     assert words in await ear.reason()
@@ -322,8 +324,8 @@ async def test_what_breaks_the_protocol_ends_it(server: Server, bad: bytes, word
 # -- ending ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_goodbye_is_told_with_its_words(server: Server) -> None:
-    ear = Ear()
+async def test_a_close_frame_is_reported_with_its_reason(server: Server) -> None:
+    ear = SocketRecorder()
     _, peer = await opened(server, ear)
     await peer.say(said(struct.pack("!H", 1013) + b"come back", Opcode.CLOSE))
     assert await ear.reason() == "it closed the WebSocket with code 1013: 'come back'"
@@ -332,8 +334,8 @@ async def test_a_goodbye_is_told_with_its_words(server: Server) -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_connection_that_ends_is_told_once(server: Server, *, is_reset: bool) -> None:
-    ear = Ear()
+async def test_a_connection_that_ends_is_reported_once(server: Server, *, is_reset: bool) -> None:
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     end = channel.write(channel.frame(b"{}"))
     await read_frame(peer)
@@ -347,7 +349,7 @@ async def test_a_connection_that_ends_is_told_once(server: Server, *, is_reset: 
 
 
 async def test_what_was_still_here_when_it_was_cut_has_not_left_and_does_not(server: Server) -> None:
-    ear = Ear()
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     small = channel.write(channel.frame(b"{}"))
     await read_frame(peer)
@@ -362,8 +364,8 @@ async def test_what_was_still_here_when_it_was_cut_has_not_left_and_does_not(ser
     assert len(await peer.rest()) < 20_000_000
 
 
-async def test_a_server_that_reads_again_is_told(server: Server) -> None:
-    ear = Ear()
+async def test_a_server_that_reads_again_is_reported(server: Server) -> None:
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     channel.write(channel.frame(b"x" * 20_000_000))
     assert channel.buffered_bytes() > 64 * 1024
@@ -375,7 +377,7 @@ async def test_a_server_that_reads_again_is_told(server: Server) -> None:
 
 
 async def test_a_silent_server_is_given_up_and_one_that_answers_pings_is_not(server: Server) -> None:
-    ear = Ear()
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear, ping_seconds=600)
     channel._tick()  # what the clock would do; waiting for a real one would race with it
     opcode, data = await read_frame(peer)
@@ -391,14 +393,14 @@ async def test_a_silent_server_is_given_up_and_one_that_answers_pings_is_not(ser
 
 
 async def test_pings_go_by_the_clock(server: Server) -> None:
-    ear = Ear()
+    ear = SocketRecorder()
     _, peer = await opened(server, ear, ping_seconds=0.05)
     assert (await read_frame(peer))[0] == Opcode.PING
     assert "did not answer a ping" in await ear.reason()
 
 
 async def test_a_server_that_pings_and_does_not_read_is_given_up(server: Server) -> None:
-    ear = Ear()
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     channel.write(channel.frame(b"x" * 20_000_000))
     await peer.say(said(b"p" * 125, Opcode.PING) * 2000)
@@ -409,7 +411,7 @@ async def test_closing_waits_for_a_server_that_never_answers_no_longer_than_a_mo
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
-    ear = Ear()
+    ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     async with asyncio.timeout(10):
         await channel.aclose()

@@ -250,7 +250,7 @@ def test_sixty_four_levels_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("levels", [65, 66, 300])
-def test_deeper_nesting_is_refused_to_the_one_who_sent_it(levels: int) -> None:
+def test_deeper_nesting_is_refused_with_an_error_for_its_sender(levels: int) -> None:
     assert refused(nested(levels)) == (jsonrpc.INVALID_REQUEST, b"7")
 
 
@@ -607,7 +607,7 @@ def test_the_encoding_of_long_bodies_is_checked_in_pieces(inner: str) -> None:
         (b'{"a":"%b"  , "b":1,"b":0}', False),
     ],
 )
-def test_members_of_long_objects_are_held_apart(text: bytes, *, is_unique: bool) -> None:
+def test_members_of_json_members_are_held_apart(text: bytes, *, is_unique: bool) -> None:
     assert (jsonrpc.object_members(text % (b"x" * 70_000)) is not None) == is_unique
     assert (jsonrpc.object_members(text % b"x") is not None) == is_unique
     assert (jsonrpc.object_members(text % b"x") is not None) == is_unique
@@ -645,3 +645,63 @@ def test_a_long_message_is_read_in_passes_with_the_same_result(extra: str, space
     assert read == jsonrpc.decode(body.encode())
     is_read = extra in ("", '"x":1,')
     assert isinstance(read, jsonrpc.Request if is_read else jsonrpc.Malformed), read
+
+
+spaces = st.sampled_from(["", " ", "  "])
+odd_texts = st.sampled_from(['"a"', r'"\\"', r'"\""', '"[[{"', '"]}"', r'"\u0022"', '"é"', '""'])
+
+
+def nest(value: str, opening: str, levels: int, space: str) -> str:
+    """A value inside arrays or objects."""
+    closing = "]" if opening == "[" else "}"
+    return opening * levels + space + value + closing * levels
+
+
+nests = st.builds(
+    nest, odd_texts | st.just("1"), st.sampled_from(["[", '{"a":', '{"b" : ']), st.integers(0, 66), spaces
+)
+odd_values = st.recursive(
+    nests,
+    lambda inner: (
+        st.builds(lambda items, space: f"[{f',{space}'.join(items)}]", st.lists(inner, max_size=4), spaces)
+        | st.builds(
+            lambda members, space: "{" + f",{space}".join(f"{key}:{space}{value}" for key, value in members) + "}",
+            st.lists(st.tuples(odd_texts, inner), max_size=4),
+            spaces,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400)
+@given(odd_values, odd_texts, spaces, st.sampled_from([5_000, 70_000, 210_000]), st.sampled_from(["request", "answer"]))
+def test_a_long_body_is_judged_as_the_same_body_with_a_short_text(
+    value: str, key: str, space: str, size: int, kind: str
+) -> None:
+    is_answer = kind == "answer"
+    inner = f'{{"t":{space}"PAD",{space}{key}:{space}{value}}}'
+    if is_answer:
+        body = f'{{"jsonrpc":"2.0",{space}"id":1,"result":{inner}}}'
+    else:
+        body = f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"name":"n",{space}"arguments":{inner}}}}}'
+    read: list[object] = []
+    for pad in ("", "[x]" * (size // 3)):
+        message = jsonrpc.decode(body.replace("PAD", pad).encode(), max_values=None if is_answer else 100_000)
+        if isinstance(message, Request):
+            read.append(
+                (plain(message.id), message.method, bytes(message.params["arguments"]).replace(pad.encode(), b""))
+            )
+        elif isinstance(message, Response):
+            read.append((plain(message.id), bytes(message.result).replace(pad.encode(), b"")))
+        else:
+            read.append(message)
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("size", [5, 5_000, 70_000])
+def test_a_member_that_a_later_one_hides_counts_for_the_depth(size: int) -> None:
+    deep = "[" * 70 + "]" * 70
+    inner = f'{{"t":"{"x" * size}","a":{deep},"a":1}}'
+    body = f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"name":"n","arguments":{inner}}}}}'
+    assert refused(body.encode()) == (jsonrpc.INVALID_REQUEST, b"1")

@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from isthmus.model.calls import TASK_KINDS, Kind, Question, Result
-from isthmus.model.long_objects import known_members
+from isthmus.model.calls import TASK_KINDS, Declined, Kind, Question, Result
+from isthmus.model.json_members import known_members
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members, only_members, render
 from isthmus.wire.mcp.messages import (
@@ -123,6 +123,36 @@ def with_state(result: Payload, state: str) -> bytes:
 def read_responses(extra: Members) -> dict[str, msgspec.Raw] | None:
     """The answers in a caller's next call; None if they are not an object."""
     return object_members(extra[RESPONSES]) if RESPONSES in extra else {}
+
+
+REFUSAL_KEY = "isthmus/refused"
+"""Between the nodes of a cluster, in the `_meta` of an answer: `inputResponses` have no word for a refusal, which a
+legacy server at the other node gets as an error."""
+
+
+class _RefusalMeta(msgspec.Struct):
+    refused: Declined | None = msgspec.field(name=REFUSAL_KEY, default=None)
+
+
+class _Refusal(msgspec.Struct):
+    meta: _RefusalMeta | None = msgspec.field(name="_meta", default=None)
+
+
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+def write_refusal(refused: Declined) -> bytes:
+    """A refusal in place of an answer, for another node."""
+    return msgspec.json.encode(_Refusal(_RefusalMeta(refused)))
+
+
+def read_refusal(answer: Payload) -> Declined | None:
+    """The refusal that another node sends in place of an answer; None for an answer."""
+    try:
+        read = _REFUSAL.decode(answer)
+    except msgspec.MsgspecError:
+        return None
+    return None if read.meta is None else read.meta.refused
 
 
 # -- requests and results ------------------------------------------------------------------------------------------

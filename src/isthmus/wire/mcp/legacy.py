@@ -13,6 +13,7 @@ import msgspec
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability
 from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.lists import next_cursor
 from isthmus.wire.mcp.messages import (
     NO_HUBS,
     Implementation,
@@ -114,7 +115,7 @@ def initialize_result(
     return msgspec.json.encode(answer)
 
 
-def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
-    """A list's result around its rendered entries."""
+def list_result(member: str, entries: bytes, meta: Payload | None, cursor: str | None = None) -> bytes:
+    """A list's result around its rendered entries; `cursor` is that of the next page."""
     tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
-    return b"".join((b'{"%b":' % member.encode(), entries, tail))
+    return b"".join((b'{"%b":' % member.encode(), entries, next_cursor(cursor), tail))

@@ -6,7 +6,9 @@ A server's list is read leniently: a bad entry is skipped and reported, the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -16,11 +18,17 @@ from isthmus.wire.mcp.messages import Members, is_object, read_missing, read_sec
 PROBLEMS_MAX = 100
 """After so many bad entries the rest of a page is skipped: a page may have millions."""
 
-PAGE_MAX = 10_000
-"""Entries read of one page, ten times what a server may have."""
+COMMAS_MAX = 2_000_000
+"""Commas of one page. Splitting a page of megabytes that are nothing but commas would take gigabytes; a page of 16 MiB
+of ordinary definitions has half a million."""
 
 NAME_LENGTH_MAX = 256
 """Twice what the specification asks for; longer ones are not names."""
+
+SHARED_MAX = 2048
+SHARED_BYTES_MAX = 4096
+"""The entries that are kept once for all servers that list the same, and their length: thousands of devices of one kind
+have equal lists. Longer ones are rare, and would make the bound on memory too large."""
 
 URI_LENGTH_MAX = 2048
 """Longer than any address that works elsewhere."""
@@ -48,17 +56,29 @@ SHAPES = {shape.method: shape for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """One page of a server's list, with the problems of the entries that were skipped.
+    """One page of a server's list. Its entries are not read yet: a page may have thousands.
 
     `ttl_seconds` is how long the list may be cached, None if the server does not say. If the server is a hub,
     `missing` are the disconnected servers behind it, with reasons.
     """
 
-    entries: list[tuple[str, Members]]
+    entries: msgspec.Raw
+    """The array of the entries."""
+    places: bytes
+    """Where each entry begins and ends in it, as pairs of 64-bit numbers: the process that reads long pages sends them
+    back in one piece."""
     next_cursor: str | None
-    problems: list[str]
     ttl_seconds: float | None = None
     missing: Mapping[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.places) // 16
+
+    def __iter__(self) -> Iterator[msgspec.Raw]:
+        """Each entry, not copied."""
+        view = memoryview(self.entries)
+        numbers = iter(memoryview(self.places).cast("Q"))
+        return (msgspec.Raw(view[begin:end]) for begin, end in zip(numbers, numbers, strict=True))
 
 
 class _ListResult(msgspec.Struct):
@@ -72,27 +92,49 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRIES = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def read_list(shape: ListShape, result: Payload) -> ListPage | str:
-    """Read a list's result, or return what is wrong with it."""
+def read_page(shape: ListShape, result: Payload) -> ListPage | str:
+    """Read a list's result up to its entries, or return what is wrong with it."""
+    text = bytes(result)
+    if len(text) > COMMAS_MAX and text.count(b",") > COMMAS_MAX:
+        return f"{shape.method} returned a page with over {COMMAS_MAX} values"
     try:
-        page = _LIST_RESULT.decode(result)
-        raws = _ENTRIES.decode(_MEMBERS.decode(result)[shape.member])
+        page = _LIST_RESULT.decode(text)
+        member = _MEMBERS.decode(text)[shape.member]
+        raws = _ENTRIES.decode(member)
     except (msgspec.MsgspecError, KeyError) as error:
         return f"{shape.method} returned an invalid result ({error})"
-    entries: list[tuple[str, Members]] = []
-    problems: list[str] = []
-    if len(raws) > PAGE_MAX:
-        problems.append(f"a page of its list has over {PAGE_MAX} entries; the rest was left out")
-    for position, raw in enumerate(raws[:PAGE_MAX]):
-        read = _read_entry(shape, raw)
-        if not isinstance(read, str):
-            entries.append(read)
-        elif len(problems) < PROBLEMS_MAX:
-            problems.append(f"{shape.noun} {position} left out: {read}")
-        else:
-            problems.append("more was wrong with its list, and the rest of it was left out")
-            break
-    return ListPage(entries, page.nextCursor or None, problems, read_seconds(page.ttlMs), read_missing(page.meta))
+    places, view, end = array("Q"), memoryview(member), 0
+    for raw in raws:
+        begin = end
+        while view[begin] in _BETWEEN:
+            begin += 1
+        end = begin + len(memoryview(raw))
+        places.extend((begin, end))
+    meta = read_missing(page.meta)
+    return ListPage(member, places.tobytes(), page.nextCursor or None, read_seconds(page.ttlMs), meta)
+
+
+_BETWEEN = b"[, \t\r\n"
+"""What stands before an entry."""
+
+
+def read_list(shape: ListShape, result: Payload) -> list[tuple[str, Members]]:
+    """The good entries of a list that the hub has stored. Raises `ValueError` if it is no list."""
+    page = read_page(shape, result)
+    if isinstance(page, str):
+        raise ValueError(page)
+    return [entry for raw in page if not isinstance(entry := read_entry(shape, raw), str)]
+
+
+def read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:
+    """The name and the members of an entry, or what is wrong with it. Short entries that are equal share one copy."""
+    is_short = len(memoryview(raw)) <= SHARED_BYTES_MAX
+    return _read_shared(shape, bytes(raw)) if is_short else _read_entry(shape, raw)
+
+
+@lru_cache(SHARED_MAX)
+def _read_shared(shape: ListShape, text: bytes) -> tuple[str, Members] | str:
+    return _read_entry(shape, msgspec.Raw(text))
 
 
 def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:
@@ -149,6 +191,11 @@ def write_entry(shape: ListShape, exposed: str, definition: Members) -> bytes:
     if "name" not in shown:
         shown["name"] = shown[shape.key]
     return render(shown)
+
+
+def next_cursor(cursor: str | None) -> bytes:
+    """The member of a list's result that leads to its next page; nothing on the last one."""
+    return b"" if cursor is None else b',"nextCursor":' + msgspec.json.encode(cursor)
 
 
 def array_of(entries: Iterable[bytes]) -> bytes:

@@ -18,6 +18,7 @@ import msgspec
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
+from isthmus.wire.mcp.lists import next_cursor
 from isthmus.wire.mcp.messages import (
     NO_HUBS,
     Implementation,
@@ -236,11 +237,14 @@ def request_meta(own: bytes, passed_on: Mapping[str, Payload]) -> bytes:
     return b"{" + own + b"," + render(passed_on)[1:]
 
 
-def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
-    """A list's result around its rendered entries. It must not be cached: lists differ by caller and may change."""
+def list_result(member: str, entries: bytes, meta: Payload | None, cursor: str | None = None) -> bytes:
+    """A list's result around its rendered entries; `cursor` is that of the next page.
+
+    It must not be cached: lists differ by caller and may change.
+    """
     tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
     head = b'{"resultType":"complete","%b":' % member.encode()
-    return b"".join((head, entries, b',"ttlMs":0,"cacheScope":"private"', tail))
+    return b"".join((head, entries, next_cursor(cursor), b',"ttlMs":0,"cacheScope":"private"', tail))
 
 
 def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:

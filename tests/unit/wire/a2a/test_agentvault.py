@@ -178,7 +178,7 @@ def test_words_of_a_failure_are_a_message_only_where_no_answer_says_more() -> No
     ("state", "spoken", "words"),
     [("working", 0, "w"), ("input_required", 1, "w"), ("completed", 1, None), ("failed", 0, "w")],
 )
-def test_what_a_status_says_is_told_where_its_clients_look(state: TaskState, spoken: int, words: str | None) -> None:
+def test_a_status_text_is_sent_where_agentvaults_clients_look(state: TaskState, spoken: int, words: str | None) -> None:
     status = TaskStatus(state, AT, told(TextPart("w")))
     message = agentvault.spoken(status)
     assert (0 if message is None else len(message.parts), agentvault.words(status)) == (spoken, words)

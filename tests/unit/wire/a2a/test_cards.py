@@ -179,7 +179,7 @@ def test_agentvaults_card_says_that_no_key_is_needed_where_none_is() -> None:
     assert card["provider"] == {"name": "Hub"}
 
 
-def test_agentvaults_clients_are_told_where_tokens_are() -> None:
+def test_agentvaults_clients_learn_where_tokens_are() -> None:
     card = with_schemes(o=OAuth(TOKENS), b=Http("Bearer"))
     assert written(cards.write_agentvault(card, "org/hub"))["authSchemes"] == [
         {"scheme": "oauth2", "service_identifier": "org", "tokenUrl": TOKENS},

@@ -172,7 +172,7 @@ def test_a_stream_of_a_real_server_is_read(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", GENERATIONS)
-def test_errors_of_real_servers_are_told_apart(package: str) -> None:
+def test_errors_of_real_servers_are_distinguished(package: str) -> None:
     kinds = []
     for name in ("none", "cancel_ended"):
         error = captured.error(package, name)
@@ -180,7 +180,7 @@ def test_errors_of_real_servers_are_told_apart(package: str) -> None:
     assert kinds == ["task_not_found", "task_not_cancelable"]
 
 
-def test_an_error_that_nobody_knows_is_internal_and_keeps_what_it_said() -> None:
+def test_an_unknown_error_is_internal_and_keeps_its_text() -> None:
     problem = read_problem(-1, "", Raw(b'{"a":1}'))
     assert problem == A2aProblem("internal", "error -1", {"code": "-1", "data": '{"a":1}'})
     assert read_problem(-32001, "x" * 10_000, Raw(b"null")).details == {"code": "-32001"}
@@ -223,7 +223,7 @@ def test_an_update_is_no_answer_to_a_message(client: A2aClient, update: bytes) -
         (ClientV03(), b'{"kind":"task","id":"t","contextId":"","status":{"state":"unknown"},"artifacts":null}'),
     ],
 )
-def test_a_state_that_nobody_knows_is_not_an_end(client: A2aClient, task: bytes) -> None:
+def test_an_unknown_state_is_not_an_end(client: A2aClient, task: bytes) -> None:
     read = client.read_task(task)
     assert isinstance(read, Task)
     assert (read.status.state, read.status.at, read.context, read.metadata) == ("working", 0.0, "", ABSENT)
@@ -411,7 +411,7 @@ def test_what_is_asked_is_understood_as_it_was_meant(asked: ClientOperation) -> 
         TaskArtifactUpdate("t", "c", MADE, is_more=True, is_complete=False),
     ],
 )
-def test_what_is_told_is_understood_as_it_was_meant(update: Update) -> None:
+def test_updates_are_read_as_they_were_written(update: Update) -> None:
     assert REST_CLIENT.read_update(v0_3_rest.DIALECT.write_update(update)) == update
 
 
@@ -434,7 +434,7 @@ def test_members_may_be_spelt_as_the_protobuf_has_them() -> None:
     assert (piece.artifact.id, piece.is_complete) == ("a", True)
 
 
-def test_a_state_that_nobody_knows_is_not_an_end_over_rest() -> None:
+def test_an_unknown_state_is_not_an_end_over_rest() -> None:
     task = REST_CLIENT.read_task(b'{"id":"t","status":{"state":"TASK_STATE_NEW"}}')
     assert isinstance(task, Task)
     assert task.status.state == "working"

@@ -39,7 +39,7 @@ def told_apart(package: str) -> set[str]:
         ("agentvault-1.0.0", {"agentvault", "shared"}),
     ],
 )
-def test_real_clients_are_told_apart_on_one_address(package: str, dialects: set[str]) -> None:
+def test_real_clients_are_distinguished_on_one_address(package: str, dialects: set[str]) -> None:
     assert told_apart(package) == dialects
 
 
@@ -61,7 +61,7 @@ def test_real_clients_are_told_apart_on_one_address(package: str, dialects: set[
         ("GetTask", {}, "1.0"),
     ],
 )
-def test_the_method_and_the_shape_tell(method: str, params: dict[str, Json], dialect: str) -> None:
+def test_the_method_and_the_shape_decide(method: str, params: dict[str, Json], dialect: str) -> None:
     assert recognize_dialect(method, raws(params)) == dialect
 
 
@@ -111,7 +111,7 @@ def test_a_version_that_is_not_spoken_is_refused(method: str, version: str) -> N
     assert len(refused.message) < 200
 
 
-def test_a_method_that_nobody_has_is_unknown() -> None:
+def test_a_method_of_no_generation_is_unknown() -> None:
     for method in ("", "send", "message/sent", "tasks/list"):
         refused = recognize_dialect(method, {}, "1.0")
         assert isinstance(refused, A2aProblem)

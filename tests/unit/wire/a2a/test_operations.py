@@ -15,7 +15,7 @@ def test_every_problem_has_a_row() -> None:
     assert problems.PROBLEMS.keys() == KINDS
 
 
-def test_codes_of_the_latest_generation_tell_every_problem_from_every_other() -> None:
+def test_codes_of_the_latest_generation_distinguish_every_problem() -> None:
     # All but two of HTTP's: for A2A, matters of parameters and of content like any other.
     assert set(problems.KINDS_1_0.values()) == KINDS - {"key_reused", "not_json"}
     assert problems.KINDS_1_0[-32602] == "invalid_params"

@@ -136,7 +136,7 @@ def test_a_version_other_than_that_of_the_path_is_refused(target: str, header: s
 
 
 @pytest.mark.parametrize(("target", "header", "spoken"), [("/tasks", "0.3", "1.0"), ("/v1/card", "1.0", "0.3")])
-def test_who_asks_the_wrong_path_is_told_what_is_spoken_there(target: str, header: str, spoken: str) -> None:
+def test_a_request_to_the_wrong_path_learns_what_is_spoken_there(target: str, header: str, spoken: str) -> None:
     problem = asked("GET", target, header=header)
     assert isinstance(problem, A2aProblem)
     assert problem.message == f"this path is for A2A {spoken}, not {header}"

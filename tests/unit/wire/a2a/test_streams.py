@@ -47,7 +47,7 @@ def test_over_json_rpc_every_item_answers_the_request(dialect: Dialect) -> None:
     assert (name, failure["id"], failure["error"]["code"]) == ("message", "r1", -32004)
 
 
-def test_the_first_generation_is_told_a_whole_task_in_pieces() -> None:
+def test_the_first_generation_gets_a_whole_task_in_pieces() -> None:
     items = told(streams.rpc_stream(v0_1.DIALECT, b"1", "t1"), TASK)
     assert [list(item["result"])[1] for _, item in items] == ["artifact", "status"]
 
@@ -103,7 +103,7 @@ def answered() -> Task:
     return Task("t1", "c1", TaskStatus("completed", AT), AT, (), (ASKED, answer))
 
 
-def test_who_comes_late_is_told_the_answer_and_then_that_it_ended() -> None:
+def test_a_late_follower_gets_the_answer_and_then_its_end() -> None:
     message, status = told(vault(), answered())
     assert message[0] == "task_message"
     assert message[1]["message"]["parts"][0]["content"] == {"success": True}
@@ -111,7 +111,7 @@ def test_who_comes_late_is_told_the_answer_and_then_that_it_ended() -> None:
     assert (status[0], status[1]["state"]) == ("task_status", "COMPLETED")
 
 
-def test_nothing_is_told_twice_however_often_the_task_is_shown() -> None:
+def test_nothing_is_sent_twice_however_often_the_task_is_shown() -> None:
     stream = vault()
     working = Task("t1", "c1", TaskStatus("working", AT), AT, (), (ASKED,))
     first = told(stream, working)

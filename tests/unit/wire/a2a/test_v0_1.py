@@ -164,7 +164,7 @@ def test_a_stream_is_written_as_the_first_server_wrote_it() -> None:
     assert ours == theirs
 
 
-def test_a_history_is_told_only_if_asked_for_and_is_else_empty() -> None:
+def test_a_history_is_sent_only_on_request_and_is_else_empty() -> None:
     assert written(v0_1.DIALECT.write_task(TASK, None))["history"] == []
     assert written(v0_1.DIALECT.write_task(TASK, 1))["history"] == [
         {"role": "agent", "parts": [{"type": "text", "text": "which?"}]}
@@ -187,7 +187,7 @@ def test_parts_and_artifacts_have_their_first_shapes() -> None:
     ("state", "word"),
     [("rejected", "failed"), ("auth_required", "input-required"), ("input_required", "input-required")],
 )
-def test_states_that_came_later_are_told_in_words_that_it_has(state: TaskState, word: str) -> None:
+def test_later_states_are_sent_in_words_of_this_version(state: TaskState, word: str) -> None:
     assert written(v0_1.DIALECT.write_task(Task("t", "s", TaskStatus(state, AT), AT), None))["status"]["state"] == word
 
 
@@ -226,5 +226,5 @@ def test_places_of_pushes_are_known_by_their_task() -> None:
     assert v0_1.DIALECT.write_deleted() == b"null"
 
 
-def test_a_problem_is_told_with_its_details() -> None:
+def test_a_problem_has_its_details() -> None:
     assert v0_1.DIALECT.write_problem(A2aProblem("task_not_cancelable", "m", {"a": "b"})) == (-32002, "m", b'{"a":"b"}')

@@ -86,7 +86,7 @@ def test_a_member_that_is_missing_is_named() -> None:
     assert problem_of("id", {}).message == "id is required"
 
 
-def test_what_is_told_of_a_mistake_is_short_however_long_the_mistake() -> None:
+def test_an_error_text_is_short_however_long_the_mistake() -> None:
     assert len(fields.unknown_method("x" * 10_000).message) < 400
     assert len(fields.invalid("x", "y" * 10_000).message) <= fields.WORDS_MAX
 

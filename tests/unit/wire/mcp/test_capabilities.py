@@ -67,7 +67,7 @@ def test_a_server_announces_changes_if_it_says_so_of_any_list(told: dict[str, An
     assert read(told).announces_changes is announces
 
 
-def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
+def test_callers_get_the_capabilities_of_the_servers_and_no_others() -> None:
     for size in range(len(ABILITIES) + 1):
         for chosen in itertools.combinations(ABILITIES, size):
             told = write_server_capabilities(frozenset(chosen))
@@ -77,7 +77,7 @@ def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
             assert all(told[topic]["listChanged"] for topic in ("tools", "prompts", "resources") if topic in told)
 
 
-def test_an_extension_is_told_only_if_all_that_it_needs_is_passed_on() -> None:
+def test_an_extension_is_advertised_only_if_all_that_it_needs_is_passed_on() -> None:
     told = write_server_capabilities({"tools", "apps"})
     assert told["extensions"] == {"io.modelcontextprotocol/ui": {}}
     assert "extensions" not in write_server_capabilities({"tools"})
@@ -100,11 +100,11 @@ def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
 
 
 @pytest.mark.parametrize("extensions", [{APPS: {}}, {APPS: {"mimeTypes": ["text/plain"]}}, {}, [APPS], None])
-def test_who_cannot_show_an_app_is_not_said_to(extensions: object) -> None:
+def test_a_client_without_apps_is_not_advertised_as_having_them(extensions: object) -> None:
     assert read_client_capabilities(client(extensions=extensions)) == frozenset()
 
 
-def test_servers_are_not_told_to_expect_news_of_roots() -> None:
+def test_servers_get_no_promise_of_roots_notifications() -> None:
     client_caps = read_client_capabilities(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
     assert write_client_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
 

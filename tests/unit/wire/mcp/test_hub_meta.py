@@ -42,7 +42,7 @@ def test_what_is_no_object_names_no_hub(meta: bytes) -> None:
     assert read_hubs(meta) == {}
 
 
-def test_of_too_many_the_nearest_are_told() -> None:
+def test_of_too_many_the_nearest_are_sent() -> None:
     many = {str(steps): steps % 100 for steps in range(1000)}
     told = write_hubs(many)[HUBS_KEY]
     assert len(told) == HUBS_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.lists import TOOLS, ListPage, read_list
+from isthmus.wire.mcp.lists import TOOLS, ListPage, read_page
 from isthmus.wire.mcp.messages import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 
 
@@ -15,7 +15,7 @@ def test_what_one_hub_writes_another_reads() -> None:
 
 
 def test_it_is_read_with_a_page_of_a_list() -> None:
-    page = read_list(TOOLS, b'{"tools":[],"_meta":%b}' % write_missing({"web": UnavailableServer("retrying", "gone")}))
+    page = read_page(TOOLS, b'{"tools":[],"_meta":%b}' % write_missing({"web": UnavailableServer("retrying", "gone")}))
     assert isinstance(page, ListPage)
     assert page.missing == {"web": "gone"}
 
@@ -41,9 +41,9 @@ def test_reasons_are_cut_and_plain() -> None:
         {"else": {}},
     ],
 )
-def test_nonsense_names_nobody_and_costs_no_list(said: object) -> None:
+def test_nonsense_names_no_server_and_costs_no_list(said: object) -> None:
     meta = msgspec.json.encode(said)
     assert read_missing(meta) == {}
-    page = read_list(TOOLS, b'{"tools":[{"name":"pay","inputSchema":{"type":"object"}}],"_meta":%b}' % meta)
+    page = read_page(TOOLS, b'{"tools":[{"name":"pay","inputSchema":{"type":"object"}}],"_meta":%b}' % meta)
     assert isinstance(page, ListPage)
-    assert ([name for name, _ in page.entries], dict(page.missing)) == (["pay"], {})
+    assert (len(page), dict(page.missing)) == (1, {})

@@ -110,7 +110,7 @@ def test_another_state_leaves_the_rest_of_a_result_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("responses", [[], 7, None, "q"])
-def test_what_is_no_answers_is_told_apart_from_none(responses: object) -> None:
+def test_invalid_answers_are_distinguished_from_missing_ones(responses: object) -> None:
     assert read_responses({}) == {}
     assert read_responses({"inputResponses": raw(responses)}) is None
 

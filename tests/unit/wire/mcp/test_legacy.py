@@ -39,7 +39,7 @@ def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
         ({"protocolVersion": "2019-01-01"}, "it speaks MCP '2019-01-01'"),
     ],
 )
-def test_what_is_no_welcome_is_told_so(told: object, words: str) -> None:
+def test_an_invalid_initialize_result_is_reported(told: object, words: str) -> None:
     welcome = legacy.read_initialize_result(json.dumps(told).encode())
     assert isinstance(welcome, str)
     assert words in welcome
@@ -85,14 +85,14 @@ def test_a_list_names_what_is_missing_only_if_something_is() -> None:
         (None, None),
     ],
 )
-def test_who_a_server_says_it_is_is_read_as_far_as_it_can_be(info: object, who: Implementation | None) -> None:
+def test_a_servers_info_is_read_as_far_as_possible(info: object, who: Implementation | None) -> None:
     told = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
     welcome = legacy.read_initialize_result(json.dumps(told).encode())
     assert isinstance(welcome, legacy.InitializeResult)
     assert legacy.read_server_info(welcome.serverInfo) == who
 
 
-def test_a_server_need_not_say_who_it_is() -> None:
+def test_a_server_need_not_send_its_info() -> None:
     welcome = legacy.read_initialize_result(b'{"protocolVersion":"2024-11-05"}')
     assert isinstance(welcome, legacy.InitializeResult)
     assert legacy.read_server_info(welcome.serverInfo) is None

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from isthmus.wire.mcp.lists import (
-    PAGE_MAX,
-    PROBLEMS_MAX,
+    COMMAS_MAX,
     PROMPTS,
     RESOURCES,
     SHAPES,
+    SHARED_BYTES_MAX,
     TEMPLATES,
     TOOLS,
     ListPage,
     ListShape,
     array_of,
+    read_entry,
     read_list,
+    read_page,
     write_entry,
 )
+from isthmus.wire.mcp.messages import Members
 
 EVERY = [TOOLS, PROMPTS, RESOURCES, TEMPLATES]
 
 
-def read(shape: ListShape, told: Any) -> ListPage:
-    page = read_list(shape, json.dumps(told).encode())
+class Read(NamedTuple):
+    """A page with all its entries."""
+
+    entries: list[tuple[str, Members]]
+    problems: list[str]
+    next_cursor: str | None
+    ttl_seconds: float | None
+
+
+def read(shape: ListShape, told: Any) -> Read:
+    page = read_page(shape, told if isinstance(told, bytes) else json.dumps(told).encode())
     assert isinstance(page, ListPage), page
-    return page
+    found = [read_entry(shape, raw) for raw in page]
+    assert len(found) == len(page)
+    good = [entry for entry in found if not isinstance(entry, str)]
+    return Read(good, [entry for entry in found if isinstance(entry, str)], page.next_cursor, page.ttl_seconds)
 
 
 def raw(value: object) -> msgspec.Raw:
@@ -45,6 +60,15 @@ def test_each_list_is_read_by_its_own_words(shape: ListShape) -> None:
     assert (page.next_cursor, page.ttl_seconds, page.problems) == ("c", 1.5, [])
 
 
+def test_equal_entries_of_thousands_of_servers_are_kept_once_and_long_ones_are_not() -> None:
+    short, long = ({"name": name, "description": "x" * length} for name, length in (("a", 10), ("b", SHARED_BYTES_MAX)))
+    first, again = (read(TOOLS, {"tools": [short, long]}).entries for _ in range(2))
+    assert first == again
+    assert [one[1] is other[1] for one, other in zip(first, again, strict=True)] == [True, False]
+    other = read(PROMPTS, {"prompts": [short]}).entries
+    assert other[0][1] is not first[0][1]
+
+
 @pytest.mark.parametrize("shape", EVERY, ids=lambda shape: shape.noun)
 @pytest.mark.parametrize(
     "entry",
@@ -54,7 +78,6 @@ def test_a_bad_entry_costs_only_itself(shape: ListShape, entry: object) -> None:
     page = read(shape, {shape.member: [entry, {shape.key: "good"}]})
     assert [name for name, _ in page.entries] == ["good"]
     assert len(page.problems) == 1
-    assert page.problems[0].startswith(f"{shape.noun} 0 left out: ")
 
 
 @pytest.mark.parametrize("name", ["", "x\n", "a\x00b", "x\u2028", "\x9f"])
@@ -101,23 +124,30 @@ def test_nothing_is_kept_for_which_clients_would_refuse_the_whole_list(
 def test_a_definition_with_nothing_wrong_in_it_stays_as_it_was_written() -> None:
     schema = b'{ "type" : "object", "maximum": 1.50, "properties":{} }'
     text = b'{"tools":[{"name":"t","description":"d","inputSchema":%b}]}' % schema
-    page = read_list(TOOLS, text)
-    assert not isinstance(page, str)
-    assert bytes(page.entries[0][1]["inputSchema"]) == schema
+    assert bytes(read(TOOLS, text).entries[0][1]["inputSchema"]) == schema
+
+
+@pytest.mark.parametrize("between", ["", " ", "\n", "\r\n\t  "])
+def test_entries_are_found_whatever_stands_between_them(between: str) -> None:
+    written = [json.dumps({"name": name, "description": "a, [b], {c}"}) for name in ("one", "two", "three")]
+    array = f"{between}[{between}{f'{between},{between}'.join(written)}{between}]{between}"
+    text = f'{{"other":[1,2],"tools":{array},"nextCursor":"c"}}'.encode()
+    page = read_page(TOOLS, text)
+    assert isinstance(page, ListPage)
+    assert [bytes(raw).decode() for raw in page] == written
+    assert read_list(TOOLS, text) == read(TOOLS, text).entries
 
 
 @pytest.mark.parametrize("told", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
-def test_what_is_no_list_is_told_so(told: object) -> None:
-    page = read_list(TOOLS, json.dumps(told).encode())
+def test_an_invalid_list_is_reported(told: object) -> None:
+    page = read_page(TOOLS, json.dumps(told).encode())
     assert isinstance(page, str)
     assert page.startswith("tools/list returned an invalid result")
 
 
-def test_a_page_of_millions_is_not_looked_at_to_its_end() -> None:
-    page = read(TOOLS, {"tools": [{"name": f"t{n}"} for n in range(PAGE_MAX + 5)]})
-    assert (len(page.entries), len(page.problems)) == (PAGE_MAX, 1)
-    bad = read(TOOLS, {"tools": [7] * 5000 + [{"name": "last"}]})
-    assert (bad.entries, len(bad.problems)) == ([], PROBLEMS_MAX + 1)
+def test_a_page_of_millions_of_values_is_not_split() -> None:
+    page = read_page(TOOLS, b'{"tools":[%b0]}' % (b"0," * (COMMAS_MAX + 1)))
+    assert page == f"tools/list returned a page with over {COMMAS_MAX} values"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +162,7 @@ def test_a_page_of_millions_is_not_looked_at_to_its_end() -> None:
         ({"cacheScope": 7}, None),
     ],
 )
-def test_how_long_a_list_holds_is_told_in_milliseconds(told: dict[str, Any], seconds: float | None) -> None:
+def test_the_ttl_of_a_list_is_in_milliseconds(told: dict[str, Any], seconds: float | None) -> None:
     assert read(TOOLS, {"tools": [], **told}).ttl_seconds == seconds
 
 

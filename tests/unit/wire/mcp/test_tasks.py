@@ -77,18 +77,18 @@ STATE = {"taskId": "t", "status": "working", "ttl": 1500, "x": 1}
 def test_a_state_is_read_from_what_holds_it_or_is_it(told: object) -> None:
     state = read_state(raw(told))
     assert state is not None
-    assert (state.id, state.status, state.is_over, state.ttl_seconds) == ("t", "working", False, 1.5)
+    assert (state.id, state.status, state.is_terminal, state.ttl_seconds) == ("t", "working", False, 1.5)
     assert {key: json.loads(bytes(value)) for key, value in state.members.items()} == STATE
 
 
 @pytest.mark.parametrize(
-    ("status", "is_over"),
+    ("status", "is_terminal"),
     [("working", False), ("input_required", False), ("completed", True), ("failed", True), ("cancelled", True)],
 )
-def test_a_task_is_over_by_its_status(status: str, *, is_over: bool) -> None:
+def test_a_task_is_over_by_its_status(status: str, *, is_terminal: bool) -> None:
     state = read_state(raw({"taskId": "t", "status": status}))
     assert state is not None
-    assert (state.status, state.is_over) == (status, is_over)
+    assert (state.status, state.is_terminal) == (status, is_terminal)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ SUMMARY = TaskSummary("t", "failed", 1_700_000_000.0, 1_700_000_000.5, 60.0, "no
 TIMES = {"createdAt": "2023-11-14T22:13:20.000Z", "lastUpdatedAt": "2023-11-14T22:13:20.500Z"}
 
 
-def test_a_task_is_told_in_the_words_of_each_era() -> None:
+def test_a_task_has_the_words_of_each_era() -> None:
     told = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
     assert read(legacy_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
     assert read(modern_state(SUMMARY)) == {**told, "ttlMs": 60_000, "pollIntervalMs": 1000}

@@ -52,7 +52,7 @@ def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
         assert message.code == code
 
 
-def test_totals_name_who_is_missing_only_if_somebody_is() -> None:
+def test_totals_name_missing_servers_only_if_there_are_any() -> None:
     assert server_counts(2, ()) == {"total_servers": b"2", "responded_servers": b"2"}
     told = server_counts(1, [MissingServer("s2", "gone")])
     assert (told["total_servers"], told["responded_servers"]) == (b"2", b"1")
