@@ -14,10 +14,10 @@ open.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b, sha256
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
@@ -118,10 +118,10 @@ class RecordEncoder:
         """The time of a fact and its record; a text that cannot be encoded only loses its own record."""
         if isinstance(fact, EncodedRecord):
             return fact.at, fact.content
-        at = fact.at if isinstance(fact, AuditEvent) else fact[0]
+        at = to_microsecond(fact[0] if isinstance(fact, tuple) else fact.at)
         try:
             if isinstance(fact, tuple):
-                return at, self._encoder.encode(self._call_record(*fact))
+                return at, self._encoder.encode(self._call_record(at, *fact[1:]))
             members: dict[str, Value] = {"at": at, "event": fact.event}
             for key, value in list(fact.about.items())[:MEMBERS_MAX]:
                 members.setdefault(key, value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value)
@@ -140,7 +140,14 @@ class RecordEncoder:
         id: str,
     ) -> CallRecord:
         caller = call.caller
-        common = (
+        word, executed, denied = "", "", False
+        if outcome is None:
+            seconds = -1.0
+        else:
+            word, executed = outcome_word(outcome, was_sent=was_sent)
+            seconds = to_microsecond(seconds)
+            denied = isinstance(outcome, Fault) and outcome.is_denied
+        return CallRecord(
             at,
             CALL_ENDED if outcome is not None else CALL_STARTED,
             caller.name[:TEXT_LENGTH_MAX],
@@ -150,15 +157,18 @@ class RecordEncoder:
             _audited_name(call),
             self.digest(call.arguments),
             server,
+            word,
+            executed,
+            seconds,
+            self.digest(call.session.encode(errors="replace"))[:16] if call.session else "",
+            id[:TEXT_LENGTH_MAX],
+            caller.key,
+            (call.set or "")[:TEXT_LENGTH_MAX],
+            call.tool[:TEXT_LENGTH_MAX],
+            call.script,
+            call.fleet,
+            denied,
         )
-        session = self.digest(call.session.encode(errors="replace"))[:16] if call.session else ""
-        id = id[:TEXT_LENGTH_MAX]
-        names = (caller.key, (call.set or "")[:TEXT_LENGTH_MAX], call.tool[:TEXT_LENGTH_MAX], call.script, call.fleet)
-        if outcome is None:
-            return CallRecord(*common, "", "", -1.0, session, id, *names)
-        word, executed = outcome_word(outcome, was_sent=was_sent)
-        denied = isinstance(outcome, Fault) and outcome.is_denied
-        return CallRecord(*common, word, executed, round(seconds, 6), session, id, *names, denied)
 
     def digest(self, data: Any) -> str:
         """A keyed digest: equal data can be compared, and without the key it says nothing."""
@@ -184,6 +194,11 @@ def _audited_name(call: Call) -> str:
     scheme, slashes, rest = address.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"[:TEXT_LENGTH_MAX]
+
+
+def to_microsecond(seconds: float) -> float:
+    """A time or a length of time in whole microseconds, which `RecordBatch.places` keeps without loss."""
+    return int(seconds * 1e6 + 0.5) / 1e6
 
 
 # -- the chain ---------------------------------------------------------------------------------------------------------
@@ -245,7 +260,105 @@ class ChainBreak(msgspec.Struct, frozen=True):
 def follow(before: Point, content: bytes) -> Point:
     """The point of the next record."""
     number = before.number + 1
-    return Point(number, sha256(before.digest + number.to_bytes(8, "big") + content).digest())
+    return Point(number, _next_digest(before.digest, number, content))
+
+
+def _next_digest(before: bytes, number: int, content: bytes) -> bytes:
+    return sha256(before + number.to_bytes(8, "big") + content).digest()
+
+
+PLACE = b"%016d%08d"
+"""A record's time in microseconds and its length in bytes."""
+
+
+class RecordBatch(Sequence[EncodedRecord]):
+    """Encoded records in order, with their digests.
+
+    The event loop adds records a few at a time, and the journal's writer appends the batch as it is. Computing a
+    thousand digests in the writer's thread would keep the interpreter's lock from the loop for a millisecond. If the
+    log ends elsewhere than expected, for example after a failed write, the writer lets the batch `follow` its end.
+    """
+
+    def __init__(self, before: Point = START) -> None:
+        self._reset(before)
+
+    def _reset(self, before: Point) -> None:
+        self._before: Point | None = before
+        self._number = before.number
+        self._digest = before.digest
+        self.times: list[float] = []
+        self.contents: list[bytes] = []
+        self.digests: list[bytes] = []
+        self.places: list[bytes] = []
+        """Time and length of each record as text of a fixed width: SQLite cuts the joined contents by them."""
+
+    @property
+    def head(self) -> Point:
+        """The last record."""
+        return Point(self._number, self._digest)
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    @overload
+    def __getitem__(self, at: int) -> EncodedRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[EncodedRecord]: ...
+    def __getitem__(self, at: int | slice) -> EncodedRecord | list[EncodedRecord]:
+        if isinstance(at, slice):
+            return [EncodedRecord(*pair) for pair in zip(self.times[at], self.contents[at], strict=True)]
+        return EncodedRecord(self.times[at], self.contents[at])
+
+    def add(self, at: float, content: bytes) -> None:
+        """Add a record."""
+        self._number += 1
+        self._digest = _next_digest(self._digest, self._number, content)
+        self.times.append(at)
+        self.contents.append(content)
+        self.digests.append(self._digest)
+        self.places.append(PLACE % (int(at * 1e6 + 0.5), len(content)))
+
+    def follow(self, before: Point) -> None:
+        """Number the records after this point, unless they follow it already."""
+        if self._before == before:
+            return
+        records = zip(self.times, self.contents, strict=True)
+        self._reset(before)
+        for at, content in records:
+            self.add(at, content)
+
+    def extend(self, batch: RecordBatch) -> None:
+        """Add the records of another batch; the digests are only right if it follows this one's head."""
+        if batch._before != self.head:
+            self._before = None
+        self.times += batch.times
+        self.contents += batch.contents
+        self.digests += batch.digests
+        self.places += batch.places
+        self._number, self._digest = batch._number, batch._digest
+
+    def replace_first(self, count: int, *records: EncodedRecord) -> None:
+        """Put these records in the place of the first ones. The digests are wrong until the next `follow`."""
+        self._before = None
+        self.times[:count] = [record.at for record in records]
+        self.contents[:count] = [record.content for record in records]
+        self.digests[:count] = [b""] * len(records)
+        self.places[:count] = [b""] * len(records)
+
+
+def batch_of(
+    before: Point, writes: Iterable[Sequence[Fact]], record: Callable[[Fact], tuple[float, bytes]]
+) -> RecordBatch:
+    """The facts of several writes as the records after this point."""
+    whole = RecordBatch(before)
+    for facts in writes:
+        if isinstance(facts, RecordBatch):
+            facts.follow(whole.head)
+            whole.extend(facts)
+        else:
+            for fact in facts:
+                whole.add(*record(fact))
+    return whole
 
 
 def signed_text(kind: SealKind, point: Point, at: float) -> bytes:
@@ -384,6 +497,7 @@ def lost_call_record(begun: AuditRow, at: float) -> EncodedRecord | None:
         record = msgspec.convert(record_members(begun.content), CallRecord)
     except msgspec.MsgspecError:
         return None
+    at = to_microsecond(at)
     lost = msgspec.structs.replace(record, at=at, event=CALL_LOST, outcome=LOST_OUTCOME, executed="unknown")
     return EncodedRecord(at, msgspec.json.encode(lost))
 

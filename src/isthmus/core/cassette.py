@@ -57,11 +57,11 @@ class CassetteError(Exception):
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class _CassetteLine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One line of a cassette."""
 
 
-class HeadLine(_Line, frozen=True, kw_only=True):
+class HeadLine(_CassetteLine, frozen=True, kw_only=True):
     """The first line."""
 
     cassette: int
@@ -73,7 +73,7 @@ class HeadLine(_Line, frozen=True, kw_only=True):
     """See `[hub] max_result_bytes`; the recorded results are whole."""
 
 
-class ServerLine(_Line, frozen=True, kw_only=True):
+class ServerLine(_CassetteLine, frozen=True, kw_only=True):
     """A server, or what it lists to clients with some capabilities. The lines of its lists follow."""
 
     server: str
@@ -84,14 +84,14 @@ class ServerLine(_Line, frozen=True, kw_only=True):
     """A plain JSON-RPC server without a list."""
 
 
-class FeatureLine(_Line, frozen=True, kw_only=True):
+class FeatureLine(_CassetteLine, frozen=True, kw_only=True):
     """One entry of a list."""
 
     list: ListName
     definition: Raw
 
 
-class CallLine(_Line, frozen=True, kw_only=True):
+class CallLine(_CassetteLine, frozen=True, kw_only=True):
     """A call. What happened follows."""
 
     call: str
@@ -107,7 +107,7 @@ class CallLine(_Line, frozen=True, kw_only=True):
     """Secrets in its arguments are replaced by `***`."""
 
 
-class ProgressLine(_Line, frozen=True, kw_only=True):
+class ProgressLine(_CassetteLine, frozen=True, kw_only=True):
     """Progress that the server reported."""
 
     progress: Raw
@@ -115,14 +115,14 @@ class ProgressLine(_Line, frozen=True, kw_only=True):
     """Milliseconds since the call began."""
 
 
-class LogLine(_Line, frozen=True, kw_only=True):
+class LogLine(_CassetteLine, frozen=True, kw_only=True):
     """A log message that the server sent during the call."""
 
     log: Raw
     ms: int | None = None
 
 
-class QuestionLine(_Line, frozen=True, kw_only=True):
+class QuestionLine(_CassetteLine, frozen=True, kw_only=True):
     """A request of the server to the caller; the questions of a call are numbered from 1."""
 
     question: int
@@ -133,7 +133,7 @@ class QuestionLine(_Line, frozen=True, kw_only=True):
     ms: int | None = None
 
 
-class AnswerLine(_Line, frozen=True, kw_only=True):
+class AnswerLine(_CassetteLine, frozen=True, kw_only=True):
     """The caller's answer to a question: a result, or the reason that it gave none."""
 
     answer: int
@@ -143,7 +143,7 @@ class AnswerLine(_Line, frozen=True, kw_only=True):
     ms: int | None = None
 
 
-class ResultLine(_Line, frozen=True, kw_only=True):
+class ResultLine(_CassetteLine, frozen=True, kw_only=True):
     """The end of a call: what the server returned."""
 
     result: Raw
@@ -171,7 +171,7 @@ class RecordedFault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     """Which of the cassette's approvals it is about: ap_1, ap_2, …"""
 
 
-class FaultLine(_Line, frozen=True, kw_only=True):
+class FaultLine(_CassetteLine, frozen=True, kw_only=True):
     """The end of a call that failed."""
 
     fault: RecordedFault
@@ -184,7 +184,7 @@ class EndCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calls: int
 
 
-class EndLine(_Line, frozen=True, kw_only=True):
+class EndLine(_CassetteLine, frozen=True, kw_only=True):
     """The last line. A file without it was cut."""
 
     end: EndCount
@@ -194,7 +194,7 @@ Step: TypeAlias = ProgressLine | LogLine | QuestionLine | AnswerLine
 Ending: TypeAlias = ResultLine | FaultLine
 Line: TypeAlias = HeadLine | ServerLine | FeatureLine | CallLine | Step | Ending | EndLine
 
-L = TypeVar("L", bound=_Line)
+L = TypeVar("L", bound=_CassetteLine)
 
 _KINDS: Mapping[str, type[Line]] = {
     "cassette": HeadLine,
@@ -296,10 +296,10 @@ def read_cassette(text: bytes) -> Cassette:
     Raises:
         CassetteError: it is damaged; the error names the line.
     """
-    return _Reader(text).read()
+    return _CassetteReader(text).read()
 
 
-class _Reader:
+class _CassetteReader:
     """Reads a cassette line by line."""
 
     def __init__(self, text: bytes) -> None:
@@ -399,7 +399,7 @@ class _Reader:
 # -- which recorded call answers a call --------------------------------------------------------------------------------
 
 
-class GivenCall(msgspec.Struct, frozen=True):
+class IncomingCall(msgspec.Struct, frozen=True):
     """A call that a caller makes now."""
 
     server: str
@@ -430,7 +430,7 @@ class Player:
         """The recorded calls that nobody has made."""
         return [each for each in self.cassette.calls if each not in self._played]
 
-    def find(self, given: GivenCall) -> RecordedCall | str:
+    def find(self, given: IncomingCall) -> RecordedCall | str:
         """The recorded call to replay, or a sentence that names the nearest one and what differs."""
         calls = self.cassette.calls
         while self._next < len(calls) and calls[self._next] in self._played:
@@ -456,7 +456,7 @@ class Player:
             if each not in self._played:
                 yield each
 
-    def _why_not(self, given: GivenCall, expected: Sequence[RecordedCall]) -> str:
+    def _why_not(self, given: IncomingCall, expected: Sequence[RecordedCall]) -> str:
         calls = self.cassette.calls
         if not calls:
             return f"{self._file} has no calls."
@@ -474,7 +474,7 @@ class Player:
         return f"{what}. The nearest is {nearest.title} in line {nearest.line}: {said}{more}."
 
 
-def _like(calls: Sequence[RecordedCall], given: GivenCall) -> Sequence[RecordedCall]:
+def _like(calls: Sequence[RecordedCall], given: IncomingCall) -> Sequence[RecordedCall]:
     """The calls to compare: those of the same name, else those of the most similar name."""
     same = [each for each in calls if (each.call.server, each.call.call) == (given.server, given.name)]
     if not same:
@@ -484,12 +484,12 @@ def _like(calls: Sequence[RecordedCall], given: GivenCall) -> Sequence[RecordedC
     return same[:NEAREST_MAX]
 
 
-def _distance(recorded: RecordedCall, given: GivenCall) -> tuple[bool, int]:
+def _distance(recorded: RecordedCall, given: IncomingCall) -> tuple[bool, int]:
     is_other = (recorded.call.server, recorded.call.call) != (given.server, given.name)
     return is_other, len(differences_of(recorded, given))
 
 
-def is_same_call(recorded: RecordedCall, given: GivenCall) -> bool:
+def is_same_call(recorded: RecordedCall, given: IncomingCall) -> bool:
     """Whether a call is the recorded one; arguments are compared as JSON."""
     call = recorded.call
     if (call.server, call.kind, call.call) != (given.server, given.kind, given.name):
@@ -499,7 +499,7 @@ def is_same_call(recorded: RecordedCall, given: GivenCall) -> bool:
     return not differences_of(recorded, given)
 
 
-def differences_of(recorded: RecordedCall, given: GivenCall) -> list[str]:
+def differences_of(recorded: RecordedCall, given: IncomingCall) -> list[str]:
     """What differs between a recorded call and one that is made now, as phrases."""
     call = recorded.call
     found = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runt
 import msgspec
 
 from isthmus.core.audit import AuditRow, Fact, LogState, Point, Seal, SealKind
-from isthmus.core.figures import WriteFigures
+from isthmus.core.metrics import WriteMetrics
 from isthmus.model.callers import Caller, FrontendName
 from isthmus.model.calls import (
     NO_CAPABILITIES,
@@ -99,6 +99,12 @@ class CallerLinks(Link, Protocol):
 
     def left(self, session: str) -> None:
         """A session has ended: links that only it used can be closed."""
+
+    def is_per_caller(self, client_caps: ClientCapabilities) -> bool:
+        """Whether calls outside of sessions, of clients with these capabilities, have links for each caller here.
+
+        So each node of a cluster would have one.
+        """
 
 
 @runtime_checkable
@@ -468,7 +474,7 @@ class HealthReportingJournal(Protocol):
 class MeasuredJournal(Protocol):
     """A journal that counts its writes."""
 
-    figures: WriteFigures
+    write_metrics: WriteMetrics
 
 
 @runtime_checkable
@@ -506,10 +512,10 @@ class StateDocument(NamedTuple):
 
 
 class SharedState(Protocol):
-    """Small documents that all nodes of a cluster agree on: keys, logins, lists of the relay.
+    """Small documents that all nodes of a cluster agree on: keys, logins, lists of the relay, tool definitions.
 
-    All of them are in memory, and follow the database within a second. Every method may be called from any thread;
-    those that wait for the database raise `OSError`.
+    Those of the kinds that are followed are in memory, which has each change within a second. Every method may be
+    called from any thread; those that wait for the database raise `OSError`.
     """
 
     where: str
@@ -524,6 +530,9 @@ class SharedState(Protocol):
 
     def all(self, kind: str) -> Mapping[str, StateDocument]:
         """The documents of a kind, by id."""
+
+    def follow(self, kind: str) -> None:
+        """Have this kind in memory from now on; keys, logins and lists of the relay are there from the start."""
 
     def read_now(self) -> None:
         """Wait until memory has what the database has now."""
@@ -807,7 +816,7 @@ class AgentServers(Protocol):
     def agent(self) -> str:
         """The agent's key (`Claim.key`)."""
 
-    def seats(self) -> Sequence[DialledInServer]:
+    def servers(self) -> Sequence[DialledInServer]:
         """Its servers, in the order in which they first connected; a new sequence after every change."""
 
     def arriving(self) -> Sequence[ConnectingServer]:
@@ -1329,7 +1338,7 @@ class AuditFilter(msgspec.Struct, frozen=True):
 class AuditLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A record exactly as it is stored, so that the chain of an export can be verified without the hub."""
 
-    seat: int = 0
+    slot: int = 0
     """The slot of its log; 0 for the log of the hub that serves."""
     number: int
     digest: str
@@ -1385,8 +1394,8 @@ class AuditReports(Protocol):
 class RelayAdmin(Protocol):
     """The operator's view of the relay."""
 
-    def status(self) -> RelayStatus:
-        """All agents, servers and devices now."""
+    async def status(self) -> RelayStatus:
+        """All agents, servers and devices now, with those of other nodes."""
 
     def forget(self, server: ServerName) -> Forgetting:
         """Delete what is stored about a server that is away."""

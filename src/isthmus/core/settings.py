@@ -65,12 +65,21 @@ class Limits:
     """How many bytes of such results of one caller are kept; the oldest are dropped."""
     kept_bytes: int = 256 * MIB
     """The same for all callers; the oldest of the caller with the most bytes are dropped."""
-    tools_per_server: int = 1000
+    tools_per_server: int = 20_000
+    """Entries of one list of a server: twice the longest that we know. A hostile server cannot make a view so long
+    that compiling it holds the event loop for more than 50 ms."""
+    list_pages: int = 10_000
+    """Pages of one list of a server; with the cursor check, an endless list costs a bounded number of requests."""
     depth: int = 64
     """The nesting depth of JSON."""
 
     request_bytes: int = 4 * MIB
     reply_bytes: int = 16 * MIB
+    """A message of a server, so also a page of one of its lists."""
+    list_bytes: int = 64 * MIB
+    """All definitions of one list of a server."""
+    list_page_bytes: int = 4 * MIB
+    """A page of a list that a caller gets. Many clients read only the first page, so it is long."""
     notification_bytes: int = 1 * MIB
     schema_bytes: int = 256 * KIB
     lag_bytes: int = 1 * MIB
@@ -116,6 +125,8 @@ _MINIMUMS = {
     "reply_bytes": 4 * KIB,
     "notification_bytes": 1 * KIB,
     "schema_bytes": 1 * KIB,
+    "list_bytes": 4 * KIB,
+    "list_page_bytes": 4 * KIB,
     "lag_bytes": 4 * KIB,
     "depth": 8,
 }

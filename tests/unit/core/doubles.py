@@ -176,6 +176,9 @@ class HeldPool(HeldLink):
     def left(self, session: str) -> None:
         self.gone.append(session)
 
+    def is_per_caller(self, client_caps: ClientCapabilities) -> bool:
+        return False
+
     def __len__(self) -> int:
         return 1
 

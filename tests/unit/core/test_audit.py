@@ -20,11 +20,13 @@ from isthmus.core.audit import (
     EncodedRecord,
     Fact,
     Point,
+    RecordBatch,
     RecordEncoder,
     Seal,
     SealKind,
     UnfinishedCalls,
     Verification,
+    batch_of,
     follow,
     lost_call_record,
     signed_text,
@@ -55,10 +57,10 @@ def ended(
     return read((12.3456789, asked, server, outcome, 0.25, was_sent, id))
 
 
-def test_a_call_is_told_without_its_arguments() -> None:
+def test_a_call_is_recorded_without_its_arguments() -> None:
     asked = msgspec.structs.replace(call(), arguments=msgspec.Raw(b'{"path":"/secret"}'), frontend="rest")
     assert ended(asked) == {
-        "at": 12.3456789,
+        "at": 12.345679,
         "event": "call",
         "caller": ANYONE.name,
         "tenant": ANYONE.tenant,
@@ -73,7 +75,7 @@ def test_a_call_is_told_without_its_arguments() -> None:
     }
 
 
-def test_a_conversation_is_told_from_others_without_its_id() -> None:
+def test_conversations_are_distinguished_without_their_ids() -> None:
     first, second = (msgspec.structs.replace(call(), session=name) for name in ("one", "two"))
     told = [ended(asked)["session"] for asked in (first, second, first)]
     assert told[0] == told[2] != told[1]
@@ -115,7 +117,7 @@ def test_long_names_and_odd_texts_cost_only_themselves() -> None:
     assert len(content) < 1024
     assert b"\n" not in content
     odd = msgspec.structs.replace(call(), name="half \ud800")
-    assert ended(odd) == {"at": 12.3456789, "event": "audit.unwritable"}
+    assert ended(odd) == {"at": 12.345679, "event": "audit.unwritable"}
 
 
 @pytest.mark.parametrize("kind", ["resource", "uri_argument"])
@@ -134,7 +136,7 @@ def test_what_may_be_secret_in_an_address_is_left_out(kind: Kind, address: str, 
     assert ended(msgspec.structs.replace(call(), name=address, kind=kind))["name"] == kept
 
 
-def test_an_event_is_told_with_what_it_is_about_in_bounds() -> None:
+def test_an_event_is_recorded_with_its_bounded_subject() -> None:
     told = read(AuditEvent(1.0, "key.revoked", {"caller": "x" * 1000, "at": 5, "event": "forged", "count": 3}))
     assert (told["at"], told["event"], told["count"], len(told["caller"])) == (1.0, "key.revoked", 3, 256)
     many = read(AuditEvent(1.0, "some", {f"m{number}": number for number in range(100)}))
@@ -181,7 +183,50 @@ def number_of(broken: ChainBreak | None) -> int | None:
     return None if broken is None else broken.number
 
 
-def test_a_chain_that_nobody_touched_is_whole() -> None:
+def rows_of(before: Point, batch: RecordBatch) -> list[AuditRow]:
+    numbers = range(before.number + 1, before.number + len(batch) + 1)
+    return [AuditRow(*row) for row in zip(numbers, batch.times, batch.contents, batch.digests, strict=True)]
+
+
+def batch(length: int, before: Point = START, first: int = 1) -> RecordBatch:
+    made = RecordBatch(before)
+    for number in range(first, first + length):
+        made.add(float(number), b'{"at":%d.0,"event":"call"}' % number)
+    return made
+
+
+def test_a_batch_has_the_digests_of_its_records_one_after_the_other() -> None:
+    rows = chain(5)
+    made = batch(5)
+    assert rows_of(START, made) == rows
+    assert made.head == point(rows[-1])
+    assert list(made) == [EncodedRecord(row.at, row.content) for row in rows]
+    assert made[1:3] == [made[1], made[2]]
+
+
+def test_batches_are_joined_and_follow_the_end_of_the_log_wherever_that_is() -> None:
+    rows, first = chain(9), batch(3)
+    begin = point(rows[1])
+    second, event = batch(3, first.head, 4), AuditEvent(7.0, "call", {})
+    for before in (START, begin):  # the batches expect the first
+        whole = batch_of(before, [first, second, (event,), batch(0)], RecordEncoder(KEY).record)
+        assert [row.at for row in rows_of(before, whole)] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+        verification = Verification(None if before == START else seal(before, "anchor"), None, is_signed)
+        assert all(verification.take(row) is None for row in rows_of(before, whole))
+        assert whole.head == verification.head
+        assert second.head.number == before.number + 6
+
+
+def test_records_of_a_batch_can_be_replaced_before_it_is_written() -> None:
+    made = batch(4)
+    made.replace_first(2, EncodedRecord(9.0, b'{"at":9.0}'))
+    made.extend(batch(1, batch(4).head, 5))
+    assert made.times == [9.0, 3.0, 4.0, 5.0]
+    made.follow(START)
+    assert look(rows_of(START, made), seal(made.head)) is None
+
+
+def test_an_untouched_chain_is_whole() -> None:
     rows = chain(5)
     assert look(rows, seal(point(rows[-1]))) is None
     assert look(rows, seal(point(rows[2]))) is None, "a hub that crashed may have been about to note its last records"

@@ -27,7 +27,7 @@ async def test_a_child_runs_under_its_name_and_leaves_when_done() -> None:
     assert len(background) == 0
 
 
-async def test_a_crash_is_logged_and_told_and_costs_no_sibling() -> None:
+async def test_a_crash_is_logged_and_reported_and_costs_no_sibling() -> None:
     background = BackgroundTasks()
     told: list[BaseException] = []
     sibling = background.spawn("sibling", asyncio.Event().wait())
@@ -41,7 +41,7 @@ async def test_a_crash_is_logged_and_told_and_costs_no_sibling() -> None:
     await background.aclose()
 
 
-async def test_a_crash_that_nobody_asked_about_is_logged_all_the_same() -> None:
+async def test_a_crash_without_a_callback_is_logged_all_the_same() -> None:
     background = BackgroundTasks()
     with capture_logs() as logs:
         await asyncio.wait({background.spawn("broken", fails())})

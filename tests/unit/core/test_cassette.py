@@ -11,7 +11,7 @@ from msgspec import Raw
 from isthmus.core.cassette import (
     Cassette,
     CassetteError,
-    GivenCall,
+    IncomingCall,
     Match,
     Player,
     RecordedCall,
@@ -36,8 +36,8 @@ def cassette(*lines: str, calls: int | None = None) -> bytes:
     return "\n".join([HEAD, *lines, f'{{"end":{{"calls":{counted}}}}}', ""]).encode()
 
 
-def given(name: str = "t", arguments: str = "{}", extra: Raw = ABSENT) -> GivenCall:
-    return GivenCall("s", "tool", name, Raw(arguments.encode()), extra)
+def given(name: str = "t", arguments: str = "{}", extra: Raw = ABSENT) -> IncomingCall:
+    return IncomingCall("s", "tool", name, Raw(arguments.encode()), extra)
 
 
 def player(*lines: str, match: Match = "strict") -> Player:

@@ -92,10 +92,10 @@ class _Sums:
         return any(max(held, default=0) > most for held, most in sums)
 
     def add(self, caller: Caller, size: int) -> None:
-        who = (caller.tenant, caller.name)
-        self._of_caller[who] += size
+        key = (caller.tenant, caller.name)
+        self._of_caller[key] += size
         self._of_tenant[caller.tenant] += size
-        if not self._of_caller[who]:
-            del self._of_caller[who]
+        if not self._of_caller[key]:
+            del self._of_caller[key]
         if not self._of_tenant[caller.tenant]:
             del self._of_tenant[caller.tenant]

@@ -80,7 +80,7 @@ class Policy:
         ValueError: a pattern is malformed; a policy never guesses what was meant.
     """
 
-    __slots__ = ("_custom_policy", "_layers", "_whose", "has_denials", "reads_labels")
+    __slots__ = ("_caller_id", "_custom_policy", "_layers", "has_denials", "reads_labels")
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Policy:
         self._layers = tuple(
             (_Patterns(each.allow, agent_of, tags_of), _Patterns(each.deny, agent_of, tags_of))
             for each in _chain(grants)
-            if each.whose is None
+            if each.caller_id is None
         )
         self._custom_policy = custom_policy
-        self._whose = next((each.whose for each in _chain(grants) if each.whose is not None), None)
+        self._caller_id = next((each.caller_id for each in _chain(grants) if each.caller_id is not None), None)
         self.reads_labels = any(patterns.labels for layer in self._layers for patterns in layer)
         """Whether any pattern matches labels; otherwise they need not be computed."""
         self.has_denials = custom_policy is not None or any(each.deny for each in _chain(grants))
@@ -113,7 +113,7 @@ class Policy:
         return self._custom_policy is not None
 
     def _is_refused_by_policy(self, server: ServerName, tool: FeatureName) -> bool:
-        return self._custom_policy is not None and not self._custom_policy(self._whose, server, tool)
+        return self._custom_policy is not None and not self._custom_policy(self._caller_id, server, tool)
 
     def denies(self, server: ServerName, tool: FeatureName, labels: Labels = UNLABELLED) -> bool:
         """Whether this is denied by name, label or custom policy, whatever is allowed."""
@@ -150,6 +150,21 @@ class Policy:
         return all(
             allowed.cover_all_of(server) and not denied.may_cover_some_of(server) for allowed, denied in self._layers
         )
+
+    def names_of(self, server: ServerName) -> tuple[set[FeatureName] | None, set[FeatureName]] | None:
+        """The names of a server that are allowed, None for all, and those that are denied whatever is allowed.
+
+        None if names alone do not decide. It answers for thousands of tools at once.
+        """
+        if self._custom_policy is not None or self.reads_labels:
+            return None
+        allowed: set[FeatureName] | None = None
+        for allow, deny in self._layers:
+            if deny.cover_all_of(server):
+                return set(), set()
+            if not allow.cover_all_of(server):
+                allowed = allow.tools_of(server) if allowed is None else allowed & allow.tools_of(server)
+        return allowed, self.denied_names(server)
 
     def denied_names(self, server: ServerName) -> set[FeatureName]:
         """What is denied of a server by name."""

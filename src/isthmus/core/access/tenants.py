@@ -65,7 +65,7 @@ class Tenants:
         settings = self.known.get(caller.tenant, STRANGERS if self.known and caller.tenant != DEFAULT_TENANT else None)
         bounds = [] if settings is None or settings.bounds is None else [settings.bounds]
         if self.has_policies:
-            bounds.append(Grants(("*",), whose=CallerId(caller.tenant, caller.name)))
+            bounds.append(Grants(("*",), caller_id=CallerId(caller.tenant, caller.name)))
         return bounds
 
 
@@ -87,13 +87,15 @@ class TenantCalls:
     second tenant calls for the first time are never counted.
     """
 
-    __slots__ = ("_known", "_under_way", "are_several", "uncounted")
+    __slots__ = ("_known", "_under_way", "are_several", "elsewhere", "uncounted")
 
     def __init__(self) -> None:
         self.are_several = False
         """Whether tenants share the hub: several are configured, or a second one has called."""
         self.uncounted: str | None = None
         """The only tenant, whose calls are not counted because it has no limit."""
+        self.elsewhere: Mapping[str, int] = {}
+        """Calls of tenants that run at other nodes of a cluster, as of about a second ago."""
         self._known = NO_TENANTS.known
         self._under_way: dict[str, int] = {}
 
@@ -102,6 +104,10 @@ class TenantCalls:
         self._known = tenants.known
         self.are_several = self.are_several or len(names | set(tenants.known)) > 1
         self.uncounted = None
+
+    def counts(self) -> dict[str, int]:
+        """The number of running calls of each tenant that has any."""
+        return dict(self._under_way)
 
     def under_way(self, tenant: str) -> int:
         """The number of a tenant's running calls."""
@@ -118,8 +124,10 @@ class TenantCalls:
             elif self._most(tenant, 0) is None:
                 self.uncounted = tenant
         running = self._under_way.get(tenant, 0)
-        if (most := self._most(tenant, usual)) is not None and running >= most:
-            return TooManyCalls(tenant, running)
+        if (most := self._most(tenant, usual)) is not None and (
+            (everywhere := running + self.elsewhere.get(tenant, 0)) >= most
+        ):
+            return TooManyCalls(tenant, everywhere)
         self._under_way[tenant] = running + 1
         return None
 

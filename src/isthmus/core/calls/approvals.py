@@ -168,7 +168,7 @@ class HeldRequest(NamedTuple):
     call: Call
 
 
-class _Entry:
+class _ApprovalRecord:
     """A stored approval, and the calls that wait for it."""
 
     __slots__ = ("approval", "is_foreign", "is_stored", "is_writing", "questions", "version", "waiting")
@@ -191,7 +191,7 @@ class _Entry:
         return Document(APPROVAL, shown.owner, shown.id, self.version + 1, shown.requested, body, state=shown.state)
 
 
-class _Matched(NamedTuple):
+class _MatchedRules(NamedTuple):
     """The rules that may be about a tool, in order, and the fingerprint of its definition."""
 
     rules: tuple[ApprovalRule, ...]
@@ -200,7 +200,7 @@ class _Matched(NamedTuple):
     """The call may reach any tool of its server, so that arguments say nothing about it."""
 
 
-def _deciding_rule(matched: _Matched, hub: Hub, inflight: InFlight) -> ApprovalRule | None:
+def _deciding_rule(matched: _MatchedRules, hub: Hub, inflight: InFlight) -> ApprovalRule | None:
     """The first rule that is about a call. Raises `UnclearArguments`."""
     call, arguments, budgets = inflight.call, None, hub.budgets
     for rule in matched.rules:
@@ -247,9 +247,9 @@ class CallApprovals:
         """Announces a stored request; `app` sends webhooks."""
         self.on_changed: Callable[[str, str], None] | None = None
         """Called with the owner and id of an approval that this hub has changed in the journal."""
-        self._entries: dict[str, _Entry] = {}
-        self._by_digest: dict[str, _Entry] = {}
-        self._of: dict[str, dict[str, _Entry]] = {}
+        self._entries: dict[str, _ApprovalRecord] = {}
+        self._by_digest: dict[str, _ApprovalRecord] = {}
+        self._of: dict[str, dict[str, _ApprovalRecord]] = {}
         """By owner."""
         self._bytes = 0
         self._credits: dict[str, _Credit] = {}
@@ -258,7 +258,7 @@ class CallApprovals:
         """What allowed the calls that run."""
         self._asked: WeakKeyDictionary[InFlight, ApprovalRule] = WeakKeyDictionary()
         """The rules that held calls of fleets. One that has reached its members was allowed."""
-        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _Matched] = {}
+        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _MatchedRules] = {}
         self._snapshots: dict[Hub, Snapshot] = {}
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -309,11 +309,14 @@ class CallApprovals:
         entry = self._entries.get(document.id)
         if entry is None:
             if approval.expires > self._now() or not is_foreign:
-                self._add(_Entry(approval, document.version, is_foreign=is_foreign))
+                entry = _ApprovalRecord(approval, document.version, is_foreign=is_foreign)
+                self._add(entry)
+                if approval.state != "pending" and approval.expires > self._now():
+                    self._carry_out(entry)
         elif document.version > entry.version and not entry.is_writing:
             entry.approval, entry.version = approval, document.version
             if approval.state != "pending":
-                self._start_again(entry)
+                self._carry_out(entry)
 
     def _changed(self, approval: Approval) -> None:
         if self.on_changed is not None:
@@ -352,7 +355,7 @@ class CallApprovals:
             return False
         return self._asked.get(outer) == rule
 
-    def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _Matched:
+    def _match(self, hub: Hub, inflight: InFlight, *, is_method: bool) -> _MatchedRules:
         """The rules that may be about a call's tool."""
         snapshot, route = hub.snapshot, inflight.target
         if self._snapshots.get(hub) is not snapshot or len(self._matches) > MATCHES_MAX:
@@ -366,7 +369,7 @@ class CallApprovals:
             # Both may call any tool of their server by an argument.
             is_blind = is_method or tool.name == CALL_BY_ARGUMENT
             rules = tuple(rule for rule in self.rules if _covers(rule, tool, snapshot, is_blind=is_blind))
-            matched = _Matched(rules, fingerprint_of(canonical_definition(tool)), is_blind)
+            matched = _MatchedRules(rules, fingerprint_of(canonical_definition(tool)), is_blind)
             self._matches[key] = matched
         return matched
 
@@ -448,14 +451,14 @@ class CallApprovals:
             return TooManyApprovals(f"{call.caller.name} has", str(EACH_MAX), str(EACH_MAX))
         if len(self._entries) >= ALL_MAX or self._bytes + len(memoryview(given)) > ALL_BYTES_MAX:
             return TooManyApprovals("the hub has", str(len(self._entries)), f"{ALL_MAX} or {ALL_BYTES_MAX} bytes")
-        entry = _Entry(approval)
+        entry = _ApprovalRecord(approval)
         entry.is_writing = True
         self._add(entry)
         self._join(entry, held)
         self._journal.write((entry.document(approval),), partial(self._on_requested, entry, rule))
         return HELD
 
-    def _on_requested(self, entry: _Entry, rule: ApprovalRule, result: WriteResult) -> None:
+    def _on_requested(self, entry: _ApprovalRecord, rule: ApprovalRule, result: WriteResult) -> None:
         entry.is_writing = False
         if result != "kept":
             self._remove(entry)
@@ -468,6 +471,10 @@ class CallApprovals:
         entry.version, entry.is_stored = 1, True
         self._changed(entry.approval)
         self._record("approval.requested", **_facts(entry.approval))
+        first = self._by_digest.get(entry.approval.digest)
+        if first is not None and first is not entry and first.approval.state != "pending":
+            self._carry_out(first)  # another hub decided about the same call meanwhile
+            return
         log.info(
             "a call waits for approval", advice=f"isthmus approvals show {entry.approval.id}", **_facts(entry.approval)
         )
@@ -476,9 +483,9 @@ class CallApprovals:
         if self.announce is not None:
             self.announce(entry.approval, rule)
 
-    def _join(self, entry: _Entry, held: HeldRequest) -> None:
+    def _join(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Let a call wait for a decision."""
-        entry.waiting = [each for each in entry.waiting if not each.inflight.is_over]
+        entry.waiting = [each for each in entry.waiting if not each.inflight.is_done]
         entry.waiting.append(held)
         approval = entry.approval
         self._begin_hold(held, lambda: ApprovalPending(approval.full_name, approval.id))
@@ -492,10 +499,10 @@ class CallApprovals:
         longest = hub.limits.hard_seconds if call.lasts or server_queue is None else server_queue.timeout
         inflight.begin_hold(longest if call.timeout is None else min(call.timeout, longest), hub.deadlines, late)
 
-    def _notify(self, entry: _Entry, held: HeldRequest) -> None:
+    def _notify(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Tell the caller of a held call that it waits, and ask it if it may decide."""
         approval, inflight = entry.approval, held.inflight
-        if inflight.is_over or not inflight.is_held or approval.state != "pending":
+        if inflight.is_done or not inflight.is_held or approval.state != "pending":
             return
         if approval.by == "caller" and _can_be_asked(held.call):
             asked = inflight.ask(_question(approval), partial(self._on_answer, entry))
@@ -504,7 +511,7 @@ class CallApprovals:
                 return
         _show_wait(held, approval)
 
-    def _on_answer(self, entry: _Entry, reply: Reply) -> None:
+    def _on_answer(self, entry: _ApprovalRecord, reply: Reply) -> None:
         """A caller that may decide has answered."""
         if entry.is_writing or entry.approval.state != "pending":
             return
@@ -534,8 +541,13 @@ class CallApprovals:
         if entry.is_writing or not is_open or entry.approval.expires <= self._now():
             raise ApprovalAlreadyDecided(_state_text(entry.approval))
         written: asyncio.Future[WriteResult] = self._loop.create_future()
-        self._decide(entry, verdict, by.name, reason[:REASON_LENGTH_MAX], lambda result: _set(written, result))
-        if (result := await written) != "kept":
+        then = partial(_set, written)
+        self._decide(entry, verdict, by.name, reason[:REASON_LENGTH_MAX], then, is_read_again=True)
+        result = await written
+        if result == "conflict" and self.on_changed is not None:
+            await self.refresh(entry.approval.owner, id)
+            raise ApprovalAlreadyDecided(_state_text(entry.approval))
+        if result != "kept":
             raise OSError(f"the decision could not be stored ({result})")
         return entry_of(entry.approval, by)
 
@@ -555,18 +567,34 @@ class CallApprovals:
         return entry_of(denied, by)
 
     def _decide(
-        self, entry: _Entry, verdict: ApprovalVerdict, by: str, reason: str, then: Callable[[WriteResult], None]
+        self,
+        entry: _ApprovalRecord,
+        verdict: ApprovalVerdict,
+        by: str,
+        reason: str,
+        then: Callable[[WriteResult], None],
+        *,
+        is_read_again: bool = False,
     ) -> None:
+        """`is_read_again` says that `then` reads the journal if another hub was first."""
         now, state = self._now(), _VERDICTS[verdict]
         seconds = HOUR_SECONDS if state == "hour" else entry.approval.seconds
         decided = msgspec.structs.replace(
             entry.approval, state=state, decided=now, decided_by=by, reason=reason, expires=now + seconds
         )
         entry.is_writing = True
-        self._journal.write((entry.document(decided),), partial(self._on_decided, entry, decided, then))
+        keeps_conflict = is_read_again and self.on_changed is not None
+        on_written = partial(self._on_decided, entry, decided, then, keeps_conflict=keeps_conflict)
+        self._journal.write((entry.document(decided),), on_written)
 
     def _on_decided(
-        self, entry: _Entry, decided: Approval, then: Callable[[WriteResult], None], result: WriteResult
+        self,
+        entry: _ApprovalRecord,
+        decided: Approval,
+        then: Callable[[WriteResult], None],
+        result: WriteResult,
+        *,
+        keeps_conflict: bool,
     ) -> None:
         entry.is_writing = False
         if result == "kept":
@@ -574,31 +602,46 @@ class CallApprovals:
             entry.approval = decided
             self._changed(decided)
             self._record(_EVENTS[decided.state], **_facts(decided))
+            self._carry_out(entry)
             if decided.state == "denied":
                 self._drop_old_denials(decided.owner)
-            self._start_again(entry)
-        elif result in ("conflict", "unknown"):
+        elif result == "unknown" or (result == "conflict" and not keeps_conflict):
             # What the journal has is not known here: nothing is allowed by it, and the caller asks again.
             self._remove(entry)
             for held in self._take_waiting(entry):
                 held.inflight.finish(NotWritten("The decision could not be stored; the tool did not run"))
         then(result)
 
+    def _carry_out(self, decided: _ApprovalRecord) -> None:
+        """Start the calls again that wait for this decision, by this request or another one about the same call.
+
+        Several hubs on one journal may request approval of the same call before they know of each other's request.
+        Each deletes its own.
+        """
+        approval = decided.approval
+        duplicates = [
+            each
+            for each in self._of[approval.owner].values()
+            if each.approval.digest == approval.digest and each.approval.state == "pending" and not each.is_writing
+        ]
+        self._by_digest[approval.digest] = decided
+        self._start_again(decided)
+        for each in duplicates:
+            if not each.is_foreign:
+                self._delete(each)
+            self._start_again(each)
+
     def _drop_old_denials(self, owner: str) -> None:
         denied = [each for each in self._of.get(owner, {}).values() if each.approval.state == "denied"]
         for entry in denied[: max(0, len(denied) - EACH_MAX)]:
             self._delete(entry)
 
-    def _start_again(self, entry: _Entry) -> None:
+    def _start_again(self, entry: _ApprovalRecord) -> None:
         """Start the calls that wait again, from their first stage: tool, permissions and rules may have changed."""
         for held in self._take_waiting(entry):
-            inflight = held.inflight
-            if not inflight.is_over:
-                inflight.end_hold()
-                inflight.carriage, inflight.call = None, held.call
-                held.hub.start_again(inflight)
+            _start_call_again(held)
 
-    def _take_waiting(self, entry: _Entry) -> list[HeldRequest]:
+    def _take_waiting(self, entry: _ApprovalRecord) -> list[HeldRequest]:
         waiting, entry.waiting = entry.waiting, []
         questions, entry.questions = entry.questions, []
         for asked in questions:
@@ -607,21 +650,24 @@ class CallApprovals:
 
     # -- using a decision ----------------------------------------------------------------------------------------------
 
-    def _use(self, entry: _Entry, held: HeldRequest) -> None:
+    def _use(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Use up what was allowed once: the call proceeds when that is stored."""
         self._remove(entry)
         self._begin_hold(held, lambda: NotWritten("The use of the approval could not be stored; the tool did not run"))
         self._journal.write((entry.document(None),), partial(self._on_used, entry, held))
 
-    def _on_used(self, entry: _Entry, held: HeldRequest, result: WriteResult) -> None:
+    def _on_used(self, entry: _ApprovalRecord, held: HeldRequest, result: WriteResult) -> None:
         inflight = held.inflight
         if result == "refused" and entry.approval.digest not in self._by_digest:
             self._add(entry)
+        if result == "conflict":  # another hub was faster: this call needs another approval
+            _start_call_again(held)
+            return
         if result != "kept":
             inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
             return
         self._changed(entry.approval)
-        if inflight.is_over:  # its caller gave up meanwhile, and nothing was sent
+        if inflight.is_done:  # its caller gave up meanwhile, and nothing was sent
             self._used[inflight] = entry.approval
             self.not_sent(inflight)
             return
@@ -672,7 +718,7 @@ class CallApprovals:
 
     # -- the end of approvals ------------------------------------------------------------------------------------------
 
-    def _expire(self, entry: _Entry) -> None:
+    def _expire(self, entry: _ApprovalRecord) -> None:
         """The time of a request or of a decision is over."""
         approval = entry.approval
         if entry.is_foreign:
@@ -684,10 +730,10 @@ class CallApprovals:
         for held in self._take_waiting(entry):
             held.inflight.finish(ApprovalExpired(approval.full_name, approval.id, approval.seconds))
 
-    def _delete(self, entry: _Entry) -> None:
+    def _delete(self, entry: _ApprovalRecord) -> None:
         self._remove(entry)
         # If that fails, the next hub finds that it has expired.
-        self._journal.write((entry.document(None),), lambda _: None)
+        self._journal.write((entry.document(None),), lambda _: self._changed(entry.approval))
 
     def retain(self, is_current: Callable[[Caller], bool]) -> None:
         """Cancel held calls of all other callers: those removed, or whose permissions changed."""
@@ -703,14 +749,18 @@ class CallApprovals:
                 if not held.call.lasts:
                     held.inflight.finish(ApprovalPending(entry.approval.full_name, entry.approval.id))
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: _ApprovalRecord) -> None:
         approval = entry.approval
-        self._entries[approval.id] = self._by_digest[approval.digest] = entry
+        self._entries[approval.id] = entry
+        if approval.state == "pending":  # another hub's request for the same call does not undo a decision
+            self._by_digest.setdefault(approval.digest, entry)
+        else:
+            self._by_digest[approval.digest] = entry
         self._of.setdefault(approval.owner, {})[approval.id] = entry
         self._bytes += len(memoryview(approval.arguments))
         self._sweep_later()
 
-    def _remove(self, entry: _Entry) -> None:
+    def _remove(self, entry: _ApprovalRecord) -> None:
         approval = entry.approval
         if self._entries.pop(approval.id, None) is None:
             return
@@ -848,13 +898,24 @@ def _facts(approval: Approval) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
+def _start_call_again(held: HeldRequest) -> None:
+    """Start a call again from its first stage, unless it has ended."""
+    inflight = held.inflight
+    if not inflight.is_done:
+        inflight.end_hold()
+        inflight.carriage, inflight.call = None, held.call
+        held.hub.start_again(inflight)
+
+
 def _denial(approval: Approval) -> ApprovalDenied:
-    who = f"{approval.decided_by} denied it" if approval.by == "caller" else "an operator denied it"
-    return ApprovalDenied(approval.full_name, approval.id, f"{who}: {approval.reason}" if approval.reason else who)
+    denied = f"{approval.decided_by} denied it" if approval.by == "caller" else "an operator denied it"
+    return ApprovalDenied(
+        approval.full_name, approval.id, f"{denied}: {approval.reason}" if approval.reason else denied
+    )
 
 
 def _show_wait(held: HeldRequest, approval: Approval) -> None:
-    if not held.inflight.is_over and isinstance(held.inflight.exchange, HoldableExchange):
+    if not held.inflight.is_done and isinstance(held.inflight.exchange, HoldableExchange):
         held.inflight.exchange.held(_notice(approval))
 
 
@@ -885,14 +946,14 @@ def _question(approval: Approval) -> Question:
     return Question(ELICIT, msgspec.Raw(_encode({"mode": "form", "message": message, "requestedSchema": schema})))
 
 
-class _Content(msgspec.Struct):
+class _DecisionContent(msgspec.Struct):
     decision: str = ""
     reason: str = ""
 
 
 class _Answer(msgspec.Struct):
     action: str = ""
-    content: _Content = msgspec.field(default_factory=_Content)
+    content: _DecisionContent = msgspec.field(default_factory=_DecisionContent)
 
 
 _ANSWERS: Mapping[str, ApprovalVerdict] = {"once": "allow", "hour": "allow_hour", "deny": "deny"}

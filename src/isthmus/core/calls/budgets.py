@@ -8,6 +8,11 @@ limit together; if it provably did not run, the charge is returned. The bytes of
 
 Counters are in memory and in the journal. A background task writes those that changed, `WRITE_SECONDS` after the first
 change, all together: a call never waits for that. A crash forgets what was counted since the last write.
+
+Several hubs may count in one journal (`SharedJournal`). Each then counts at most `AHEAD_SHARE` of a limit that the
+journal does not have: a call beyond that waits until its charge is written. If another hub has written meanwhile, its
+counts are added first, and calls that have no room then are refused. So hubs exceed a limit together by at most that
+share each. While the journal is away, calls do not wait, and each hub counts for itself.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice
@@ -28,9 +34,10 @@ import structlog
 from isthmus.core.access.budget_rules import COST_DIGITS, Budget, Per, Period, period_at
 from isthmus.core.access.policy import AGENT, Labels, Policy, is_of_agent, is_of_label
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.catalog.rules import NO_TOOL_RULES, labels_of
 from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, ServerStatus, Snapshot
-from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, WriteResult
+from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, SharedJournal, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Kind, Outcome, Result
 from isthmus.model.faults import BudgetExceeded, Fault
@@ -51,6 +58,12 @@ STATE = "counted"
 
 WRITE_SECONDS = 0.5
 """How long changes are gathered before they are written; what a crash may forget, with the time of one write."""
+
+AHEAD_SHARE = 0.01
+"""The share of a limit that a hub may count without the journal, where several count together: five stay within 5 %."""
+
+CONFLICTS_MAX = 100
+"""How often counters are written again because another hub was faster; after that, the others are not waited for."""
 
 RETRY_SECONDS = 5.0
 """The pause after a write that failed."""
@@ -81,8 +94,10 @@ COUNTED: frozenset[Kind] = frozenset({"tool", "prompt", "resource", "method", "t
 Key: TypeAlias = tuple[str, Per, Period, tuple[str, ...]]
 """Name of the budget, what a counter belongs to, its period, and whose it is."""
 
-Who: TypeAlias = tuple[str, str, str | None]
+CallerAndSet: TypeAlias = tuple[str, str, str | None]
 """Tenant, caller and set of a call."""
+
+Charged: TypeAlias = Fault | Held | None
 
 Limit: TypeAlias = Literal["calls", "result_bytes", "cost"]
 
@@ -115,11 +130,11 @@ class _Counter:
         "cost",
         "ends",
         "is_changed",
+        "is_reported",
         "key",
         "number",
         "result_bytes",
         "stored",
-        "told",
         "version",
         "written",
     )
@@ -139,7 +154,7 @@ class _Counter:
         self.written: StoredCounter | None = None
         """What was written last, perhaps in vain."""
         self.is_changed = False
-        self.told = False
+        self.is_reported = False
         """Whether the audit log has that it is used up."""
 
     def renew(self, now: float) -> None:
@@ -148,12 +163,12 @@ class _Counter:
             self.began, self.ends = period_at(self.key[2], now)
             self.calls = self.result_bytes = 0
             self.cost = 0.0
-            self.told = False
+            self.is_reported = False
 
-    def document(self, *, is_over: bool) -> Document:
+    def document(self, *, is_expired: bool) -> Document:
         """The next version of its document; one whose period is over is deleted."""
         self.written = StoredCounter(*self.key, self.began, self.calls, self.result_bytes, self.cost)
-        text = None if is_over else _encode(self.written)
+        text = None if is_expired else _encode(self.written)
         return Document(BUDGET, OWNER, _id_of(self.key), self.version + 1, self.ends, text, state=STATE)
 
     def add_others(self, document: Document | None) -> None:
@@ -173,7 +188,7 @@ class _Counter:
         self.cost += theirs.cost - before.cost
 
 
-class _Matched(NamedTuple):
+class _MatchedBudgets(NamedTuple):
     """Budgets that are about a tool: what a call of it costs there, and the tool, as their counters know it."""
 
     costs: Mapping[str, float]
@@ -184,6 +199,43 @@ class _Charge(NamedTuple):
     counter: _Counter
     began: float
     cost: float
+    budget: Budget
+
+    def is_ahead(self) -> bool:
+        """Whether too much was counted that the journal does not have."""
+        budget, counter, stored = self.budget, self.counter, self.counter.stored
+        is_known = stored is not None and stored.began == counter.began
+        calls, cost = (stored.calls, stored.cost) if stored is not None and is_known else (0, 0.0)
+        if budget.calls is not None and counter.calls - calls > budget.calls * AHEAD_SHARE:
+            return True
+        return budget.cost is not None and counter.cost - cost > budget.cost * AHEAD_SHARE
+
+    def is_exceeded(self) -> bool:
+        """Whether more was counted than there is room for."""
+        budget, counter = self.budget, self.counter
+        if counter.began != self.began:
+            return False
+        if budget.calls is not None and counter.calls > budget.calls:
+            return True
+        return budget.cost is not None and counter.cost > budget.cost
+
+    def undo(self) -> bool:
+        """Take it back; False if its period is over."""
+        if self.counter.began != self.began:
+            return False
+        self.counter.calls -= 1
+        self.counter.cost = round(self.counter.cost - self.cost, COST_DIGITS)
+        return True
+
+
+class _ChargedCall(NamedTuple):
+    """A call that waits until its charges are written."""
+
+    inflight: InFlight
+    charges: Sequence[_Charge]
+    keep: Keep | None
+    """The call's own, without that of its charges."""
+    submit: Callable[[], None]
 
 
 class CallBudgets:
@@ -214,8 +266,18 @@ class CallBudgets:
         """Held during a write: the next one needs the versions that it leaves."""
         self._is_writer_started = False
         self._is_failing = False
-        self._about: dict[Who, tuple[Budget, ...]] = {}
-        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool, ServerName], _Matched] = {}
+        self._is_shared = isinstance(journal, SharedJournal)
+        self._waiting: list[_ChargedCall] = []
+        self._is_urgent = asyncio.Event()
+        """Set while calls wait for a write."""
+        self.on_written: Callable[[Sequence[Document]], None] = lambda _: None
+        """Called with counters that were written."""
+        self._received: list[Document] = []
+        """Counters that other hubs wrote during a write of this one."""
+        self.prefix = ""
+        """What cursors of lists begin with: the order of counters is this hub's own."""
+        self._about: dict[CallerAndSet, tuple[Budget, ...]] = {}
+        self._matches: dict[tuple[Hub, ServerName, str, bytes, bool, ServerName], _MatchedBudgets] = {}
         self._snapshots: dict[Hub, Snapshot] = {}
 
     def change(self, budgets: Sequence[Budget]) -> None:
@@ -250,20 +312,47 @@ class CallBudgets:
 
     # -- the stage of a call -------------------------------------------------------------------------------------------
 
-    def charge(self, hub: Hub, inflight: InFlight) -> Fault | None:
-        """Count a call that is about to be sent in every budget that is about it, or return why it has no room."""
+    def charge(self, hub: Hub, inflight: InFlight, submit: Callable[[Hub, InFlight], None]) -> Charged:
+        """Count a call that is about to be sent in every budget that is about it, or return why it has no room.
+
+        `HELD`: it is submitted as soon as the journal has what was counted, or ended if there is no room then.
+        """
         charges = self._find_charges(hub, inflight)
         if isinstance(charges, Fault):
             return charges
         if not charges:
             return None
-        if inflight.call.kind != "task_result":
-            for counter, _, cost in charges:
-                counter.calls += 1
-                counter.cost = round(counter.cost + cost, COST_DIGITS)
-                self._note(counter)
-        inflight.keep = partial(self._on_end, charges, inflight.keep)
-        return None
+        keep, inflight.keep = inflight.keep, partial(self._on_end, charges, inflight.keep)
+        if inflight.call.kind == "task_result":
+            return None
+        for counter, _, cost, _ in charges:
+            counter.calls += 1
+            counter.cost = round(counter.cost + cost, COST_DIGITS)
+            self._note(counter)
+        if not self._is_shared or self._is_failing or not any(each.is_ahead() for each in charges):
+            return None
+        self._waiting.append(_ChargedCall(inflight, charges, keep, partial(submit, hub, inflight)))
+        self._has_changes.set()
+        self._is_urgent.set()
+        return HELD
+
+    def _refuse_waiting(self) -> None:
+        """End the calls that have no room, now that what others counted is known; the last to come goes first."""
+        now = self.now()
+        for each in reversed(self._waiting):
+            full = [charge for charge in each.charges if charge.is_exceeded()]
+            if not full or each.inflight.is_done:
+                continue
+            each.inflight.keep = each.keep
+            for charge in each.charges:
+                if charge.undo():
+                    self._note(charge.counter)
+            faults = []
+            for charge in full:
+                if (fault := _check(charge.budget, charge.counter, charge.cost, now)) is not None:
+                    faults.append((charge.counter.ends, fault))
+                    self._refused(charge.budget, charge.counter, each.inflight.call)
+            each.inflight.finish(_last_renewed(faults))
 
     def refusal(self, hub: Hub, inflight: InFlight) -> Fault | None:
         """Why a call has no room now; None if it has. Nothing is counted."""
@@ -273,10 +362,10 @@ class CallBudgets:
     def _find_charges(self, hub: Hub, inflight: InFlight) -> list[_Charge] | Fault:
         """What a call costs in every budget that is about it, or why it has no room."""
         call = inflight.call
-        who = (call.caller.tenant, call.caller.name, call.set)
-        about = self._about.get(who)
+        caller_and_set = (call.caller.tenant, call.caller.name, call.set)
+        about = self._about.get(caller_and_set)
         if about is None:
-            about = self._find_about(who)
+            about = self._find_about(caller_and_set)
         if not about or call.kind not in COUNTED:
             return []
         if hub.fleets is not None and inflight.target.feature.server in hub.fleets:
@@ -293,14 +382,11 @@ class CallBudgets:
             if counter is None:
                 self.refusals[budget.name] += 1
                 return _too_many(budget, now)
-            charges.append(_Charge(counter, counter.began, cost))
+            charges.append(_Charge(counter, counter.began, cost, budget))
             if call.kind != "task_result" and (fault := _check(budget, counter, cost, now)) is not None:
                 full.append((counter.ends, fault))
                 self._refused(budget, counter, call)
-        if full:
-            # The last one to be renewed decides when another try can succeed.
-            return max(full, key=lambda each: (each[1].retry_after is None, each[0]))[1]
-        return charges
+        return _last_renewed(full) if full else charges
 
     def cost_with(self, hub: Hub, inflight: InFlight, name: str) -> float:
         """What a budget's counter for this call has cost in its period, with this call; 0 if it is not about it.
@@ -308,8 +394,8 @@ class CallBudgets:
         A call of several members of a fleet costs what their calls cost together.
         """
         call, route, now = inflight.call, inflight.target, self.now()
-        who = (call.caller.tenant, call.caller.name, call.set)
-        budget = next((each for each in self._find_about(who) if each.name == name), None)
+        caller_and_set = (call.caller.tenant, call.caller.name, call.set)
+        budget = next((each for each in self._find_about(caller_and_set) if each.name == name), None)
         if budget is None:
             return 0.0
         called: Sequence[Feature] = () if hub.fleets is None else hub.fleets.called_by(inflight)
@@ -338,17 +424,21 @@ class CallBudgets:
         """How much of a budget is used with this call, in words."""
         budget = next(each for each in self.budgets if each.name == name)
         limit = "" if budget.cost is None else f" of {budget.cost:g}"
-        whose = _whose(budget.per, _subject(budget.per, inflight.call.caller, inflight.call.set, ""))
+        subject_text = _subject_text(budget.per, _subject(budget.per, inflight.call.caller, inflight.call.set, ""))
         cost = round(self.cost_with(hub, inflight, name), COST_DIGITS)
-        return f"with this call, the budget {name} has cost {cost:g}{limit} units this {budget.period} for {whose}"
+        return (
+            f"with this call, the budget {name} has cost {cost:g}{limit} units this {budget.period} for {subject_text}"
+        )
 
-    def _find_about(self, who: Who) -> tuple[Budget, ...]:
+    def _find_about(self, caller_and_set: CallerAndSet) -> tuple[Budget, ...]:
         if len(self._about) > CACHED_MAX:
             self._about.clear()
-        self._about[who] = about = tuple(budget for budget in self.budgets if budget.is_about(*who))
+        self._about[caller_and_set] = about = tuple(
+            budget for budget in self.budgets if budget.is_about(*caller_and_set)
+        )
         return about
 
-    def _match(self, hub: Hub, call: Call, own: Feature, name: str) -> _Matched:
+    def _match(self, hub: Hub, call: Call, own: Feature, name: str) -> _MatchedBudgets:
         """The budgets that are about a call of this tool; `name` is how its server is asked for it."""
         snapshot = hub.snapshot
         if self._snapshots.get(hub) is not snapshot or len(self._matches) > CACHED_MAX:
@@ -372,7 +462,7 @@ class CallBudgets:
                         cost = _cost(budget, feature, names, status, is_blind=is_blind)
                         costs[budget.name] = max(cost, costs.get(budget.name, 0.0))
                         subjects[budget.name] = subject
-            matched = self._matches[key] = _Matched(costs, subjects)
+            matched = self._matches[key] = _MatchedBudgets(costs, subjects)
         return matched
 
     def _counter(self, budget: Budget, call: Call, tool: str, now: float) -> _Counter | None:
@@ -399,23 +489,21 @@ class CallBudgets:
         now = self.now()
         if isinstance(outcome, Result):
             size = len(memoryview(outcome.payload))
-            for counter, _, _ in charges:
+            for counter, *_ in charges:
                 counter.renew(now)
                 counter.result_bytes += size
                 self._note(counter)
         elif outcome.executed == "no" and inflight.call.kind != "task_result":
-            for counter, began, cost in charges:
-                if counter.began == began:
-                    counter.calls -= 1
-                    counter.cost = round(counter.cost - cost, COST_DIGITS)
-                    self._note(counter)
+            for charge in charges:
+                if charge.undo():
+                    self._note(charge.counter)
         return outcome if keep is None else keep(inflight, outcome)
 
     def _refused(self, budget: Budget, counter: _Counter, call: Call) -> None:
         self.refusals[budget.name] += 1
-        if not counter.told:
+        if not counter.is_reported:
             # Once for each counter and period; the record of each call has the reason of its end.
-            counter.told = True
+            counter.is_reported = True
             facts = {"budget": budget.name, "caller": call.caller.name, "tenant": call.caller.tenant, "tool": call.name}
             self._record("budget.exceeded", **facts, per=budget.per, renewed=_moment(counter.ends))
             log.warning("a budget is used up", **facts, per=budget.per, renewed=_moment(counter.ends))
@@ -445,38 +533,80 @@ class CallBudgets:
                     self._note(counter)
                     if not at % SWEEP_MAX:
                         await asyncio.sleep(0)
-            await asyncio.sleep(WRITE_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self._is_urgent.wait()
             if not await self.flush():
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def flush(self) -> bool:
         """Write what has changed until now; False if the journal did not store all of it."""
         async with self._writing:
-            left = len(self._changed)
-            while left > 0 and self._changed:
+            waiting = list(self._waiting)
+            self._is_urgent.clear()
+            left, result = len(self._changed), "kept"
+            while left > 0 and self._changed and result == "kept":
                 some = list(islice(self._changed.values(), WRITE_MAX))
                 left -= len(some)
-                if not await self._write(some):
-                    return False
-            if not self._changed:
+                result = await self._write(some)
+                for _ in range(CONFLICTS_MAX):  # another hub has counted, too
+                    if result == "conflict":
+                        self._refuse_waiting()
+                        result = await self._write([each for each in some if each.is_changed])
+            del self._waiting[: len(waiting)]
+            for each in waiting:
+                each.submit()
+            self._take_received()
+            if self._waiting:  # they came during the write, which may have had their charges, too
+                self._has_changes.set()
+                self._is_urgent.set()
+            elif not self._changed:
                 self._has_changes.clear()
-            return True
+            return result == "kept"
 
-    async def _write(self, counters: Sequence[_Counter]) -> bool:
+    def receive(self, documents: Sequence[Document]) -> None:
+        """Take counters that another hub has written to the journal."""
+        self._received += documents
+        if not self._writing.locked():
+            self._take_received()
+
+    def _take_received(self) -> None:
+        """Add what others counted; not during a write, whose result says what this hub has added itself."""
+        received, self._received = self._received, []
+        for document in received:
+            try:
+                stored = _decode(document.body or b"")
+            except msgspec.MsgspecError:  # another version wrote it
+                continue
+            key = (stored.budget, stored.per, stored.period, stored.subject)
+            counter = self._counters.get(key)
+            if counter is None:
+                if len(self._counters) >= COUNTERS_MAX:
+                    continue
+                counter = self._counters[key] = _Counter(key, next(self._numbers), stored.began, document.at)
+            if document.version > counter.version:  # messages may be repeated, or overtake each other
+                counter.add_others(document)
+        if received:
+            self._refuse_waiting()  # the next write meets no conflict that would say so
+
+    async def _write(self, counters: Sequence[_Counter]) -> WriteResult:
+        """Write counters. After a conflict they have what others counted, and are to be written again."""
         now = self.now()
         documents: list[Document] = []
         for counter in counters:
             del self._changed[counter.key]
             counter.is_changed = False
             if counter.ends > now or counter.version:
-                documents.append(counter.document(is_over=counter.ends <= now))
+                documents.append(counter.document(is_expired=counter.ends <= now))
         written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         self._journal.write(documents, lambda result: None if written.done() else written.set_result(result))
         result = await written if documents else "kept"
         if result == "kept":
             self._is_failing = False
             self._stored(counters, documents)
-            return True
+            if documents:
+                self.on_written([each for each in documents if each.body is not None])
+            return result
         if result != "conflict" and not self._is_failing:
             self._is_failing = True
             log.error("counters of budgets could not be stored: a crash would forget them", result=result)
@@ -486,12 +616,12 @@ class CallBudgets:
                 try:
                     kept = await self._journal.read(BUDGET, OWNER, _id_of(counter.key))
                 except OSError:
-                    break
+                    return "unknown"
                 if result == "unknown" and kept is not None and kept.version == counter.version + 1:
                     counter.stored = counter.written  # so it was stored
                 if kept is None or kept.version != counter.version:
                     counter.add_others(kept)
-        return False
+        return result
 
     def _stored(self, counters: Iterable[_Counter], documents: Iterable[Document]) -> None:
         """Note the versions of stored counters, and remove those whose period is over."""
@@ -525,6 +655,7 @@ class CallBudgets:
         Raises:
             ValueError: there is no such cursor.
         """
+        after = after.removeprefix(self.prefix)
         if after and not after.isdecimal():
             raise ValueError("cursor is invalid: use the `next` of a page")
         if not viewer.is_operator:
@@ -535,7 +666,7 @@ class CallBudgets:
         live = (each for each in later if each.ends > now and each.key[:3] in known)
         page = list(islice(live, limit + 1))
         shown = tuple(_count_of(known[each.key[:3]], each, each.key[3]) for each in page[:limit])
-        following = str(page[limit - 1].number) if limit and len(page) > limit else None
+        following = f"{self.prefix}{page[limit - 1].number}" if limit and len(page) > limit else None
         entries = tuple(_entry_of(each, self.refusals[each.name]) for each in self.budgets)
         return BudgetList(entries, shown, sum(self.counts().values()), following)
 
@@ -554,6 +685,11 @@ class CallBudgets:
             shown.append(_count_of(budget, counter, subject))
         entries = tuple(_entry_of(each, None) for each in about)
         return BudgetList(entries, tuple(shown), len(shown), None)
+
+
+def _last_renewed(full: Sequence[tuple[float, BudgetExceeded]]) -> BudgetExceeded:
+    """Of several budgets that have no room, the last one to be renewed decides when another try can succeed."""
+    return max(full, key=lambda each: (each[1].retry_after is None, each[0]))[1]
 
 
 def _id_of(key: Key) -> str:
@@ -683,7 +819,7 @@ def _check(budget: Budget, counter: _Counter, cost: float, now: float) -> Budget
     said = f"{getattr(counter, full):g}" if full == "cost" else str(getattr(counter, full))
     used = f"{said} of {limit:g}" if full == "cost" else f"{said} of {limit}"
     wanted = f", and this call costs {cost:g}" if full == "cost" else ""
-    text = f"{used} {_NOUNS[full]} this {budget.period} for {_whose(budget.per, counter.key[3])}{wanted}"
+    text = f"{used} {_NOUNS[full]} this {budget.period} for {_subject_text(budget.per, counter.key[3])}{wanted}"
     is_hopeless = limit == 0 or (full == "cost" and cost > limit)
     return BudgetExceeded(budget.name, text, _moment(counter.ends), None if is_hopeless else counter.ends - now)
 
@@ -694,7 +830,7 @@ def _too_many(budget: Budget, now: float) -> BudgetExceeded:
     return BudgetExceeded(budget.name, text, _moment(ends), ends - now)
 
 
-def _whose(per: Per, subject: tuple[str, ...]) -> str:
+def _subject_text(per: Per, subject: tuple[str, ...]) -> str:
     match per:
         case "caller":
             return f"the caller {subject[1]}"

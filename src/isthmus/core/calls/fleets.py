@@ -33,7 +33,7 @@ from isthmus.core.catalog.fleets import (
 from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import HoldableExchange, SessionExchange
-from isthmus.model.callers import Caller, CallerId, Grants
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import (
     NO_CAPABILITIES,
     NOT_ASKED,
@@ -119,6 +119,18 @@ class Fleets:
         self._fleets: dict[ServerName, Fleet] = {}
         self._links: dict[ServerName, FleetLink] = {}
         self.hides = hidden_by(())
+        self.calls_elsewhere: Mapping[str, int] = {}
+        """The calls of members that another node of the cluster owns or runs, about a second ago: there are all."""
+
+    def calls_of(self, member: ServerName) -> int:
+        """How many calls a member has, as far as this node knows."""
+        queue = self._hub.server_queues[member]
+        calls = queue.running + queue.queued
+        return max(calls, self.calls_elsewhere.get(member, 0)) if self.calls_elsewhere else calls
+
+    def members(self) -> set[ServerName]:
+        """The members of all fleets."""
+        return {member for fleet in self._fleets.values() for member in fleet.members}
 
     def __contains__(self, name: object) -> bool:
         return name in self._fleets
@@ -148,7 +160,7 @@ class Fleets:
             never = 2**31
             limits = replace(hub.limits, breaker_failures=never, breaker_calls=never)
             server_queue = ServerQueue(name, limits, max_calls=FLEET_CALLS, timeout=limits.hard_seconds)
-            link = self._links[name] = FleetLink(hub, fleet)
+            link = self._links[name] = FleetLink(hub, fleet, self)
             server_queue.attach(link)
             hub.open_server_queue(server_queue, fleet.status)
         self.hides = hidden_by(fleet.settings for fleet in self._fleets.values())
@@ -174,9 +186,10 @@ class Fleets:
 class FleetLink:
     """The link of a fleet: it calls the members. See `core.ports.Link`."""
 
-    def __init__(self, hub: Hub, fleet: Fleet) -> None:
+    def __init__(self, hub: Hub, fleet: Fleet, fleets: Fleets) -> None:
         self.hub = hub
         self.fleet = fleet
+        self._fleets = fleets
         self._kept: OrderedDict[tuple[str, str, str], ServerName] = OrderedDict()
         """The members of conversations: by tenant, caller and session."""
         self._order: OrderedDict[ServerName, None] = OrderedDict()
@@ -249,11 +262,11 @@ class FleetLink:
         denied.
         """
         call = inflight.call
-        whose = next((each.whose for each in _chain(call.caller.grants) if each.whose is not None), None)
+        caller_id = next((each.caller_id for each in _chain(call.caller.grants) if each.caller_id is not None), None)
         caps = {each for each in call.client_caps if not each.startswith(TASK_CAPABILITIES)} if is_alone else ()
         return msgspec.structs.replace(
             call,
-            caller=msgspec.structs.replace(call.caller, grants=_everything(whose)),
+            caller=msgspec.structs.replace(call.caller, grants=Grants(("*",), caller_id=caller_id)),
             surface=Surface("own", member, expose="all"),
             name=inflight.name,
             arguments=arguments,
@@ -354,7 +367,7 @@ class FleetLink:
         for member in self._order:
             if member in members:
                 queue = self.hub.server_queues[member]
-                load = (not queue.has_link, queue.breaker_state == "open", queue.running + queue.queued)
+                load = (not queue.has_link, queue.breaker_state == "open", self._fleets.calls_of(member))
                 if load == IDLE:
                     return member
                 if found is None or load < found[0]:
@@ -392,7 +405,7 @@ class FleetLink:
         shown = self._shown(inflight.call.caller)
         members = [name for name in sorted(shown) if fits(name)]
         rows = [
-            {"id": name, "state": self.fleet.members[name].state, "calls": queues[name].running + queues[name].queued}
+            {"id": name, "state": self.fleet.members[name].state, "calls": self._fleets.calls_of(name)}
             for name in members[: wanted.limit]
             if name in queues
         ]
@@ -412,10 +425,6 @@ def _chain(grants: Grants | None) -> Iterator[Grants]:
     while grants is not None:
         yield grants
         grants = grants.within
-
-
-def _everything(whose: CallerId | None) -> Grants:
-    return Grants(("*",), whose=whose)
 
 
 # -- one member --------------------------------------------------------------------------------------------------------
@@ -483,7 +492,7 @@ class _OneCall:
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
-        if not self._outer.is_over:
+        if not self._outer.is_done:
             inner = self._inner
             if inner is None:  # it ended before `start` returned: `start` goes on
                 self._ended = outcome
@@ -546,7 +555,7 @@ class _MemberCall:
             self._gathering.ended(self, self.inflight, outcome)
 
 
-class _Row(msgspec.Struct):
+class _MemberRow(msgspec.Struct):
     """How the call of one member ended, as the caller gets it."""
 
     member: ServerName
@@ -582,9 +591,9 @@ class _Gathering:
         self._waiting = deque(members)
         self._calls: dict[ServerName, _MemberCall] = {}
         """Those that run."""
-        self._rows: list[_Row] = []
+        self._rows: list[_MemberRow] = []
         self._lines: list[str] = []
-        self._is_over = False
+        self._is_done = False
         self._is_late = False
         self._is_starting = False
         self._timer: asyncio.TimerHandle | None = None
@@ -618,7 +627,7 @@ class _Gathering:
 
     def cancel(self, reason: str) -> None:
         """Cancel all calls without a result."""
-        self._is_over = True
+        self._is_done = True
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -645,7 +654,7 @@ class _Gathering:
             return
         self._is_starting = True
         hub, started = self._link.hub, 0
-        while self._waiting and len(self._calls) < self._settings.at_once and not self._is_over:
+        while self._waiting and len(self._calls) < self._settings.at_once and not self._is_done:
             if started == STARTED_AT_ONCE:
                 asyncio.get_running_loop().call_soon(self._start_some)
                 break
@@ -663,14 +672,14 @@ class _Gathering:
         """A call of a member has ended."""
         del self._calls[call.member]
         was_sent = inflight.was_sent
-        if self._is_over:
+        if self._is_done:
             return
         if self._is_late and isinstance(outcome, Cancelled):
             outcome = TimedOut(call.member, self._seconds, executed=outcome.executed)
         if self._mode == "any" and isinstance(outcome, Result) and not outcome.is_error:
             self._has_run = was_sent or self.may_have_run
             self.cancel(ANSWERED)
-            if not self._outer.is_over:
+            if not self._outer.is_done:
                 self._outer.is_unreached = not self._has_run
                 self._outer.finish(_marked(outcome, call.member))
             return
@@ -679,12 +688,12 @@ class _Gathering:
         self._start_some()
 
     def _finish_if_done(self) -> None:
-        if self._is_over or self._is_starting or self._waiting or self._calls:
+        if self._is_done or self._is_starting or self._waiting or self._calls:
             return
-        self._is_over = True
+        self._is_done = True
         if self._timer is not None:
             self._timer.cancel()
-        if not self._outer.is_over:
+        if not self._outer.is_done:
             self._outer.is_unreached = not self._has_run
             self._outer.finish(self._gathered())
 
@@ -692,7 +701,7 @@ class _Gathering:
 
     def reported(self, call: _MemberCall, event: Event) -> None:
         """A member has reported progress, or logged something."""
-        if self._is_over:
+        if self._is_done:
             return
         if isinstance(event, LogMessage):
             logger = _text(event.members.get("logger"))
@@ -712,7 +721,7 @@ class _Gathering:
             total, progress = 1, max([*running, self._progress])
         else:
             total, progress = self._total, len(self._rows) + sum(running)
-        if progress > self._progress and not self._outer.is_over:
+        if progress > self._progress and not self._outer.is_done:
             self._progress = progress
             said = {"progress": round(progress, 4), "total": total, "message": f"{call.member}: {message}"}
             self._outer.emit(Progress({key: msgspec.Raw(_encode(value)) for key, value in said.items()}))
@@ -728,10 +737,10 @@ class _Gathering:
                 error["approval"] = outcome.approval
             if outcome.retry_after is not None:
                 error["retryAfter"] = outcome.retry_after
-            row = _Row(member, ok=False, executed=outcome.executed, error=error)
+            row = _MemberRow(member, ok=False, executed=outcome.executed, error=error)
             line = f"failed: {error['message']} (executed: {outcome.executed})"
         else:
-            row = _Row(member, ok=not outcome.is_error, executed="yes" if was_sent else "no")
+            row = _MemberRow(member, ok=not outcome.is_error, executed="yes" if was_sent else "no")
             length = len(memoryview(outcome.payload))
             if length > self._share_bytes:
                 row.omitted_bytes = length
@@ -763,23 +772,23 @@ class _Gathering:
         return _result("\n".join(lines), structured, is_error=not good)
 
 
-class _Block(msgspec.Struct):
+class _TextBlock(msgspec.Struct):
     """A part of a result."""
 
     type: str
     text: str = ""
 
 
-class _Content(msgspec.Struct):
+class _TextContent(msgspec.Struct):
     """The part of a result that is shown as text."""
 
-    content: list[_Block] = []
+    content: list[_TextBlock] = []
 
 
 def _text_of(result: Result) -> str:
     """The text of a result; other content is named."""
     try:
-        content = msgspec.json.decode(result.payload, type=_Content).content
+        content = msgspec.json.decode(result.payload, type=_TextContent).content
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return bytes(result.payload).decode("utf-8", "replace")
     return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -30,6 +30,7 @@ from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
 from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.catalog.snapshot import ALL_EXPOSED, Route, ServerStatus, Snapshot, View, VirtualRoute
+from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder, VirtualTool
 from isthmus.core.settings import Limits
 from isthmus.core.watch.log_levels import LogLevels
@@ -91,10 +92,15 @@ NewInFlight: TypeAlias = Callable[
 class Hub:
     """Holds the snapshot and the server queues; starts calls and notifies watchers when the snapshot changes."""
 
+    on_session_ended: Callable[[str], None] | None = None
+    """Called with a session that has ended, in a cluster: its processes may be at another node."""
+
     def __init__(self, limits: Limits, recorder: Recorder) -> None:
         self.limits = limits
         self.id = secrets.token_hex(8)
         """Lets it recognise itself when it is its own server."""
+        self.other_ids: Collection[str] = ()
+        """The ids of hubs that serve the same servers at the same address: a server that is one of them is a loop."""
         self.server_queues: dict[ServerName, ServerQueue] = {}
         self._leaving: set[ServerQueue] = set()
         """Queues that were closed or replaced and still have calls."""
@@ -139,7 +145,9 @@ class Hub:
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
         statuses for each would block the loop for seconds."""
         self.settling: dict[ServerName, asyncio.Future[None]] = {}
-        """Servers without a cached list that are connecting for the first time. Lists and calls wait for them."""
+        """Servers that lists and calls wait for: connecting for the first time without a cached list, or relisted."""
+        self._relisted: set[ServerName] = set()
+        """Those of them that are connected, and whose lists are read again."""
         self._list_loaders: dict[ServerName, ListLoader] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._to_notify: dict[Callable[[], None], None] = {}
@@ -256,7 +264,7 @@ class Hub:
 
     def submit(self, inflight: InFlight) -> None:
         """Continue with a call whose arguments were checked in the worker."""
-        if inflight.is_over:
+        if inflight.is_done:
             return
         if self.audit_gate is not None:
             self.audit_gate.begin(inflight, self.send)
@@ -265,7 +273,7 @@ class Hub:
 
     def send(self, inflight: InFlight) -> None:
         """Submit a call that waited for the audit log or the worker to its server's queue, unless it has ended."""
-        if inflight.is_over:
+        if inflight.is_done:
             return
         inflight.note("checked")
         try:
@@ -328,14 +336,27 @@ class Hub:
             self.settling[server_queue.server] = self._loop.create_future()
         self.publish(server_status)
 
+    def unsettle(self, server: ServerName) -> None:
+        """The lists of a server are read again: lists wait for that as for a server that starts, until `settled`."""
+        server_queue = self.server_queues.get(server)
+        if server_queue is not None and server not in self.settling:
+            server_queue.opened_at = self._loop.time()
+            self.settling[server] = self._loop.create_future()
+            self._relisted.add(server)
+
+    def settled(self, server: ServerName) -> None:
+        """Lists no longer wait for a server."""
+        self._relisted.discard(server)
+        if (settling := self.settling.pop(server, None)) is not None:
+            settling.set_result(None)
+
     def close_server_queue(self, server: ServerName) -> None:
         """Remove a server from all lists. Its running calls are not affected."""
         self._retire(self.server_queues.pop(server))
         self._list_loaders.pop(server, None)
         self.result_cache.forget(server)
         self.review.forget(server)
-        if (settling := self.settling.pop(server, None)) is not None:
-            settling.set_result(None)
+        self.settled(server)
         self._change(server, None)
 
     def _retire(self, server_queue: ServerQueue | None) -> None:
@@ -343,12 +364,13 @@ class Hub:
         if server_queue is not None:
             self._leaving.add(server_queue)
 
-    def publish(self, server_status: ServerStatus) -> None:
-        """Put a server's new status into the next snapshot, and notify watchers."""
-        if (server_status.is_settled or server_status.is_recalled) and (
-            settling := self.settling.pop(server_status.server, None)
-        ) is not None:
-            settling.set_result(None)
+    def publish(self, server_status: ServerStatus, *, is_awaited: bool = False) -> None:
+        """Put a server's new status into the next snapshot, and notify watchers.
+
+        If it `is_awaited`, lists that wait for the server wait on.
+        """
+        if not is_awaited and (server_status.is_settled or server_status.is_recalled):
+            self.settled(server_status.server)
         server_status = self.review.reviewed(server_status)
         server = server_status.server
         present = self._changed[server] if server in self._changed else self._snapshot.server_statuses.get(server)
@@ -458,9 +480,10 @@ class Hub:
     # -- waiting for servers that start --------------------------------------------------------------------------------
 
     def awaited(self) -> list[ServerName]:
-        """Servers that a list of everything would wait for now."""
+        """Servers that start, and that a list of everything would wait for now."""
         waits = self._unsettled(EVERYTHING, None)
-        return [server for server, settling in self.settling.items() if settling in waits]
+        started = self.settling.keys() - self._relisted
+        return [server for server, settling in self.settling.items() if settling in waits and server in started]
 
     async def settle(
         self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
@@ -471,10 +494,13 @@ class Hub:
         wait earlier: a call only needs its own server.
         """
         when = asyncio.ALL_COMPLETED if until is None else asyncio.FIRST_COMPLETED
-        while waits := self._unsettled(surface, within):
+        waits = self._unsettled(surface, within)
+        while waits:
             if until is not None and until():
                 return
             await asyncio.wait(waits, timeout=max(waits.values()), return_when=when)
+            # Not for what came meanwhile: of several servers whose lists never stand still, one is always awaited.
+            waits = {each: seconds for each, seconds in self._unsettled(surface, within).items() if each in waits}
 
     def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
         servers = self.settling if surface.server is None else self.settling.keys() & {surface.server}
@@ -497,6 +523,8 @@ class Hub:
         """What these permissions see, after waiting a moment for servers that start."""
         if self.settling:
             await self.settle(surface)
+        if surface.set or grants.set:
+            await in_passes(self.snapshot.variant_passes(grants, surface))
         return self.snapshot.view(grants, surface)
 
     async def view_for(
@@ -515,12 +543,14 @@ class Hub:
             await self.settle(surface, within=within)
         if client_caps and (waits := self._load_lists(caller, surface, client_caps, within)):
             await asyncio.wait(waits, timeout=max(waits.values()))
+        if surface.set or caller.grants.set:
+            await in_passes(self.snapshot.variant_passes(caller.grants, surface))
         return self.snapshot.view(caller.grants, surface, client_caps)
 
     def awaits(self, servers: Iterable[ServerName]) -> bool:
-        """Whether a list waits for one of these servers."""
-        awaited = self.settling and self._unsettled(EVERYTHING, None)
-        return bool(awaited) and any(self.settling.get(server) in awaited for server in servers)
+        """Whether a list waits for one of these servers, because it starts."""
+        awaited = self.awaited() if self.settling else ()
+        return bool(awaited) and any(server in awaited for server in servers)
 
     def _load_lists(
         self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, within: float | None = None
@@ -531,8 +561,24 @@ class Hub:
         loads = [load for loader in loaders if (load := loader.load_lists(caller, client_caps)) is not None]
         return self._seconds_left({load.done: load.began for load in loads}, within)
 
+    def has_link_per_caller(self, servers: Iterable[ServerName], client_caps: ClientCapabilities) -> bool:
+        """Whether one of these servers has a link for each caller, outside of sessions."""
+        queues = self.server_queues
+        return any(
+            (server_queue := queues.get(server)) is not None
+            and server_queue.pool is not None
+            and server_queue.pool.is_per_caller(client_caps)
+            for server in servers
+        )
+
     def session_ended(self, session: str) -> None:
         """A caller's session has ended with all its calls: servers can close what belongs to it."""
+        self.session_ended_here(session)
+        if self.on_session_ended is not None:
+            self.on_session_ended(session)
+
+    def session_ended_here(self, session: str) -> None:
+        """The same for the servers of this node of a cluster."""
         for server_queue in (*self.server_queues.values(), *self._leaving):
             if server_queue.pool is not None:
                 server_queue.pool.left(session)
@@ -554,9 +600,11 @@ class Hub:
             inflight.cancel(why)
 
     def stop_waiting(self, why: str) -> None:
-        """Refuse calls that wait for a disconnected server."""
+        """Refuse calls that wait for a disconnected server, and answer lists without the servers that start."""
         for server_queue in [*self.server_queues.values(), *self._leaving]:
             server_queue.stop_waiting(why)
+        for server in tuple(self.settling):
+            self.settled(server)
 
     def refuse_new_calls(self) -> None:
         """Refuse every new call, because the hub is shutting down."""
@@ -769,11 +817,25 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     return server_queue.submit(inflight)
 
 
-def charge_and_submit(hub: Hub, inflight: InFlight) -> Fault | None:
-    """`submit`, if the budgets of the operator have room for the call. An answer from the cache costs nothing."""
+def charge_and_submit(hub: Hub, inflight: InFlight) -> Fault | Held | None:
+    """`submit`, if the budgets of the operator have room for the call. An answer from the cache costs nothing.
+
+    Where several hubs count together, the call may wait until their journal has agreed.
+    """
     assert hub.budgets is not None
-    refused = None if inflight.call.is_admitted else hub.budgets.charge(hub, inflight)
+    refused = None if inflight.call.is_admitted else hub.budgets.charge(hub, inflight, _submit_charged)
     return refused or submit(hub, inflight)
+
+
+def _submit_charged(hub: Hub, inflight: InFlight) -> None:
+    """Submit a call that waited for its charge, unless it has ended."""
+    if inflight.is_done:
+        return
+    try:
+        if (fault := submit(hub, inflight)) is not None:
+            inflight.finish(fault)
+    except Exception as defect:  # noqa: BLE001 - as in `start`
+        _fail_with_bug(inflight, defect)
 
 
 STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)

@@ -250,7 +250,7 @@ class InFlight:
         return self.route
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has ended, also while its end is being written to the audit log."""
         return self.outcome is not None or self.is_sealed
 
@@ -264,7 +264,7 @@ class InFlight:
         inflight: InFlight | None = self
         while inflight is not None:
             inflight = None if inflight.within is None else inflight.within()
-            if inflight is not None and inflight.link is not None and not inflight.is_over:
+            if inflight is not None and inflight.link is not None and not inflight.is_done:
                 yield inflight
 
     def limit(self, seconds: float, deadlines: Deadlines) -> None:
@@ -296,7 +296,7 @@ class InFlight:
 
     def keep_timeout(self) -> None:
         """Count the time for which the call was held towards its caller's own timeout."""
-        if self.call.timeout is not None and not self.is_over:
+        if self.call.timeout is not None and not self.is_done:
             left = max(TICK_SECONDS, self._started + self.call.timeout - self._loop.time())
             if left < self.timeout:
                 self.timeout = left
@@ -374,8 +374,8 @@ class InFlight:
         of them. Returns the open question, or None if it is closed already.
         """
         too_many = len(self.questions) >= QUESTIONS_MAX or self._get_clock().asked >= ASKED_MAX
-        if self.is_over or too_many or not self._left_in_all():
-            reply(TOO_LATE if self.is_over else NOT_ASKED)
+        if self.is_done or too_many or not self._left_in_all():
+            reply(TOO_LATE if self.is_done else NOT_ASKED)
             return None
         self._get_clock().asked += 1
         self.note("question")
@@ -533,7 +533,7 @@ class InFlight:
 
     def abandon(self) -> None:
         """Drop a call that was not sent: it leaves its queue or slot, without an end."""
-        if self.is_over:
+        if self.is_done:
             return
         self.outcome = Cancelled("it is not to be sent", executed="no")
         if self._bucket is not None:
@@ -589,7 +589,7 @@ class InFlight:
 
     def expire(self) -> None:
         """The deadline has passed: end the call and tell the server to stop, unless there was a sign of life."""
-        if self.is_over:
+        if self.is_done:
             return
         if isinstance(self.carriage, HeldCall):
             self.finish(self.carriage.late())

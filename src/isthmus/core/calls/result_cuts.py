@@ -1,7 +1,7 @@
 """Results that are too large for their callers: cuts them by rule, and keeps the whole for a while.
 
 The hub wraps `InFlight.keep` of calls that may be cut. A result within its limit is not even looked at; its length is
-known. A longer one is split into its members, if it is very long by the reader (`core.pauses`), and the caller gets
+known. A longer one is split into its members, if it is very long by the reader (`core.event_loop`), and the caller gets
 what fits: texts up to a character, other blocks and `structuredContent` whole or not at all, and a line that says what
 is left out. The whole stays in memory as a resource that only this caller can read, at `isthmus://results/ID`. MCP
 reads resources whole, so parts have URIs of their own: `isthmus://results/ID?from=N` is what follows the first N bytes.
@@ -28,12 +28,12 @@ from msgspec import Raw
 
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.pauses import LONG_BYTES, in_turns, read_then
+from isthmus.core.event_loop import LONG_BYTES, in_turns, read_then
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import Fault, UnknownResource
 from isthmus.model.features import Resource
-from isthmus.model.long_objects import known_members
+from isthmus.model.json_members import known_members
 from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class SplitResult(NamedTuple):
     total: int
 
 
-class _Block(msgspec.Struct, rename="camel"):
+class _CutBlock(msgspec.Struct, rename="camel"):
     type: str = ""
     text: Raw = Raw()
     data: Raw = Raw()
@@ -142,7 +142,7 @@ class _Block(msgspec.Struct, rename="camel"):
     mime_type: str = ""
 
 
-_decode_block = msgspec.json.Decoder(_Block).decode
+_decode_block = msgspec.json.Decoder(_CutBlock).decode
 
 
 def split_result(payload: Raw | bytes | memoryview) -> SplitResult | None:
@@ -219,7 +219,7 @@ def _last_escape(inner: bytes) -> int | None:
 # -- kept results ------------------------------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
+class _StoredResult(NamedTuple):
     owner: Owner
     payload: Raw
     split: SplitResult | None
@@ -237,7 +237,7 @@ class _Kept(NamedTuple):
         return [*self.split.blocks, *more]
 
 
-class KeptResults:
+class StoredResults:
     """Whole results in memory, readable by their callers until they expire or make room for newer ones."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -247,7 +247,7 @@ class KeptResults:
         self.seconds = 3600.0
         self.caller_bytes = 0
         self.hub_bytes = 0
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _StoredResult] = OrderedDict()
         self._bytes_of: dict[Owner, int] = {}
         self.size_bytes = 0
         self._dropped: OrderedDict[str, tuple[Owner, str]] = OrderedDict()
@@ -267,14 +267,14 @@ class KeptResults:
             # One caller's many results must not cost others theirs.
             self._drop_oldest(max(self._bytes_of, key=lambda each: self._bytes_of[each]))
         id, expires = self.prefix + secrets.token_urlsafe(18), self._now() + self.seconds
-        self._kept[id] = _Kept(owner, payload, split, expires, size, part_bytes)
+        self._kept[id] = _StoredResult(owner, payload, split, expires, size, part_bytes)
         self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size
         self.size_bytes += size
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         return id, expires
 
-    def find(self, owner: Owner, id: str) -> _Kept | str:
+    def find(self, owner: Owner, id: str) -> _StoredResult | str:
         """A kept result; otherwise why it cannot be read, which says nothing about the results of others."""
         kept = self._kept.get(id)
         if kept is not None and kept.expires <= self._now():
@@ -317,7 +317,7 @@ class KeptResults:
         self._kept.clear()
 
 
-def contents_passes(uri: str, kept: _Kept) -> Generator[None, None, Raw]:
+def contents_passes(uri: str, kept: _StoredResult) -> Generator[None, None, Raw]:
     """The result of reading a kept result: one entry for each of its blocks, then its `structuredContent` as JSON."""
     head = b'{"uri":%b,"mimeType":%b,' % (_encode(uri), b"%b")
     parts: list[bytes | memoryview] = [b'{"contents":[']
@@ -345,7 +345,7 @@ def _extent(block: Block) -> int:
     return len(memoryview(block.value)) - (2 if block.kind in ("text", "data") else 0)
 
 
-def part_of(uri: str, kept: _Kept, start: int) -> Raw | None:
+def part_of(uri: str, kept: _StoredResult, start: int) -> Raw | None:
     """What reading a part returns: texts from `start` on, as many as fit, then a line that says where it goes on.
 
     Other blocks are whole, or begin the next part. None if the result has no such part.
@@ -435,7 +435,7 @@ class ResultCuts:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.limits = ResultLimits()
-        self.kept = KeptResults(now)
+        self.kept = StoredResults(now)
         self.cutting = 0
         """Results that are being split."""
         self.count = 0
@@ -499,7 +499,8 @@ class ResultCuts:
             return self._cut(cut, payload, split_result(payload))
         self.cutting += 1
         then = partial(self._deliver, cut, payload, deliver)
-        read_then(partial(split_result, payload), _split_in_passes, then, lambda _: None, cut.call.caller.name)
+        whole, owner = partial(split_result, payload), cut.call.caller.name
+        read_then(whole, _split_in_passes, then, lambda _: None, owner, over=LONG_BYTES)
         return None
 
     def _deliver(self, cut: _Cut, payload: Raw, deliver: Callable[[Outcome], None], split: SplitResult | None) -> None:

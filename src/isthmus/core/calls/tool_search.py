@@ -237,7 +237,7 @@ class SearchTools:
             # The caller may have lost a tool meanwhile.
             now = self._search.hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).routes
             routes = [route for name in found if (route := now.get(name)) is not None]
-            if isinstance(inflight.exchange, FindingExchange) and not inflight.is_over:
+            if isinstance(inflight.exchange, FindingExchange) and not inflight.is_done:
                 inflight.exchange.found([route.exposed for route in routes])
             inflight.finish(_search_result(wanted, routes, view))
 

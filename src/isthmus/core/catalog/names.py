@@ -50,16 +50,20 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     A name that was cut, lost letters, or would be shared by two tools ends in six hex digits of the pair; which tools
     get the digits does not depend on their order.
     """
-    ordered = sorted(set(pairs))
-    plain = {pair: llm_form(pair) for pair in ordered}
-    whole = {pair: name for pair, name in plain.items() if len(name) <= LLM_LENGTH_MAX and not loses_letters(pair[1])}
-    shared = Counter(whole.values())
-    table = {pair: name for pair, name in whole.items() if shared[name] == 1}
+    plain = {pair: llm_form(pair) for pair in pairs}
+    table = {
+        pair: name
+        for pair, name in plain.items()
+        if len(name) <= LLM_LENGTH_MAX and (pair[1].isascii() or not loses_letters(pair[1]))
+    }
     taken = set(table.values())
-    for pair in ordered:
-        if pair not in table:
-            table[pair] = with_digits(plain[pair], pair, taken)
-            taken.add(table[pair])
+    if len(taken) < len(table):
+        shared = Counter(table.values())
+        table = {pair: name for pair, name in table.items() if shared[name] == 1}
+        taken = set(table.values())
+    for pair in sorted(plain.keys() - table.keys()):
+        table[pair] = with_digits(plain[pair], pair, taken)
+        taken.add(table[pair])
     return table
 
 
@@ -69,7 +73,10 @@ def llm_form(pair: Pair) -> str:
     A tool keeps its hyphens. A server gets underscores instead, so that the names of its tools begin like identifiers.
     """
     server, tool = pair
-    return _ILLEGAL.sub("_", f"mcp_{with_underscores(server)}_{without_accents(tool)}")
+    name = f"mcp_{server.replace('-', '_')}_{tool if tool.isascii() else without_accents(tool)}"
+    # Most names are legal, and to see that is quicker than to replace nothing.
+    is_legal = name.isascii() and name.replace("-", "_").isidentifier()
+    return name if is_legal else _ILLEGAL.sub("_", name)
 
 
 def with_underscores(name: str) -> str:

@@ -36,10 +36,11 @@ APART: Final = "links of their own"
 PINS_MAX: Final = 200_000
 """Pinned tools in all: servers that dial in may list ever new ones."""
 
-PINS_PER_SERVER_MAX: Final = 10_000
+PINS_PER_SERVER_MAX: Final = 50_000
 """Pinned tools of one server: it must not use up the room of others."""
 
-FINGERPRINTS_MAX: Final = 20_000
+FINGERPRINTS_MAX: Final = 200_000
+"""Fingerprints that are kept, more than a hub has tools: 200 bytes each."""
 
 PREPARED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Canonical definitions that wait for their report."""
@@ -92,10 +93,12 @@ class Pins:
         self._reported: dict[PinKey, bytes] = dict.fromkeys(waiting, b"")
         """The last reported fingerprint of each withheld tool: servers list them again and again."""
         self._reported_counts: Counter[ServerName] = Counter(server for server, _, _ in self._reported)
+        self._revision = 0
         self.learn(known)
 
     def learn(self, known: Mapping[PinKey, bytes]) -> None:
         """Replace all pins."""
+        self._revision += 1
         self._known.clear()
         self._counts.clear()
         self._variants.clear()
@@ -105,6 +108,10 @@ class Pins:
     def withholds(self, server: ServerName) -> bool:
         """Whether changed tools of this server are hidden."""
         return self._mode_of(server) in WITHHOLDING
+
+    def state_of(self, server: ServerName) -> object:
+        """Equal as long as `passes` gives the same answers about the tools of a server."""
+        return self._revision, self._mode_of(server)
 
     def passes(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
         """Whether callers may see this tool."""
@@ -218,9 +225,27 @@ class Pins:
 
     def approve(self, server: ServerName, variant: str, tool: FeatureName, fingerprint: bytes) -> None:
         """Let callers see a tool with this definition."""
+        self._revision += 1
         key = (server, variant, tool)
         self._remember(key, fingerprint)
         self._forget_report(key)
+
+    def learn_from_node(self, key: PinKey, fingerprint: bytes) -> bool:
+        """Another node has accepted this definition; return whether this changes anything here.
+
+        Where changes are only reported, what this node has seen itself stays known: nodes that see different
+        definitions would otherwise report each other's for ever.
+        """
+        known = self._known.get(key)
+        if known == fingerprint or (known is not None and not self.withholds(key[0])):
+            return False
+        self.approve(*key, fingerprint)
+        return True
+
+    def report_again(self, key: PinKey) -> bool:
+        """Report a tool again if it is still withheld here; return whether it was reported before."""
+        self._revision += 1
+        return self._forget_report(key)
 
     def _remember(self, key: PinKey, fingerprint: bytes) -> None:
         if key not in self._known:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urldefrag, urljoin
 
@@ -18,11 +19,11 @@ import msgspec
 
 from isthmus.core.catalog.pins import Pins, canonical_definition
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
-from isthmus.core.pauses import aside, pause
+from isthmus.core.event_loop import at_once, offload, pause
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED
+from isthmus.model.readable_text import CONTROL, INVISIBLE, MISJOINED
 
 MARK: Final = "isthmus/flags"
 """The member of `_meta` that contains the flags."""
@@ -243,7 +244,9 @@ def _document(base: str, reference: str) -> str:
     return urldefrag(urljoin(base, reference)).url
 
 
-FINDINGS_MAX: Final = 20_000
+FINDINGS_MAX: Final = 200_000
+"""Findings that are kept, more than a hub has tools: 150 bytes each."""
+
 NOTES_MAX: Final = 20
 SLICE_SECONDS: Final = 0.0005
 """How long the loop is blocked at a time."""
@@ -275,6 +278,28 @@ class _VisibleLists(NamedTuple):
     left_out: LeftOut
 
 
+class _PreparedLists(NamedTuple):
+    """Lists with their visible part, as long as the state of the pins is the same."""
+
+    lists: FeatureLists
+    pins_state: object
+    visible: _VisibleLists
+
+    def is_about(self, lists: FeatureLists) -> bool:
+        """Whether these are the same lists, and not only equal ones."""
+        mine = self.lists
+        return (
+            mine.tools is lists.tools
+            and mine.prompts is lists.prompts
+            and mine.resources is lists.resources
+            and mine.templates is lists.templates
+        )
+
+
+REVIEWED_AT_ONCE: Final = 50
+"""Definitions between two looks at the clock."""
+
+
 class Review:
     """Reviews server statuses. Without `pins` nothing is withheld.
 
@@ -287,14 +312,17 @@ class Review:
         self._found: dict[bytes, _Findings] = {}
         self._seen: dict[ServerName, _ReviewedStatus] = {}
         self._reported: dict[ServerName, LeftOut] = {}
+        self._prepared: dict[ServerName, _PreparedLists] = {}
+        """Reviewed lists that are about to be published."""
 
     def reviewed(self, server_status: ServerStatus) -> ServerStatus:
         """The status as callers see it."""
         if not server_status.has_lists and not server_status.variants:
             return server_status
-        seen = self._seen.get(server_status.server)
+        seen, prepared = self._seen.get(server_status.server), self._prepared.pop(server_status.server, None)
         if seen is None or _listed(seen.raw) != _listed(server_status):
-            seen = self._seen[server_status.server] = _ReviewedStatus(server_status, self._review(server_status))
+            shown = self._review(server_status, prepared)
+            seen = self._seen[server_status.server] = _ReviewedStatus(server_status, shown)
         shown = seen.shown
         if shown is seen.raw:
             return server_status
@@ -310,8 +338,28 @@ class Review:
             notes=shown.notes,
         )
 
+    async def prepare_lists(self, server: ServerName, lists: FeatureLists) -> None:
+        """Review lists that are about to be published, in slices: a thousand tools would delay every call."""
+        seen = self._seen.get(server)
+        if seen is not None and _listed(seen.raw)[:4] == (lists.tools, lists.prompts, lists.resources, lists.templates):
+            return
+        await self.prepare(chain(lists.tools, lists.prompts, lists.resources, lists.templates))
+        pins_state = None if self.pins is None else self.pins.state_of(server)
+        passes = self._offer_passes(lists, NO_CAPABILITIES)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SLICE_SECONDS
+        while True:
+            try:
+                next(passes)
+            except StopIteration as done:
+                self._prepared[server] = _PreparedLists(lists, pins_state, done.value)
+                return
+            if loop.time() > until:
+                await pause()
+                until = loop.time() + SLICE_SECONDS
+
     async def prepare(self, features: Iterable[Feature]) -> None:
-        """Lint definitions that are about to be published, in slices: a thousand tools would delay every call."""
+        """Lint definitions, in slices."""
         loop = asyncio.get_running_loop()
         until = loop.time() + SLICE_SECONDS
         for feature in features:
@@ -330,7 +378,7 @@ class Review:
         if not needs_form and _key(feature) in self._found:
             return None
         examining = partial(_examined, feature, needs_form=needs_form)
-        found, definition = await aside(size, examining, over=LONG_DEFINITION_BYTES, whose=feature.server)
+        found, definition = await offload(size, examining, over=LONG_DEFINITION_BYTES, owner=feature.server)
         self._note(_key(feature), found)
         return definition
 
@@ -352,10 +400,18 @@ class Review:
     def forget(self, server: ServerName) -> None:
         """Drop the results of a removed server."""
         self._seen.pop(server, None)
+        self._prepared.pop(server, None)
         self._reported.pop(server, None)
 
-    def _review(self, server_status: ServerStatus) -> ServerStatus:
-        base, withheld, left_out = self._offer(_lists(server_status), NO_CAPABILITIES)
+    def _review(self, server_status: ServerStatus, prepared: _PreparedLists | None) -> ServerStatus:
+        lists, pins_state = _lists(server_status), None
+        if self.pins is not None:
+            pins_state = self.pins.state_of(server_status.server)
+        if prepared is not None and prepared.pins_state == pins_state and prepared.is_about(lists):
+            base, withheld, left_out = prepared.visible
+            base = msgspec.structs.replace(base, abilities=lists.abilities)
+        else:
+            base, withheld, left_out = self._offer(lists, NO_CAPABILITIES)
         variants = dict(server_status.variants)
         for client_caps, offer in server_status.variants.items():
             variants[client_caps], missing, outside = self._offer(offer, client_caps)
@@ -388,26 +444,41 @@ class Review:
         )
 
     def _offer(self, offer: FeatureLists, client_caps: ClientCapabilities) -> _VisibleLists:
-        left_out = {tool.name: why for tool in offer.tools if (why := self._lint(tool).outside_reference) is not None}
-        tools = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
+        return at_once(self._offer_passes(offer, client_caps))
+
+    def _offer_passes(
+        self, offer: FeatureLists, client_caps: ClientCapabilities
+    ) -> Generator[None, None, _VisibleLists]:
+        left_out: dict[FeatureName, str] = {}
         withheld: list[FeatureName] = []
-        if self.pins is not None:
-            passing = {tool.name: self.pins.passes(tool, client_caps) for tool in tools}
-            if withheld := [name for name, may_pass in passing.items() if not may_pass]:
-                tools = tuple(tool for tool in tools if passing[tool.name])
+        tools: list[Tool] = []
+        for position, tool in enumerate(offer.tools):
+            if not position % REVIEWED_AT_ONCE:
+                yield
+            found = self._lint(tool)
+            if found.outside_reference is not None:
+                left_out[tool.name] = found.outside_reference
+            elif self.pins is not None and not self.pins.passes(tool, client_caps):
+                withheld.append(tool.name)
+            else:
+                tools.append(with_flags(tool, found.flags) if found.flags else tool)
         changed = FeatureLists(
-            self._marked(tools),
-            self._marked(offer.prompts),
-            self._marked(offer.resources),
-            self._marked(offer.templates),
+            tuple(tools),
+            (yield from self._marked(offer.prompts)),
+            (yield from self._marked(offer.resources)),
+            (yield from self._marked(offer.templates)),
             offer.abilities,
         )
         return _VisibleLists(offer if changed == offer else changed, withheld, left_out)
 
-    def _marked(self, features: tuple[F, ...]) -> tuple[F, ...]:
-        if not any(self._lint(feature).flags for feature in features):
-            return features
-        return tuple(with_flags(each, flags) if (flags := self._lint(each).flags) else each for each in features)
+    def _marked(self, features: tuple[F, ...]) -> Generator[None, None, tuple[F, ...]]:
+        marked: list[F] = []
+        for position, feature in enumerate(features):
+            if not position % REVIEWED_AT_ONCE:
+                yield
+            flags = self._lint(feature).flags
+            marked.append(with_flags(feature, flags) if flags else feature)
+        return tuple(marked)
 
     def _lint(self, feature: Feature) -> _Findings:
         found = self._found.get(_key(feature))

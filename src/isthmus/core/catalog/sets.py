@@ -25,7 +25,7 @@ from isthmus.model.features import Tool
 DESCRIPTION_LENGTH_MIN = 20
 """A shorter bound leaves no sentence."""
 
-VARIANTS_MAX = 20_000
+VARIANTS_MAX = 100_000
 """Changed tools that are kept for one set."""
 
 NO_TEXT = msgspec.Raw(b'""')
@@ -63,7 +63,7 @@ class SetSettings:
     description: str = ""
     """What it is for. Clients show it to models as the instructions of the server."""
     description_max: int | None = None
-    """The longest description of a tool; longer ones are cut at the end of a sentence."""
+    """The longest description of a tool; longer ones are cut after a sentence, or else a word."""
     tool: Mapping[str, SetTool] = field(default_factory=dict)
     """Changes by tool, named `server.tool`."""
     expose: Exposure | None = None
@@ -99,24 +99,25 @@ def set_names(pairs: Iterable[Pair], settings: SetSettings, style: Style) -> dic
     Other names are those of the common surface, `server.tool` or the form for language models. The table covers all of
     the set, not only what one caller sees, so that a name means the same to all callers.
     """
-    ordered = sorted(set(pairs))
+    everything = dict.fromkeys(pairs)
     table: dict[Pair, str] = {}
     taken: set[str] = set()
-    for pair in ordered:
-        name = settings.tool.get(canonical(pair), NO_CHANGE).name
-        if name is not None and name not in taken:  # the first keeps a name that two have; `colliding_names` reports it
-            table[pair] = name
-            taken.add(name)
-    others = [pair for pair in ordered if pair not in table]
-    shared = Counter(name for _, name in others)
+    if any(change.name is not None for change in settings.tool.values()):
+        for pair in sorted(everything):
+            name = settings.tool.get(canonical(pair), NO_CHANGE).name
+            if name is not None and name not in taken:  # the first keeps it; `colliding_names` reports the second
+                table[pair] = name
+                taken.add(name)
+    others = [pair for pair in everything if pair not in table]
+    shared = Counter([name for _, name in others])
     for pair in others:
         name = pair[1]
         if shared[name] == 1 and name not in taken and (style != "llm" or _LLM_NAME.fullmatch(name)):
             table[pair] = name
-            taken.add(name)
-    qualified = llm_table(others) if style == "llm" else {pair: canonical(pair) for pair in others}
-    for pair in others:
-        if pair not in table:
+    taken.update(table.values())
+    if rest := sorted(pair for pair in others if pair not in table):
+        qualified = llm_table(others) if style == "llm" else {pair: canonical(pair) for pair in rest}
+        for pair in rest:
             name = qualified[pair]
             table[pair] = name if name not in taken else with_digits(llm_form(pair), pair, taken)
             taken.add(table[pair])

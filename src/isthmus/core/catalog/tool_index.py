@@ -324,7 +324,7 @@ class _QueryWord(NamedTuple):
     """How much it tells: more, the fewer tools have it."""
 
 
-class _Row(NamedTuple):
+class _IndexRow(NamedTuple):
     number: int
     digest: bytes
     tool: IndexedTool
@@ -359,7 +359,7 @@ class ToolIndex:
             f"SELECT id, rank FROM (SELECT rowid AS id, bm25(tools, {weights}) AS rank FROM tools WHERE tools MATCH ?"  # noqa: S608
             f" LIMIT {MATCHES_MAX}) ORDER BY rank, id LIMIT {CANDIDATES_MAX}"
         )
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _IndexRow] = {}
         self._names: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
         """How many tools have a stem, a group of synonyms or a label."""
@@ -387,7 +387,9 @@ class ToolIndex:
         for name, route in routes.items():
             if name not in self._rows:
                 self._last += 1
-                row = self._rows[name] = _Row(self._last, route.feature.digest, IndexedTool.of(route), labels[name])
+                row = self._rows[name] = _IndexRow(
+                    self._last, route.feature.digest, IndexedTool.of(route), labels[name]
+                )
                 self._names[row.number] = name
                 self._database.execute(self._insert, (row.number, *row.tool[:7], row.labels))
                 self._counts.update(_counted(row))
@@ -424,8 +426,8 @@ class ToolIndex:
             meant = (ABBREVIATIONS.get(f"{word} {after}", ""), ABBREVIATIONS.get(word, ""))
             words |= dict.fromkeys((word, *" ".join(meant).split()))
         words |= {joined: None for pair in pairwise(plain) if stem(joined := "".join(pair)) in self._counts}
-        told = [word for word in words if word not in STOPWORDS] or list(words)
-        stems = dict.fromkeys(known for word in told[:WORDS_MAX] for known in self._known_stems(word))
+        terms = [word for word in words if word not in STOPWORDS] or list(words)
+        stems = dict.fromkeys(known for word in terms[:WORDS_MAX] for known in self._known_stems(word))
         return [_QueryWord(each, groups := _GROUPS.get(each, ()), self._rarity(each, groups)) for each in stems]
 
     def _known_stems(self, word: str) -> list[str]:
@@ -468,7 +470,7 @@ class ToolIndex:
         return " OR ".join(chosen)
 
 
-def _counted(row: _Row) -> set[str]:
+def _counted(row: _IndexRow) -> set[str]:
     return {word for text in row.tool[:7] for word in text.split()}
 
 

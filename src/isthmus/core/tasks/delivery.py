@@ -61,7 +61,7 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
     """The recipient's host; only used to share attempts fairly."""
     record: Raw = ABSENT
     """The record at that time; absent if the task has ended and the record is too large to copy."""
-    told: int = 0
+    delivered: int = 0
     """How many of its requests have arrived."""
     attempts: tuple[Attempt, ...] = ()
     next: float = 0.0
@@ -77,7 +77,7 @@ def deliveries_of(record: TaskRecord) -> tuple[Document, ...]:
     if not record.recipients:
         return ()
     text = _encode(msgspec.structs.replace(record, recipients=()))
-    copied = ABSENT if record.is_ended and len(text) > ENDED_BYTES_MAX else Raw(text)
+    copied = ABSENT if record.is_terminal and len(text) > ENDED_BYTES_MAX else Raw(text)
     return tuple(
         Document(
             DELIVERY,

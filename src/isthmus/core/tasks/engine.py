@@ -119,6 +119,7 @@ class TaskEngine:
         self._loop = asyncio.get_running_loop()
         self._background = background or BackgroundTasks("tasks")
         self._store = TaskStore(journal)
+        self._store.on_news = lambda live: self._notify_stored(live, live.record)
         self.offline_queue = OfflineQueue(hub, now, self.resume_call)
         self._left: list[TaskRecord] = []
         """Tasks of the previous hub that were not sent, or whose work continues."""
@@ -296,7 +297,7 @@ class TaskEngine:
     def hold(self, live: LiveTask, notice: Question) -> None:
         """Show that a task's call waits for an operator. It was not sent, so the next hub asks again."""
         asked = StoredQuestion(notice.method, notice.params)
-        if live.record.asked != asked and not live.record.is_ended:
+        if live.record.asked != asked and not live.record.is_terminal:
             self.change(live, state="auth_required", asked=asked)
 
     def end_hold(self, live: LiveTask) -> None:
@@ -417,7 +418,11 @@ class TaskEngine:
 
     def release_offline(self) -> None:
         """Leave tasks that wait for a disconnected server, or for an operator, to the next hub."""
-        unsent = [live for live in self._unsent() if live.inflight is None or _is_held(live)]
+        unsent = [
+            live
+            for live in self._unsent()
+            if live.inflight is None or (isinstance(live.inflight, InFlight) and live.inflight.is_held)
+        ]
         for live in unsent:
             if live.inflight is not None:
                 self._drop_call(live)
@@ -558,7 +563,7 @@ class TaskEngine:
 
     def cancel(self, live: LiveTask, why: str) -> bool:
         """Cancel a task; False if it has ended already, or another node holds it (see `cancel_elsewhere`)."""
-        if live.record.is_ended or live.holder:
+        if live.record.is_terminal or live.holder:
             return False
         live.record = msgspec.structs.replace(live.record, is_withdrawn=True)
         if live.inflight is not None:
@@ -720,7 +725,7 @@ class TaskEngine:
         self._write_facts_alone(live)
         if theirs.phase in ("sent", "waiting") and live.inflight is None:
             # The other process will not end it: the call was ours, or is lost.
-            state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
+            state, ending = (ours.state, ours.ending) if ours.is_terminal else ("failed", LOST)
             self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
         self._wake(live)
         self._rest(live)
@@ -767,13 +772,15 @@ class TaskEngine:
     async def find(self, owner: TaskOwner, id: str) -> LiveTask | None:
         """One of an owner's tasks, as soon as it is stored; None if it has no task with this id."""
         live = await self._store.load((owner.key, id))
-        if live is not None and live.begun is not None:
+        while live is not None and live.begun is not None:
             await asyncio.wait({live.begun})
+            if live.stored is None:  # not begun here: perhaps another node was faster
+                live = await self._store.load((owner.key, id))
         return live if live is not None and live.stored is not None else None
 
     def counts(self) -> dict[str, int]:
         """Unfinished tasks in memory, by state."""
-        return {**Counter(live.record.state for live in self._store.running() if not live.record.is_ended)}
+        return {**Counter(live.record.state for live in self._store.running() if not live.record.is_terminal)}
 
     def last_report(self, record: TaskRecord) -> Report | None:
         """What the running call of a task reported last."""
@@ -832,7 +839,7 @@ class TaskEngine:
         lost: list[TaskRecord] = []
         for document in documents:
             record = decode_or_log(document) if document.kind == TASK else None
-            if record is None or record.is_ended:
+            if record is None or record.is_terminal:
                 continue
             if record.resumes and record.phase == "sent":
                 self._left.append(record)
@@ -877,7 +884,7 @@ class TaskEngine:
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             for live in self._store.shown():
-                if live.listeners and not live.record.is_ended:
+                if live.listeners and not live.record.is_terminal:
                     with suppress(OSError):
                         await self._look_again(live)
 
@@ -894,14 +901,10 @@ class TaskEngine:
             )
         ):
             return
-        before = live.record.version
         try:
             self._store.show(document)
         except msgspec.MsgspecError as error:
             log.error("a stored task cannot be decoded", task=document.id, error=str(error))
-            return
-        if live.record.version != before:
-            self._notify_stored(live, live.record)
 
     async def cancel_held(self, owner: str, id: str, why: str) -> None:
         """Cancel a task for another node, and wait until that is stored. What has ended, or is not here, stays."""
@@ -986,10 +989,6 @@ class TaskExchange:
     def note(self, fact: Fact) -> None:
         """See `AuditedExchange`."""
         self.live.notes.append(fact)
-
-
-def _is_held(live: LiveTask) -> bool:
-    return isinstance(live.inflight, InFlight) and live.inflight.is_held
 
 
 def _notify_changed(live: LiveTask, record: TaskRecord) -> None:

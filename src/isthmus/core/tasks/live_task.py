@@ -408,6 +408,8 @@ class TaskStore:
         self._is_shared = isinstance(journal, SharedJournal)
         self._shown: WeakValueDictionary[TaskKey, LiveTask] = WeakValueDictionary()
         """Tasks that this node does not hold, for as long as somebody looks at them."""
+        self.on_news: Callable[[LiveTask], None] = lambda _live: None
+        """Called when the journal has a newer record of such a task."""
         self._running: dict[TaskKey, LiveTask] = {}
         """Tasks with a call, or with a write that has not finished."""
         self._cache = TaskCache()
@@ -438,20 +440,23 @@ class TaskStore:
                 return self.show(document)
             live = self.adopt(record_of(document))
             live.size_bytes = len(document.body or b"")
-            live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
+            live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_terminal
             self._cache.put(live)
         return live
 
     def show(self, document: Document) -> LiveTask:
         """A task that this node does not hold, as the journal has it now."""
-        key = (document.owner, document.id)
+        key, is_news = (document.owner, document.id), False
         if (live := self._shown.get(key)) is None:
             live = self._shown[key] = LiveTask(shown_record(document), is_stored=True)
         elif document.version > live.record.version:
             live.record = live.stored = shown_record(document)
+            is_news = True
         live.holder = document.holder if document.is_elsewhere else ""
         live.size_bytes = len(document.body or b"")
-        live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
+        live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_terminal
+        if is_news:  # the reader wakes all callers that wait for news
+            self.on_news(live)
         return live
 
     def shown(self) -> list[LiveTask]:
@@ -497,7 +502,7 @@ class TaskStore:
     def set_idle(self, live: LiveTask) -> None:
         """Move a task to the cache."""
         self.remove(live)
-        if self._is_shared and live.record.is_ended:
+        if self._is_shared and live.record.is_terminal:
             self._shown[live.key] = live
         else:
             self._cache.put(live)
@@ -530,4 +535,4 @@ class TaskStore:
 
     def uncache_before(self, ended: float, waiting: float) -> None:
         """Drop from the cache what ended before `ended`, or has waited for its caller since before `waiting`."""
-        self._cache.drop_where(lambda record: record.updated < (ended if record.is_ended else waiting))
+        self._cache.drop_where(lambda record: record.updated < (ended if record.is_terminal else waiting))

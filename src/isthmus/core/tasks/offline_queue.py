@@ -90,7 +90,7 @@ class OfflineQueue:
 
     def put_back(self, live: LiveTask, inflight: InFlight) -> PendingCall | None:
         """Let a call wait that its server's queue could not send; None if it must wait in that queue."""
-        if live.call is None or inflight.server_queue is None or live.record.is_ended:
+        if live.call is None or inflight.server_queue is None or live.record.is_terminal:
             return None
         self._wait(live, inflight.server_queue, self._seconds_left(live, live.call))
         pending, server = self.pending(live, inflight), inflight.server_queue.server

@@ -330,26 +330,25 @@ class PushOutbox:
         # Receivers see the same id in every retry.
         id_text = f"{owner_key}\n{delivery_id(delivery.task, delivery.recipient, delivery.number)}"
         id = hashlib.blake2b(id_text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        for request in self._render(recipient, record, id)[delivery.told :]:
+        for request in self._render(recipient, record, id)[delivery.delivered :]:
             # Before each: the previous request may have taken long, and the key may be revoked by now.
             if (status := self.check_owner(owner, recipient.key)) != "known":
                 return delivery, "due" if status == "away" else "dropped"
             trusted = recipient.is_trusted
             receipt = await self._client.post(request.url, request.headers, request.body, is_trusted=trusted)
             attempts = (*delivery.attempts, attempt_of(receipt, self._now()))
-            delivery = msgspec.structs.replace(delivery, attempts=attempts, told=delivery.told + is_delivered(receipt))
+            delivery = msgspec.structs.replace(
+                delivery, attempts=attempts, delivered=delivery.delivered + is_delivered(receipt)
+            )
             _log_attempt("sent" if is_delivered(receipt) else "not accepted", delivery, receipt)
             if not is_delivered(receipt):
-                return self._after_failure(delivery, receipt)
+                failures = len(delivery.attempts) - delivery.delivered
+                if is_hopeless(receipt, failures):
+                    _log_attempt("given up", delivery, receipt)
+                    return delivery, "failed"
+                pause = pause_after(receipt, failures, self._chance())
+                return msgspec.structs.replace(delivery, next=self._now() + pause), "due"
         return delivery, "delivered"
-
-    def _after_failure(self, delivery: Delivery, receipt: PushReceipt) -> tuple[Delivery, DeliveryState]:
-        failures = len(delivery.attempts) - delivery.told
-        if is_hopeless(receipt, failures):
-            _log_attempt("given up", delivery, receipt)
-            return delivery, "failed"
-        pause = pause_after(receipt, failures, self._chance())
-        return msgspec.structs.replace(delivery, next=self._now() + pause), "due"
 
     async def _store(self, document: Document) -> None:
         """Store the state of a delivery. If that fails, it is sent again after a restart, which is allowed."""

@@ -22,7 +22,7 @@ from msgspec import Raw
 from isthmus.core.ports import Document, Journal
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import FAULTS, Executed, Fault, Lost, NotConnected, ServerError, leaves
+from isthmus.model.faults import FAULTS, Executed, NotConnected, ServerError, restored_fault
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
@@ -97,18 +97,17 @@ def outcome_bytes(ending: StoredOutcome) -> int:
     return len(memoryview(ending.result)) + len(memoryview(ending.data)) + len(ending.message)
 
 
-_FAULTS: dict[str, type[Fault]] = {leaf.reason: leaf for leaf in leaves()}
-
-
 def restored_outcome(ending: StoredOutcome) -> Outcome:
     """The outcome that was stored, as far as its fields were."""
     if ending.result:
         return Result(ending.result, ending.is_error, is_bare=ending.is_bare)
-    kind = _FAULTS.get(ending.reason, Lost)
-    # Without the subclass's `__init__`: the message is stored, the arguments that it was built from are not.
-    fault = kind.__new__(kind)
-    Fault.__init__(fault, ending.message, server=ending.server, executed=ending.executed)
-    fault.retry_after = ending.retry_after
+    fault = restored_fault(
+        ending.reason,
+        ending.message,
+        server=ending.server,
+        executed=ending.executed,
+        retry_after=ending.retry_after,
+    )
     fault.approval = ending.approval
     if isinstance(fault, ServerError):
         fault.code, fault.data = ending.code or 0, ending.data or None
@@ -209,7 +208,7 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its work is stored beside it, and continues after a crash (`ResumableWork`)."""
 
     @property
-    def is_ended(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether its state is final."""
         return self.state in ENDED
 
@@ -341,7 +340,7 @@ def is_joined(record: TaskRecord, now: float) -> bool:
     A caller that sent more messages to the task, or cancelled it, has received the first response: if it repeats the
     message after the task's end, it means a new task.
     """
-    if not record.is_ended:
+    if not record.is_terminal:
         return True
     has_answer = record.is_withdrawn or sum(each.role == "user" for each in record.said) > 1
     return not has_answer and now < record.updated + JOINED_SECONDS

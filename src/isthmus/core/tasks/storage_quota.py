@@ -17,7 +17,7 @@ from typing import TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, size_of
+from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, SharedJournal, size_of
 from isthmus.core.tasks.delivery import DELIVERY, STATES
 from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
 from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, TaskOwner
@@ -59,6 +59,12 @@ FRESH_SECONDS = 5.0
 OWNERS_MAX = 10_000
 """Owners that are counted; the others are counted again when they write."""
 
+SHARED_SECONDS = 1.0
+"""How long a measurement counts, where several hubs write to one journal."""
+
+NEAR_SHARE = 0.5
+"""The share of a quota from which on it is measured for each task, where several hubs write to one journal."""
+
 RETENTION_SECONDS = (1.0, 3600.0)
 """The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
 
@@ -95,6 +101,7 @@ class StorageQuota:
 
     def __init__(self, journal: Journal, background: BackgroundTasks, on_deleted: OnDeleted) -> None:
         self._journal = journal
+        self._is_shared = isinstance(journal, SharedJournal)
         self._background = background
         self._on_deleted = on_deleted
         self.keep_bytes = DEFAULT_BYTES
@@ -115,9 +122,9 @@ class StorageQuota:
 
     def count(self, live: LiveTask) -> None:
         """Count a task that is being written."""
-        owner, is_ended = live.record.owner, live.record.state in ENDED
-        usage = self._set_task_bytes(live, DOCUMENT_BYTES + live.size_bytes, is_open=not is_ended)
-        if not is_ended:
+        owner, is_terminal = live.record.owner, live.record.state in ENDED
+        usage = self._set_task_bytes(live, DOCUMENT_BYTES + live.size_bytes, is_open=not is_terminal)
+        if not is_terminal:
             return
         if usage is None:
             self._start_freeing(owner)
@@ -168,12 +175,15 @@ class StorageQuota:
 
     async def check(self, owner: TaskOwner, size_bytes: int, share: float = OPEN_SHARE) -> None:
         """Raise `StorageQuotaExceeded` if an unfinished task of this size does not fit; a first task always fits."""
-        usage = self._usages.get(owner)
+        usage = await self._present(owner)
         if usage is None:
             self._start_freeing(owner)
             return
         most, more_bytes = self.most(owner), DOCUMENT_BYTES + size_bytes
         room_bytes = int(most * share) - more_bytes
+        if self._is_shared and usage.open_bytes > room_bytes * NEAR_SHARE:
+            with suppress(OSError):
+                await self._measure(owner)
         if usage.open_bytes <= room_bytes:
             usage.is_refused = False
             return
@@ -191,10 +201,12 @@ class StorageQuota:
         """Count an idempotency key that is about to be written; raise `KeyQuotaExceeded` if it does not fit."""
         share_bytes = int(self.most(owner) * KEY_SHARE)
         room_bytes = share_bytes - size_of(document)
-        usage = self._usages.get(owner)
+        usage = await self._present(owner)
         if usage is None:
             self._start_freeing(owner)
-        elif usage.key_bytes > room_bytes and not self._is_fresh(usage):
+        elif (self._is_shared and usage.key_bytes > room_bytes * NEAR_SHARE) or (
+            usage.key_bytes > room_bytes and not self._is_fresh(usage)
+        ):
             with suppress(OSError):  # see `check`
                 await self._measure(owner)
         if usage is not None and usage.key_bytes > room_bytes:
@@ -202,6 +214,14 @@ class StorageQuota:
         for each in (usage, self._measuring.get(owner)):
             if each is not None:
                 each.key_bytes += size_of(document)
+
+    async def _present(self, owner: TaskOwner) -> _Usage | None:
+        """What an owner has stored, as far as it is known; measured first where other hubs write, too."""
+        usage = self._usages.get(owner)
+        if self._is_shared and (usage is None or self._loop.time() > usage.at + SHARED_SECONDS):
+            with suppress(OSError):  # see `check`
+                await self._measure(owner)
+        return self._usages.get(owner)
 
     def refusal(self, live: LiveTask, ending_bytes: int) -> NotWritten | None:
         """The fault if a task's outcome of this size is too large to be stored."""

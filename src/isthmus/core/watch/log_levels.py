@@ -31,13 +31,13 @@ class LogLevels:
         self.lowest: LogLevel | None = None
         """The level to set at servers; None until any caller has chosen one: then servers keep their defaults."""
 
-    def listen(self, who: object) -> None:
+    def listen(self, subscriber: object) -> None:
         """Add a caller that receives what servers log by default."""
-        self._note(who, None)
+        self._note(subscriber, None)
 
-    def want(self, who: object, level: LogLevel) -> None:
+    def want(self, subscriber: object, level: LogLevel) -> None:
         """Add a caller that wants this level and above."""
-        self._note(who, level)
+        self._note(subscriber, level)
 
     def call(self, level: LogLevel) -> None:
         """A single call wants this level and above, from servers that have one level for all calls.
@@ -48,16 +48,16 @@ class LogLevels:
             self._called = level
             self._settle()
 
-    def leave(self, who: object) -> None:
+    def leave(self, subscriber: object) -> None:
         """Remove a caller."""
-        if who in self._wanted:
-            self._counts[self._wanted.pop(who)] -= 1
+        if subscriber in self._wanted:
+            self._counts[self._wanted.pop(subscriber)] -= 1
             self._settle()
 
-    def _note(self, who: object, level: LogLevel | None) -> None:
-        if who in self._wanted:
-            self._counts[self._wanted[who]] -= 1
-        self._wanted[who] = level
+    def _note(self, subscriber: object, level: LogLevel | None) -> None:
+        if subscriber in self._wanted:
+            self._counts[self._wanted[subscriber]] -= 1
+        self._wanted[subscriber] = level
         self._counts[level] += 1
         self._settle()
 

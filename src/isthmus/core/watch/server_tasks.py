@@ -7,10 +7,11 @@ starts again with each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+import msgspec
 import structlog
 
 from isthmus.core.ports import ReportProgress
@@ -64,7 +65,7 @@ class ServerTask:
     """The id of the request that created it; its server reports progress under this id."""
     report: ReportProgress | None = None
     is_kept: bool = False
-    """It is the hub's own, for a server without tasks, and has the same id everywhere."""
+    """Its id is the caller's: it is the hub's own, for a server without tasks, or another node reports it."""
     is_private: bool = False
     """Other sessions do not receive its reports, because the caller may be anyone."""
 
@@ -74,8 +75,32 @@ class ServerTask:
         return self.server, self.state.id
 
 
-Tell: TypeAlias = Callable[[ServerTask, bool], None]
+OnTaskUpdate: TypeAlias = Callable[[ServerTask, bool], None]
 """Receives a task, and whether its status has changed."""
+
+
+class ListedTask(msgspec.Struct, frozen=True):
+    """A task as its caller is shown it."""
+
+    number: int
+    """See `ServerTask.number`; each node of a cluster counts for itself."""
+    made: float
+    """When it was created, in seconds since the epoch."""
+    state: msgspec.Raw
+    is_gone: bool = False
+    """Its server no longer knows it: it counts for the page, and is not shown."""
+
+
+class OtherNodes(Protocol):
+    """The tasks at other nodes of a cluster: `app.cluster`."""
+
+    async def listed(
+        self, caller: Caller, servers: Sequence[ServerName], after: Mapping[str, int], most: int
+    ) -> dict[str, Sequence[ListedTask]]:
+        """A caller's tasks of these servers, by node and there by number, which is higher than in `after`."""
+
+    def report(self, task: ServerTask, *, is_other: bool) -> None:
+        """Notify the caller's listeners there."""
 
 
 class _DropOrder:
@@ -95,7 +120,7 @@ class _DropOrder:
         yield from self._open
 
     def put(self, task: ServerTask) -> None:
-        queue = self._over if task.state.is_over else self._open
+        queue = self._over if task.state.is_terminal else self._open
         if task not in queue:
             self._open.pop(task, None)
             queue[task] = None
@@ -117,7 +142,8 @@ class ServerTasks:
         self._of: dict[Owner, _DropOrder] = {}
         self._named: dict[tuple[ServerName, str], list[ServerTask]] = {}
         self._reporting: dict[tuple[LinkSession, int], ServerTask] = {}
-        self._listeners: dict[Owner, dict[object, tuple[str, Tell]]] = {}
+        self._listeners: dict[Owner, dict[object, tuple[str, OnTaskUpdate]]] = {}
+        self.other_nodes: OtherNodes | None = None
 
     def __len__(self) -> int:
         return len(self._all)
@@ -139,7 +165,7 @@ class ServerTasks:
         owner = _owner(caller)
         # A server that reuses an id has forgotten the earlier task.
         for task in list(self._named.get((server, state.id), ())):
-            is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
+            is_given_anew = task.place is place and (task.owner == owner or task.state.is_terminal)
             if is_given_anew or not self._is_there(task) or _is_lost(task.place):
                 self._drop(task)
         own = self._of.setdefault(owner, _DropOrder())
@@ -176,21 +202,21 @@ class ServerTasks:
             return
         task, before = here[0], here[0].state
         self._learn(task, state)
-        if before.is_over and not state.is_over:
+        if before.is_terminal and not state.is_terminal:
             return  # outdated
-        task.is_end_reported = state.is_over
-        self._notify(task, is_other=state.is_over or state.status != before.status)
+        task.is_end_reported = state.is_terminal
+        self._notify(task, is_other=state.is_terminal or state.status != before.status)
 
     def announce(self, task: ServerTask, state: ServerTaskState) -> None:
         """The state of a hub task changed: notify its caller's listeners."""
-        is_other = state.is_over or state.status != task.state.status
+        is_other = state.is_terminal or state.status != task.state.status
         task.state = state
         self._notify(task, is_other=is_other)
 
     def progressed(self, place: LinkSession, request: int, event: Callable[[], Progress]) -> None:
         """A server reports progress of a request that it has answered with a task."""
         task = self._reporting.get((place, request))
-        if task is None or task.report is None or task.state.is_over or not self._is_there(task):
+        if task is None or task.report is None or task.state.is_terminal or not self._is_there(task):
             return
         try:
             task.report(event())
@@ -198,7 +224,7 @@ class ServerTasks:
             log.exception("a listener of a task failed", server=task.server)
 
     def _learn(self, task: ServerTask, state: ServerTaskState) -> None:
-        if task.state.is_over and not state.is_over:
+        if task.state.is_terminal and not state.is_terminal:
             return  # reported before the end, received after it
         task.state = state
         task.until = _until(state, task.made_at, self._clock())
@@ -239,7 +265,7 @@ class ServerTasks:
         owners = {task.owner for task in named if self._is_there(task) and not _is_lost(task.place)}
         return bool(owners) and owner not in owners
 
-    def listen(self, caller: Caller, session: str, notify: Tell) -> Callable[[], None]:
+    def listen(self, caller: Caller, session: str, notify: OnTaskUpdate) -> Callable[[], None]:
         """Call `notify` with every reported task of a caller, until the returned function is called."""
         owner, key = _owner(caller), object()
         self._listeners.setdefault(owner, {})[key] = (session, notify)
@@ -256,7 +282,17 @@ class ServerTasks:
         """Notify the session that requested it, if it listens; otherwise all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
-        for session, notify in own if task.is_private else own or listeners:
+        if self.other_nodes is not None and not (own or task.is_private):
+            self.other_nodes.report(task, is_other=is_other)
+        self._tell(task, own if task.is_private else own or listeners, is_other=is_other)
+
+    def reported_elsewhere(self, owner: Owner, server: ServerName, state: ServerTaskState, *, is_other: bool) -> None:
+        """Another node reports a task of a caller."""
+        task = ServerTask(0, owner, server, None, "", state, 0.0, 0.0, is_kept=True)
+        self._tell(task, list(self._listeners.get(owner, {}).values()), is_other=is_other)
+
+    def _tell(self, task: ServerTask, listeners: Sequence[tuple[str, OnTaskUpdate]], *, is_other: bool) -> None:
+        for session, notify in listeners:
             if not task.is_kept and self._meant(task.owner, session, task.name) is not task:
                 continue
             try:

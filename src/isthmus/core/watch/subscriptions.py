@@ -20,7 +20,7 @@ from isthmus.model.names import ServerName
 
 log = structlog.get_logger(__name__)
 
-Tell: TypeAlias = Callable[[], None]
+OnUpdate: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
 """A server, and its own URI of the resource."""
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
@@ -36,7 +36,7 @@ class Subscriptions:
     """The subscriptions of all callers of one hub. They outlast a lost link: the next one is subscribed again."""
 
     def __init__(self) -> None:
-        self._listeners: dict[Key, dict[Tell, Subscriber | None]] = {}
+        self._listeners: dict[Key, dict[OnUpdate, Subscriber | None]] = {}
         self._uris: dict[ServerName, dict[str, None]] = {}
         """The subscribed URIs per server: every new link needs them, and there may be thousands of links."""
         self._followed: dict[ServerName, dict[Subscriber, dict[str, int]]] = {}
@@ -48,7 +48,7 @@ class Subscriptions:
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
-    async def add(self, key: Key, notify: Tell, follower: Subscriber | None = None) -> Fault | None:
+    async def add(self, key: Key, notify: OnUpdate, follower: Subscriber | None = None) -> Fault | None:
         """Call `notify` at every update from now on; return the fault if the server refuses.
 
         A caller without a `follower` has no link of its own.
@@ -76,11 +76,11 @@ class Subscriptions:
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
 
-    def remove(self, key: Key, notify: Tell) -> None:
+    def remove(self, key: Key, notify: OnUpdate) -> None:
         """Remove a subscription; the last one also unsubscribes at the server."""
         self.leave([(key, notify)])
 
-    def leave(self, followed: Iterable[tuple[Key, Tell]]) -> None:
+    def leave(self, followed: Iterable[tuple[Key, OnUpdate]]) -> None:
         """Remove several subscriptions: which subscribers share a link is then computed once."""
         sharing: Sharing = {}
         for key, notify in followed:
@@ -88,7 +88,7 @@ class Subscriptions:
             if self._drop(key, notify):
                 self._release(key, self._links(key[0], follower), sharing)
 
-    def _drop(self, key: Key, notify: Tell) -> bool:
+    def _drop(self, key: Key, notify: OnUpdate) -> bool:
         listeners = self._listeners.get(key, {})
         if notify not in listeners:
             return False
@@ -228,7 +228,7 @@ class Subscriptions:
         """A link was interrupted: subscribers of this resource on it are notified once, to read it again."""
         self._notify(server, self._listeners_on(server, uri, link))
 
-    def _listeners_on(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[Tell]:
+    def _listeners_on(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[OnUpdate]:
         """The listeners that receive updates of a resource from this link; None for the shared one."""
         listeners = self._listeners.get((server, uri))
         if listeners is None:
@@ -254,7 +254,7 @@ class Subscriptions:
         own = [] if owners is None or follower is None else owners.own(follower)
         return [*own, *(() if common is None or self._is_separate(owners, follower) else (common,))]
 
-    def _notify(self, server: ServerName, listeners: list[Tell]) -> None:
+    def _notify(self, server: ServerName, listeners: list[OnUpdate]) -> None:
         for notify in listeners:
             try:
                 notify()

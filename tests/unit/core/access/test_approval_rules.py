@@ -65,7 +65,7 @@ def test_a_number_has_one_spelling(mantissa: int, power: int) -> None:
         ('{"a":null}', "{}"),
     ],
 )
-def test_values_that_a_server_tells_apart_have_different_texts(one: str, other: str) -> None:
+def test_values_that_a_server_distinguishes_have_different_texts(one: str, other: str) -> None:
     texts = [canonical_text(read_arguments(f'{{"v":{each}}}'.encode())) for each in (one, other)]
     assert texts[0] != texts[1]
 
@@ -83,7 +83,7 @@ def test_values_that_a_server_tells_apart_have_different_texts(one: str, other: 
         b'"' + b"x" * ARGUMENTS_BYTES_MAX + b'"',
     ],
 )
-def test_arguments_that_nobody_can_approve_are_refused(text: bytes) -> None:
+def test_arguments_that_no_person_can_approve_are_refused(text: bytes) -> None:
     with pytest.raises(UnclearArguments):
         canonical_text(read_arguments(text))
 

@@ -39,7 +39,7 @@ def test_a_request_that_is_alone_is_never_too_much() -> None:
     assert not flow._all._of_tenant
 
 
-def test_who_leaves_too_much_unread_may_begin_nothing_until_it_has_read() -> None:
+def test_a_caller_with_too_much_unread_may_begin_nothing_until_it_has_read() -> None:
     flow, changes = BytesInFlight(100, 150), []
     flow.on_excess = lambda: changes.append(flow.has_excess)
     read = [flow.hold_response(ANN, 60), flow.hold_response(ANN, 60)]

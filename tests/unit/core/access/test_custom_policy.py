@@ -51,7 +51,7 @@ def test_what_is_refused_is_not_listed_and_so_not_called() -> None:
     assert view.find("tool", "files.write") is None
 
 
-def test_callers_with_the_same_grants_are_told_apart() -> None:
+def test_callers_with_the_same_grants_are_distinguished() -> None:
     now = snapshot(Refusing("files.write"), *TWO)
     other = Caller("writer", "acme", ALL)
     assert "files.write" not in now.view(grants_of(PLANNER), EVERYTHING).routes
@@ -64,7 +64,7 @@ def test_nothing_is_allowed_that_grants_do_not_allow() -> None:
     assert list(now.view(grants_of(held), EVERYTHING).routes) == ["files.read"]
 
 
-def test_it_is_asked_too_about_who_showed_nothing() -> None:
+def test_it_is_consulted_for_callers_without_credentials_too() -> None:
     narrowing = Refusing()
     snapshot(narrowing, *TWO).view(ALL, EVERYTHING)
     assert narrowing.asked == {None}
@@ -90,14 +90,14 @@ def test_a_refused_resource_is_not_had_by_a_template() -> None:
     assert view.find_resource("file:///other") is not None
 
 
-def test_where_somebody_else_decides_nobody_may_use_all_of_a_server() -> None:
+def test_where_a_custom_policy_decides_no_caller_may_use_all_of_a_server() -> None:
     """A method that the hub does not know could be another way to what is refused."""
     now = snapshot(Refusing(), *TWO)
     assert now.view(grants_of(PLANNER), Surface("own", FILES)).whole is None
     assert snapshot(None, *TWO).view(grants_of(PLANNER), Surface("own", FILES)).whole == "files"
 
 
-def test_why_something_is_refused_is_told() -> None:
+def test_the_reason_of_a_refusal_is_reported() -> None:
     found = {each.exposed: each for each in explain_access(snapshot(Refusing("files.write"), *TWO), grants_of(PLANNER))}
     assert found["files.write"].why == (("deny", BY_CUSTOM_POLICY, "a policy"),)
     assert found["files.read"].why == (("allow", 0, "*"),)
@@ -106,7 +106,7 @@ def test_why_something_is_refused_is_told() -> None:
 @pytest.mark.parametrize(
     "tenants", [Tenants(has_policies=True), Tenants({"acme": TenantSettings(Grants(("files",)))}, has_policies=True)]
 )
-def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
+def test_a_bound_caller_can_be_unbound(tenants: Tenants) -> None:
     bound = tenants.bound(PLANNER)
     assert bound.grants != PLANNER.grants
     assert tenants.unbound(bound) == PLANNER
@@ -114,7 +114,7 @@ def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
     assert not tenants.are_unrestricted
 
 
-def test_who_is_asked_about_counts_as_no_permission_set_of_its_own() -> None:
+def test_the_caller_id_makes_no_permission_set_of_its_own() -> None:
     """Else reasons would be looked for in places where nothing is written."""
     policy = Policy(grants_of(PLANNER), custom_policy=lambda *_: True)
     assert policy.why(FILES, FeatureName("read")) == (("allow", 0, "*"),)

@@ -36,6 +36,27 @@ def test_a_tool_is_allowed_if_a_pattern_allows_it_and_none_denies_it(
     assert Policy(Grants(allow, deny)).allows(server, tool) == (is_allowed and not is_denied)
 
 
+@given(LISTS, LISTS, LISTS, LISTS, SERVERS, TOOLS)
+def test_the_names_of_a_server_say_the_same_for_all_its_tools(
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    outer_allow: tuple[str, ...],
+    outer_deny: tuple[str, ...],
+    server: ServerName,
+    tool: FeatureName,
+) -> None:
+    policy = Policy(Grants(allow, deny).bounded_by(Grants(outer_allow, outer_deny)))
+    names = policy.names_of(server)
+    assert names is not None
+    allowed, denied = names
+    assert ((allowed is None or tool in allowed) and tool not in denied) == policy.allows(server, tool)
+
+
+def test_names_alone_do_not_decide_where_labels_do() -> None:
+    assert Policy(Grants(("tag:chosen",))).names_of(ServerName("files")) is None
+    assert Policy(Grants(("*",)), custom_policy=lambda *_: True).names_of(ServerName("files")) is None
+
+
 @given(LISTS, LISTS, SERVERS, TOOLS)
 def test_deny_wins_whatever_is_allowed(
     allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: FeatureName
@@ -142,7 +163,7 @@ def test_an_agent_can_be_denied_and_so_can_a_tool_of_its() -> None:
     assert silent.allows(PHONE, FeatureName("mute"))
 
 
-def test_nobody_is_asked_whose_a_server_is_where_no_pattern_means_an_agent() -> None:
+def test_owners_of_servers_are_not_looked_up_where_no_pattern_names_an_agent() -> None:
     def asked(server: ServerName) -> str:
         raise AssertionError(f"asked for {server}")
 
@@ -175,7 +196,7 @@ def test_an_agent_may_be_called_anything_that_can_be_printed(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["my home", "home\n", "\u200b"])
-def test_a_key_that_nobody_can_read_is_refused_in_a_configuration_and_taken_from_a_token(key: str) -> None:
+def test_an_unreadable_key_is_refused_in_a_configuration_and_accepted_from_a_token(key: str) -> None:
     with pytest.raises(ValueError, match=r"hint:NAME, not .*: an agent's key must be printable"):
         check_pattern(f"agent:{key}")
     assert Policy(Grants((f"agent:{key}",)), lambda _: key).may_see_server(PHONE)
@@ -252,7 +273,7 @@ def test_what_the_operator_says_of_a_whole_server_is_known_before_its_tools_are(
     assert not Policy(Grants(("*",), ("tag:safe",)), tags_of=tags).may_see_server(FILES)
 
 
-def test_without_a_pattern_about_labels_nobody_looks_them_up() -> None:
+def test_without_a_pattern_about_labels_labels_are_not_looked_up() -> None:
     assert not Policy(Grants(("*",), ("files",), within=Grants(("web",)))).reads_labels
     assert Policy(Grants(("*",), within=Grants(("*",), ("hint:destructive",)))).reads_labels
 

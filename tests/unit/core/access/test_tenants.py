@@ -18,21 +18,21 @@ def test_a_caller_is_held_to_what_its_tenant_is() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["free", "default"])
-def test_a_tenant_of_which_nothing_is_said_holds_nobody_to_anything(tenant: str) -> None:
+def test_an_unconfigured_tenant_bounds_no_caller(tenant: str) -> None:
     caller = Caller("a", tenant, OWN)
     assert TENANTS.bound(caller) is caller
     assert NO_TENANTS.bound(caller) is caller
     assert TENANTS.unbound(caller) is caller
 
 
-def test_where_tenants_are_listed_whoever_is_of_another_may_do_nothing() -> None:
+def test_where_tenants_are_listed_callers_of_others_may_do_nothing() -> None:
     stranger = Caller("a", "acne", OWN)
     assert TENANTS.bound(stranger).grants == OWN.bounded_by(Grants(()))
     assert TENANTS.unbound(TENANTS.bound(stranger)) == stranger
     assert NO_TENANTS.bound(stranger) is stranger
 
 
-def test_whoever_was_bound_can_be_told_from_who_is_bound_otherwise() -> None:
+def test_differently_bound_callers_are_distinguished() -> None:
     caller = Caller("a", "acme", OWN)
     assert TENANTS.unbound(TENANTS.bound(caller)) == caller
     other = Tenants({"acme": TenantSettings(Grants(("web",)))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,6 +53,35 @@ class StubbornJournal(MemoryJournal):
         if result == "unknown":
             super().write(documents, lambda _: None, facts)
         asyncio.get_running_loop().call_soon(done, result)
+
+
+class SharedMemoryJournal(MemoryJournal):
+    """One that the hubs of a test share, as nodes share a database; a write waits while `gate` is not set."""
+
+    number: int | None = 1
+    is_held = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inherited = asyncio.Event()
+        self.on_lost: Callable[[], None] = lambda: None
+        self.on_joined: Callable[[int], None] = lambda _: None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: asyncio.Queue[None] = asyncio.Queue()
+        """Has an entry for each write that has begun."""
+        self._background = BackgroundTasks()
+
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        async def write() -> None:
+            await self.gate.wait()
+            super(SharedMemoryJournal, self).write(documents, done, facts)
+
+        self.asked.put_nowait(None)
+        self._background.spawn("write", write())
+
+    async def inherit(self) -> list[Document]:
+        return []
 
 
 class Counted(Stage):
@@ -436,7 +465,8 @@ async def test_a_write_that_fails_is_repeated_with_all_that_was_counted(result: 
     stage = Counted(Budget("day", calls=9), journal=journal)
     stage.call()
     journal.results = [result]
-    assert not await stage.budgets.flush()
+    # After a conflict it is tried again at once, with what another hub has counted.
+    assert await stage.budgets.flush() == (result == "conflict")
     stage.call()
     assert await stage.budgets.flush()
     (stored,) = await journal.all_in(BUDGET, ("counted",), limit=10)
@@ -521,3 +551,41 @@ async def test_two_nodes_that_count_in_one_journal_add_up_what_both_have_counted
         assert counted == [2 * turn - 1, 2 * turn]
     await nodes[2].budgets.load()
     assert [calls for calls, _, _ in nodes[2].used("calls").values()] == [10]
+
+
+async def test_a_call_that_waits_is_refused_when_another_node_says_that_it_has_used_the_budget_up() -> None:
+    journal, budget = SharedMemoryJournal(), Budget("calls", per="caller", period="day", calls=1)
+    one, other = (Counted(budget, journal=journal) for _ in range(2))
+    written: list[Document] = []
+    one.budgets.on_written = written.extend
+    first = one.start(call("files.read"))[1]
+    await eventually(lambda: bool(first.ends), "the first call has run")
+    second = other.start(call("files.read"))[1]
+    assert not second.ends
+    other.budgets.receive(written)  # so its own write meets no conflict
+    await eventually(lambda: bool(second.ends), "the second call has ended")
+    assert [type(end) for end in (*first.ends, *second.ends)] == [Result, BudgetExceeded]
+    assert await other.budgets.flush()
+    assert [calls for calls, _, _ in other.used("calls").values()] == [1]
+
+
+async def test_a_call_that_comes_during_a_write_is_refused_when_another_node_has_used_the_budget_up() -> None:
+    journal = SharedMemoryJournal()
+    budgets = [
+        Budget(name, per="caller", period="day", calls=1, tools=(f"files.{name}",)) for name in ("read", "write")
+    ]
+    one, other = (Counted(*budgets, journal=journal) for _ in range(2))
+    written: list[Document] = []
+    one.budgets.on_written = written.extend
+    first = one.start(call("files.read"))[1]
+    await eventually(lambda: bool(first.ends), "the first call has run")
+    while not journal.asked.empty():
+        journal.asked.get_nowait()
+    journal.gate.clear()
+    beside = other.start(call("files.write"))[1]
+    await journal.asked.get()
+    second = other.start(call("files.read"))[1]
+    other.budgets.receive(written)
+    journal.gate.set()
+    await eventually(lambda: bool(beside.ends and second.ends), "both calls have ended")
+    assert [type(end) for end in (*beside.ends, *second.ends)] == [Result, BudgetExceeded]

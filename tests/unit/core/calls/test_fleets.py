@@ -87,7 +87,7 @@ async def test_failures_of_one_member_do_not_stop_the_fleet() -> None:
     lab = Lab("m1", "m2")
     for _ in range(20):
         lab.start("m1")
-        if lab.links["m1"].sent and not lab.links["m1"].sent[-1].is_over:
+        if lab.links["m1"].sent and not lab.links["m1"].sent[-1].is_done:
             lab.finish("m1", Lost(ServerName("m1"), "gone", executed="unknown"))
     assert lab.start("m1").fault.reason == "breaker_open"
     listener = lab.start()

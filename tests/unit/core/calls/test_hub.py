@@ -134,7 +134,7 @@ async def test_a_defect_in_a_stage_costs_one_call_and_is_named(monkeypatch: pyte
     assert not stage.start()[1].ends
 
 
-async def test_watchers_hear_of_changes_and_of_nothing_else() -> None:
+async def test_watchers_are_notified_of_changes_and_of_nothing_else() -> None:
     stage = Stage()
     heard: list[int] = []
     unwatch = stage.hub.watch(lambda: heard.append(stage.hub.snapshot.version))
@@ -167,7 +167,7 @@ async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
     assert hub.snapshot.server_statuses.keys() == {SERVER}
 
 
-async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
+async def test_a_broken_watcher_keeps_notifications_from_no_other() -> None:
     stage = Stage()
     heard: list[str] = []
 
@@ -221,7 +221,33 @@ async def test_a_listing_waits_for_a_first_attempt_that_is_under_way() -> None:
     assert not stage.hub.settling
 
 
-async def test_a_listing_does_not_wait_for_ever_and_names_who_is_missing() -> None:
+async def test_a_listing_waits_for_no_news_that_came_after_it() -> None:
+    stage = Stage(limits=Limits(listing_seconds=60.0))
+    starting(stage.hub)
+    stage.hub.publish(ready(tool("find", SLOW), server=SLOW))
+    stage.hub.unsettle(SERVER)
+    listing = asyncio.ensure_future(stage.hub.view(ANYONE.grants, EVERYTHING))
+    await asyncio.sleep(0)
+    stage.hub.unsettle(SLOW)
+    stage.hub.settled(SERVER)
+    async with asyncio.timeout(5):
+        assert list((await listing).routes) == ["files.read", "slow.find"]
+    assert stage.hub.settling.keys() == {SLOW}
+
+
+async def test_a_hub_that_shuts_down_answers_a_listing_without_the_servers_that_start() -> None:
+    stage = Stage(limits=Limits(listing_seconds=60.0))
+    starting(stage.hub)
+    listing = asyncio.ensure_future(stage.hub.view(ANYONE.grants, EVERYTHING))
+    await asyncio.sleep(0)
+    stage.hub.stop_waiting("the hub is shutting down")
+    async with asyncio.timeout(5):
+        view = await listing
+    assert list(view.routes) == ["files.read"]
+    assert view.missing[SLOW].state == "starting"
+
+
+async def test_a_listing_has_a_deadline_and_names_the_missing_servers() -> None:
     stage = Stage(limits=Limits(listing_seconds=0.01))
     starting(stage.hub)
     async with asyncio.timeout(30):
@@ -316,7 +342,7 @@ async def test_server_queues_that_were_left_are_forgotten_with_their_last_call()
     assert len(stage.hub._leaving) == 1
 
 
-async def test_a_closed_server_queue_is_seen_by_nobody_and_nobody_waits_for_it() -> None:
+async def test_a_closed_server_queue_is_invisible_and_delays_no_listing() -> None:
     stage = Stage()
     starting(stage.hub)
     running, listener = stage.start()
@@ -381,7 +407,7 @@ async def test_a_listing_waits_for_what_its_caller_alone_is_listed() -> None:
     assert pupil.asked == [(ANYONE, ABLE)]
 
 
-async def test_who_can_be_asked_nothing_waits_for_nobody() -> None:
+async def test_a_caller_without_client_capabilities_waits_for_no_other_list() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     async with asyncio.timeout(30):
@@ -407,7 +433,7 @@ async def test_servers_that_the_caller_cannot_see_are_not_asked_what_it_is_liste
     assert pupil.asked == []
 
 
-async def test_a_call_for_what_nobody_lists_yet_starts_once_it_is_known() -> None:
+async def test_a_call_for_an_unlisted_name_starts_once_it_is_known() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     inflight, listener = stage.start(call("files.ask", client_caps=ABLE))
@@ -460,7 +486,7 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
     assert pupil.asked == []
 
 
-async def test_watchers_who_took_long_are_left_alone_for_a_while_and_then_hear_once() -> None:
+async def test_slow_watchers_are_left_alone_for_a_while_and_then_notified_once() -> None:
     stage = Stage()
     clock = Clock(stage)
     heard: list[int] = []
@@ -502,7 +528,7 @@ class Clock:
             callback()
 
 
-async def test_who_looks_at_one_server_waits_for_no_other() -> None:
+async def test_a_caller_of_one_server_waits_for_no_other() -> None:
     stage = Stage(limits=Limits(listing_seconds=30.0))
     stage.hub.open_server_queue(ServerQueue(SLOW, stage.hub.limits), ServerStatus(SLOW))
     async with asyncio.timeout(5):
@@ -564,7 +590,7 @@ async def test_what_is_unknown_and_what_is_denied_end_alike(kind: Kind, fault: t
     assert stage.link.sent == []
 
 
-async def test_a_resource_that_several_servers_have_is_told_with_what_could_be_meant() -> None:
+async def test_a_resource_that_several_servers_have_is_answered_with_the_candidates() -> None:
     stage = Stage.of(OFFER)
     web = ServerName("web")
     stage.hub.open_server_queue(
@@ -608,12 +634,12 @@ async def test_the_result_of_a_task_is_waited_for_as_long_as_anything_may_take()
     assert asking.timeout == stage.hub.limits.call_seconds < waiting.timeout
 
 
-async def test_a_call_that_nobody_waits_for_may_take_as_long_as_anything() -> None:
+async def test_a_call_without_a_waiting_caller_may_take_as_long_as_anything() -> None:
     inflight, _ = Stage.of(ready(tool())).start(msgspec.structs.replace(call(), lasts=True))
     assert inflight.timeout == Limits().hard_seconds > Limits().call_seconds
 
 
-async def test_a_task_of_a_server_that_has_gone_did_not_hear_of_it() -> None:
+async def test_a_task_request_to_a_vanished_server_was_not_executed() -> None:
     stage = Stage()
     _, told = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone"))))
     assert isinstance(told.fault, NotConnected)
@@ -651,13 +677,13 @@ async def test_any_method_is_sent_to_a_server_on_its_own_surface() -> None:
     "grants",
     [Grants(()), Grants(("files.read",)), Grants(("*",), ("files.write",)), Grants(("agent:home",)), Grants(("web",))],
 )
-async def test_a_method_is_unknown_to_those_from_whom_something_of_its_server_is_kept(grants: Grants) -> None:
+async def test_a_method_is_unknown_to_callers_with_partial_permissions(grants: Grants) -> None:
     stage = versed()
     assert isinstance(stage.start(method(caller=Caller("ann", "default", grants)))[1].fault, UnknownTool)
     assert stage.link.sent == []
 
 
-async def test_a_method_is_for_those_who_may_use_what_dialled_in_under_an_agent() -> None:
+async def test_a_method_is_for_callers_that_may_use_the_agents_servers() -> None:
     stage = versed(msgspec.structs.replace(OFFER, agent="home"))
     inflight, _ = stage.start(method(caller=Caller("relay:home", "default", Grants(("agent:home",)))))
     assert stage.link.sent == [inflight]
@@ -670,7 +696,7 @@ async def test_a_method_is_of_one_server_alone(surface: Surface) -> None:
     assert isinstance(versed().start(method(surface=surface))[1].fault, UnknownTool)
 
 
-async def test_a_method_would_tell_what_the_operator_does_not_show() -> None:
+async def test_a_method_would_reveal_what_the_operator_hides() -> None:
     stage = versed(msgspec.structs.replace(OFFER, rules=ToolRules(hidden=("write",))))
     assert isinstance(stage.start(method())[1].fault, UnknownTool)
 
@@ -690,7 +716,7 @@ async def test_a_server_without_methods_says_that_it_has_not_this_one() -> None:
     assert stage.link.sent == []
 
 
-async def test_of_a_server_that_is_away_a_method_hears_why() -> None:
+async def test_a_method_of_an_absent_server_gets_the_reason() -> None:
     stage = versed()
     stage.server_queue.detach("its socket was closed", is_failure=True)
     assert isinstance(stage.start(method())[1].fault, NotConnected)

@@ -69,7 +69,7 @@ async def test_a_call_that_asked_something_may_have_run_though_its_answers_are_n
     assert listener.fault.executed == executed
 
 
-async def test_a_late_answer_to_a_call_that_found_no_tool_is_nobodys() -> None:
+async def test_a_late_answer_to_a_call_without_a_tool_is_dropped() -> None:
     stage = Stage()
     inflight, listener = stage.start(call("files.none"))
     assert not inflight.finish(DONE)
@@ -87,7 +87,7 @@ async def test_events_reach_the_caller_only_until_the_end() -> None:
 
 
 @pytest.mark.parametrize(("has_left", "executed"), [(True, "unknown"), (False, "no")])
-async def test_a_deadline_says_whether_the_tool_may_have_run_and_tells_the_server(
+async def test_a_deadline_says_whether_the_tool_may_have_run_and_cancels_at_the_server(
     *, has_left: bool, executed: str
 ) -> None:
     stage = Stage()
@@ -101,7 +101,7 @@ async def test_a_deadline_says_whether_the_tool_may_have_run_and_tells_the_serve
 
 
 @pytest.mark.parametrize(("has_left", "executed"), [(True, "unknown"), (False, "no")])
-async def test_a_withdrawal_says_whether_the_tool_may_have_run_and_tells_the_server(
+async def test_a_cancellation_says_whether_the_tool_may_have_run_and_reaches_the_server(
     *, has_left: bool, executed: str
 ) -> None:
     stage = Stage()
@@ -143,7 +143,7 @@ async def test_an_exchange_that_breaks_on_an_event_still_gets_its_answer() -> No
     assert listener.ends == [DONE]
 
 
-async def test_who_keeps_outcomes_is_given_the_one_that_counts() -> None:
+async def test_the_keeper_of_outcomes_gets_the_one_that_counts() -> None:
     stage = Stage()
     inflight, _ = stage.start()
     kept: list[Outcome] = []
@@ -188,7 +188,7 @@ async def test_while_the_caller_thinks_the_clock_of_the_call_stands_still() -> N
     assert isinstance(listener.fault, TimedOut)
 
 
-async def test_a_call_that_nobody_waits_for_may_take_as_long_as_any() -> None:
+async def test_a_call_without_a_waiting_caller_may_take_as_long_as_any() -> None:
     stage = Stage(limits=Limits(call_seconds=0.05, hard_seconds=600.0))
     inflight, listener = stage.start()
     inflight.prolong()
@@ -216,7 +216,7 @@ async def test_the_clock_stands_still_until_the_last_question_is_answered() -> N
     assert isinstance(listener.fault, TimedOut)
 
 
-async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_told(
+async def test_an_unanswered_question_ends_the_call_and_the_server_learns_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "QUESTION_SECONDS", 0.01)
@@ -250,7 +250,7 @@ async def test_a_task_waits_for_an_answer_long_after_a_connected_caller_would_ha
     assert answers == [ANSWER]
 
 
-async def test_a_call_that_is_over_asks_nobody() -> None:
+async def test_a_finished_call_asks_nothing() -> None:
     inflight, listener = Stage().start()
     inflight.finish(DONE)
     answers: list[Reply] = []
@@ -426,7 +426,7 @@ def spared(stage: Stage, timeout: float = 3600.0) -> tuple[InFlight, Spared]:
     return stage.hub.start(call(timeout=timeout), listener), listener
 
 
-async def test_a_question_that_is_taken_back_is_answered_by_nobody_and_the_clock_runs_again() -> None:
+async def test_a_retracted_question_gets_no_answer_and_the_clock_runs_again() -> None:
     inflight, listener = spared(Stage(), timeout=0.001)
     answers: list[Reply] = []
     question = inflight.ask(QUESTION, answers.append)
@@ -465,7 +465,7 @@ async def test_a_caller_that_is_never_asked_has_nothing_to_take_back() -> None:
     "way",
     [InFlight.expire, lambda inflight: inflight.cancel("enough"), lambda i: i.finish(Lost(SERVER, "x", executed="no"))],
 )
-async def test_a_call_that_fails_takes_its_questions_along_before_it_is_told(
+async def test_a_call_that_fails_retracts_its_questions_before_it_ends(
     way: Callable[[InFlight], object], *, lasts: bool
 ) -> None:
     inflight, listener = spared(Stage())
@@ -544,7 +544,7 @@ async def test_questions_that_end_one_another_end_once() -> None:
     assert (listener.told, answers) == ([*questions, DONE], [TOO_LATE])
 
 
-async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobody_anything() -> None:
+async def test_an_exchange_that_breaks_at_a_retraction_affects_no_other() -> None:
     class Broken(Spared):
         def retract(self, reply: OnReply) -> None:
             raise RuntimeError("a defect of a frontend")
@@ -564,7 +564,7 @@ async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobod
     assert not lasting.is_open
 
 
-async def test_an_exchange_that_breaks_when_a_question_is_taken_back_later_costs_nobody_anything() -> None:
+async def test_an_exchange_that_breaks_at_a_later_retraction_affects_no_other() -> None:
     class Broken(Spared):
         def retract_later(self, reply: OnReply) -> Callable[[], None]:
             def tell() -> None:
@@ -581,7 +581,7 @@ async def test_an_exchange_that_breaks_when_a_question_is_taken_back_later_costs
     assert (listener.ends, answers) == ([DONE], [TOO_LATE])
 
 
-async def test_of_a_caller_that_cannot_be_told_a_question_is_taken_back_in_silence() -> None:
+async def test_for_a_caller_without_notifications_a_question_is_retracted_silently() -> None:
     inflight, listener = Stage().start()
     question = inflight.ask(QUESTION, (answers := list[Reply]()).append, lasts=True)
     inflight.finish(DONE)
@@ -590,7 +590,7 @@ async def test_of_a_caller_that_cannot_be_told_a_question_is_taken_back_in_silen
     assert (listener.ends, answers) == ([DONE], [])
 
 
-async def test_a_caller_that_cannot_be_told_is_not() -> None:
+async def test_a_caller_without_notifications_gets_none() -> None:
     inflight, listener, answers = asked(Stage())
     inflight.finish(DONE)
     assert (listener.ends, answers) == ([DONE], [TOO_LATE])

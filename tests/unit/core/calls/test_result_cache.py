@@ -138,7 +138,7 @@ async def test_a_result_is_the_callers_own_for_these_very_arguments(another: Cal
     assert not fresh(stage, call())
 
 
-async def test_members_beside_the_arguments_are_told_apart_wherever_one_ends() -> None:
+async def test_members_beside_the_arguments_are_distinguished_wherever_one_ends() -> None:
     stage = Stage.of(KEPT)
     one = msgspec.structs.replace(call(), extra={"a": raw("b"), "c": raw("d")})
     two = msgspec.structs.replace(call(), extra={'a\0"b"\0c': raw("d")})
@@ -173,7 +173,7 @@ async def test_arguments_that_are_refused_are_refused_whatever_is_kept() -> None
     assert stage.start(call())[1].fault.reason == "bad_arguments"
 
 
-async def test_who_may_not_see_a_tool_is_not_given_what_it_said() -> None:
+async def test_a_caller_that_may_not_see_a_tool_gets_no_cached_result_of_it() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), DONE)
     stripped = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.write",)))
@@ -197,7 +197,7 @@ async def test_a_resource_of_which_its_server_says_nothing_is_always_read() -> N
     assert fresh(stage, read())
 
 
-async def test_what_is_public_is_given_to_everybody_who_may_read_it() -> None:
+async def test_public_results_are_returned_to_all_callers_that_may_read_them() -> None:
     stage = Stage.of(KEPT)
     answer(stage, read(), Result(raw({"contents": []}), ttl_seconds=60.0, is_public=True))
     assert not fresh(stage, read(caller=OTHER))

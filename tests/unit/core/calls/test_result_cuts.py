@@ -14,16 +14,16 @@ from msgspec import Raw
 from isthmus.core.calls import result_cuts as module
 from isthmus.core.calls.result_cuts import (
     URI,
-    KeptResults,
     ResultCuts,
     ResultLimits,
+    StoredResults,
     contents_passes,
     cut_string,
     split_result,
 )
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
@@ -309,7 +309,7 @@ async def test_a_client_whose_protocol_has_no_links_finds_the_address_in_the_tex
 
 
 async def test_one_caller_with_many_results_costs_no_other_theirs() -> None:
-    kept = KeptResults(lambda: 0.0)
+    kept = StoredResults(lambda: 0.0)
     kept.caller_bytes, kept.hub_bytes = 100, 120
     modest = kept.keep(("t", "modest"), Raw(b"x" * 20), None, 0)
     assert modest is not None
@@ -323,7 +323,7 @@ async def test_one_caller_with_many_results_costs_no_other_theirs() -> None:
 async def test_expired_results_leave_memory_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
     now = 0.0
-    kept = KeptResults(lambda: now)
+    kept = StoredResults(lambda: now)
     kept.caller_bytes = kept.hub_bytes = 100
     kept.keep(("t", "a"), Raw(b"x"), None, 0)
     now = 3600.0
@@ -332,7 +332,7 @@ async def test_expired_results_leave_memory_by_themselves(monkeypatch: pytest.Mo
     assert (len(kept), kept.size_bytes) == (0, 0)
 
 
-async def test_a_defect_costs_nobody_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_costs_no_caller_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Cut()
     monkeypatch.setattr(module, "_fit", None)
     stage.answer = Result(Raw(b'{"content":["%b"]}' % (b"x" * 9 * LIMIT)))
@@ -351,7 +351,7 @@ def test_json_is_written_as_a_text_in_slices_between_characters(monkeypatch: pyt
     monkeypatch.setattr(module, "SLICE_BYTES", 5)
     payload = json.dumps({"content": [], "structuredContent": {"é€😀": '\n"x'}}, ensure_ascii=False).encode()
     split = split_result(payload)
-    kept = module._Kept(("t", "a"), Raw(payload), split, 0.0, len(payload), 0)
+    kept = module._StoredResult(("t", "a"), Raw(payload), split, 0.0, len(payload), 0)
 
     def contents() -> Iterator[Raw]:
         yield (yield from contents_passes(f"{URI}x", kept))  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.calls.server_queue import CircuitBreaker, ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Surface
@@ -83,7 +83,7 @@ async def test_of_calls_whose_makers_keep_every_slot_only_the_last_is_refused() 
     assert stage.link.sent == [ann, ben, first]
 
 
-async def test_who_does_not_wait_any_more_keeps_nobody_waiting() -> None:
+async def test_a_cancelled_waiter_delays_no_other() -> None:
     stage = Stage(limits=SMALL)
     outer, _ = stage.start()
     inner, _ = made_by(stage, outer)
@@ -126,7 +126,7 @@ async def test_a_call_withdrawn_while_it_waits_is_never_sent_and_did_not_run() -
     assert stage.server_queue.queued == 0
 
 
-async def test_without_a_link_a_call_is_told_why() -> None:
+async def test_without_a_link_a_call_gets_the_reason() -> None:
     stage = Stage()
     stage.server_queue.detach("its process ended", is_failure=False)
     assert "its process ended" in stage.start()[1].fault.message
@@ -136,7 +136,7 @@ async def test_without_a_link_a_call_is_told_why() -> None:
     assert (fault.why, fault.executed) == ("no such program", "no")
 
 
-async def test_those_who_wait_are_told_when_the_link_is_lost() -> None:
+async def test_waiting_calls_get_an_error_when_the_link_is_lost() -> None:
     stage = Stage(limits=SMALL)
     heard = [stage.start()[1] for _ in range(5)]
     stage.server_queue.detach("its process ended", is_failure=True)
@@ -273,7 +273,7 @@ async def test_a_probe_that_is_never_sent_leaves_its_place_to_the_next() -> None
     assert not stage.start()[1].ends
 
 
-async def test_where_to_log_in_is_told_to_who_calls_meanwhile() -> None:
+async def test_calls_during_a_login_get_its_address() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[1] for _ in range(3)][2]
     stage.server_queue.detach("it answered HTTP 401", is_failure=True, login="https://bank.example/in")
@@ -333,7 +333,7 @@ async def test_a_server_queue_allows_more_or_less_from_the_moment_that_is_said()
     assert (stage.server_queue.running, stage.server_queue.queued) == (3, 1)
 
 
-async def test_nobody_overtakes_those_who_wait_when_a_server_queue_allows_more() -> None:
+async def test_waiting_calls_are_not_overtaken_when_a_server_queue_allows_more() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[0] for _ in range(5)][2:]
     stage.server_queue.adjust(5, 5, 1.0)
@@ -343,7 +343,7 @@ async def test_nobody_overtakes_those_who_wait_when_a_server_queue_allows_more()
     assert stage.link.sent[-1] is later
 
 
-async def test_nobody_overtakes_those_who_wait_while_they_are_sent() -> None:
+async def test_waiting_calls_are_not_overtaken_while_they_are_sent() -> None:
     stage = Stage(limits=Limits(max_calls=1))
     first, *waiting = [stage.start()[0] for _ in range(3)]
     later: list[InFlight] = []
@@ -360,7 +360,7 @@ async def test_nobody_overtakes_those_who_wait_while_they_are_sent() -> None:
     assert stage.link.sent[-1] is later[0]
 
 
-async def test_who_waits_for_a_server_queue_to_be_idle_hears_of_its_last_call_alone() -> None:
+async def test_a_waiter_for_an_idle_server_queue_is_notified_of_the_last_call_only() -> None:
     stage = Stage(limits=SMALL)
     heard: list[int] = []
     stage.server_queue.on_idle = lambda: heard.append(stage.server_queue.running + stage.server_queue.queued)
@@ -372,7 +372,7 @@ async def test_who_waits_for_a_server_queue_to_be_idle_hears_of_its_last_call_al
     assert heard == [0]
 
 
-async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_sent() -> None:
+async def test_the_owner_of_unshared_links_is_notified_of_every_sent_call() -> None:
     stage, pool = Stage(limits=SMALL), HeldPool()
     stage.server_queue.pool = pool
     stage.server_queue.attach(pool)
@@ -382,21 +382,21 @@ async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_s
     assert pool.over == [calls[0]]
 
 
-async def test_who_can_be_asked_something_goes_to_the_pool_and_everybody_else_to_the_link() -> None:
+async def test_callers_with_client_capabilities_use_the_pool_and_others_the_link() -> None:
     stage, pool = Stage(), HeldPool()
     stage.server_queue.pool, stage.server_queue.uses_pool = pool, True
     plain, asked = stage.start()[0], stage.start(call(client_caps=frozenset({"roots"})))[0]
     assert (stage.link.sent, pool.sent) == ([plain], [asked])
 
 
-async def test_who_can_be_asked_something_goes_to_the_link_where_the_pool_is_not_used() -> None:
+async def test_callers_with_client_capabilities_use_the_link_where_the_pool_is_unused() -> None:
     stage, pool = Stage(), HeldPool()
     stage.server_queue.pool = pool
     asked, _ = stage.start(call(client_caps=frozenset({"roots"})))
     assert (stage.link.sent, pool.sent) == ([asked], [])
 
 
-async def test_a_pool_that_is_no_longer_used_hears_of_the_end_of_the_calls_it_has() -> None:
+async def test_an_unused_pool_is_notified_of_the_end_of_its_calls() -> None:
     stage, pool = Stage(), HeldPool()
     stage.server_queue.pool, stage.server_queue.uses_pool = pool, True
     asked, _ = stage.start(call(client_caps=frozenset({"roots"})))
@@ -435,7 +435,7 @@ async def test_a_server_queue_says_why_it_has_no_link() -> None:
     assert fault.why == "it is disabled"
 
 
-async def test_a_call_that_is_not_sent_in_time_is_told_that_the_server_is_busy() -> None:
+async def test_a_call_that_is_not_sent_in_time_ends_as_busy() -> None:
     stage = Stage(limits=SMALL)
     running = [stage.start()[0] for _ in range(2)]
     _, listener = stage.start(call(timeout=0.02))
@@ -464,7 +464,7 @@ def of(sharer: str) -> Call:
     return msgspec.structs.replace(call(), sharer=sharer)
 
 
-async def test_who_shares_a_server_has_a_quarter_of_it() -> None:
+async def test_one_sharer_of_a_server_has_a_quarter_of_it() -> None:
     stage = Stage(limits=Limits(max_calls=8))
     pots = [stage.start(of("pot"))[0] for _ in range(4)]
     assert (stage.link.sent, stage.server_queue.queued) == (pots[:2], 2)
@@ -667,7 +667,7 @@ async def test_the_only_slot_is_had_by_a_call_that_lasts_too() -> None:
     assert (stage.link.sent, stage.server_queue.queued) == ([first, second], 0)
 
 
-async def test_a_call_that_is_held_back_can_be_withdrawn_and_is_told_of_a_lost_link() -> None:
+async def test_a_held_back_call_can_be_cancelled_and_learns_of_a_lost_link() -> None:
     stage = Stage(limits=FOUR)
     heard = [stage.start(lasting(ANN)) for _ in range(4)]
     heard[2][0].cancel("enough")
@@ -733,7 +733,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_keeps_a_whole_server_waiting_gives_way_to_somebody_else() -> None:
+async def test_a_caller_that_keeps_a_whole_server_waiting_gives_way_to_another() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     ben, _ = stage.start(call(caller=BEN))
@@ -745,7 +745,7 @@ async def test_who_keeps_a_whole_server_waiting_gives_way_to_somebody_else() -> 
     assert [inflight for inflight, _ in stage.link.withdrawn] == [stage.link.sent[0]]
 
 
-async def test_half_of_a_server_may_be_kept_waiting_whoever_else_waits_for_it() -> None:
+async def test_half_of_a_server_may_be_kept_waiting_whatever_else_waits_for_it() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     for _ in range(5):
@@ -755,7 +755,7 @@ async def test_half_of_a_server_may_be_kept_waiting_whoever_else_waits_for_it() 
     assert stage.server_queue.queued == 3
 
 
-async def test_a_caller_that_nobody_else_waits_for_thinks_about_as_much_as_it_likes() -> None:
+async def test_a_caller_without_competitors_may_think_as_long_as_it_likes() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     stage.start(call(caller=ANN))
@@ -773,7 +773,7 @@ async def test_a_caller_is_asked_too_much_only_once_others_wait() -> None:
     assert [inflight.outcome is None for inflight in running] == [False, True, True, True]
 
 
-async def test_what_was_answered_keeps_nobody_waiting() -> None:
+async def test_an_answered_question_delays_no_other_call() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     for listener in anns[:2]:
@@ -783,7 +783,7 @@ async def test_what_was_answered_keeps_nobody_waiting() -> None:
     assert not any(listener.ends for listener in anns)
 
 
-async def test_the_only_slot_is_kept_for_who_has_it() -> None:
+async def test_the_only_slot_stays_with_its_holder() -> None:
     stage = Stage(limits=Limits(max_calls=1))
     ann = asked_of(stage, ANN)
     stage.start(call(caller=BEN))
@@ -838,7 +838,7 @@ async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> Non
     assert back.sent[2] is started[4][0]
 
 
-async def test_who_waited_in_vain_hears_how_long_and_that_nothing_ran() -> None:
+async def test_a_call_that_waited_in_vain_learns_how_long_and_that_nothing_ran() -> None:
     stage = patient(0.02)
     heard = [stage.start()[1] for _ in range(2)]
     for listener in heard:
@@ -882,7 +882,7 @@ async def test_one_more_failed_attempt_does_not_make_the_wait_longer() -> None:
     assert before - 1e-6 <= end - 60.0 <= after + 1e-6
 
 
-async def test_the_last_failed_attempt_is_what_is_told() -> None:
+async def test_the_last_failed_attempt_is_reported() -> None:
     stage = patient(0.02)
     _, listener = stage.start()
     stage.server_queue.detach("it hung up again", is_failure=True)
@@ -920,7 +920,7 @@ async def test_a_call_withdrawn_while_it_waits_for_a_server_is_never_sent() -> N
     assert back.sent == [kept[0]]
 
 
-async def test_there_is_no_timer_unless_somebody_waits() -> None:
+async def test_without_a_waiting_call_there_is_no_timer() -> None:
     loop = asyncio.get_running_loop()
     stage = patient(60.0)
     assert due(loop) == []
@@ -937,7 +937,7 @@ def due(loop: asyncio.AbstractEventLoop) -> list[float]:
     return [each.when() for each in handles if not each.cancelled() and each.when() > loop.time() + 1]
 
 
-async def test_a_server_queue_that_nobody_waits_for_any_more_ends_what_waits_at_once() -> None:
+async def test_a_server_queue_that_stops_waiting_ends_what_waits_at_once() -> None:
     stage = patient()
     _, listener = stage.start()
     stage.server_queue.grace = 0.0
@@ -945,7 +945,7 @@ async def test_a_server_queue_that_nobody_waits_for_any_more_ends_what_waits_at_
     assert isinstance(stage.start()[1].fault, NotConnected)
 
 
-async def test_a_hub_that_goes_has_nobody_wait_for_who_is_away_and_touches_nothing_else() -> None:
+async def test_a_hub_that_shuts_down_ends_waits_for_absent_servers_and_nothing_else() -> None:
     stage = Stage(limits=SMALL)
     stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(3)]
@@ -998,7 +998,7 @@ async def test_calls_that_wait_for_a_tool_that_is_gone_are_refused_and_no_others
     assert stage.server_queue.queued == 0
 
 
-async def test_a_shorter_grace_holds_for_those_who_wait_already() -> None:
+async def test_a_shorter_grace_holds_for_calls_that_wait_already() -> None:
     stage = patient()
     _, listener = stage.start()
     stage.server_queue.grace = 0.02
@@ -1019,3 +1019,103 @@ async def test_calls_that_last_and_were_held_back_are_not_forgotten_when_the_lin
     back = HeldLink()
     stage.server_queue.attach(back)
     assert back.sent == [inflight for inflight, _ in started[4:]]
+
+
+LIMITS = Limits()
+
+
+def opened(at: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(5):
+        breaker.failed(at)
+    return breaker
+
+
+def test_it_opens_after_five_failures_in_a_row_and_not_before() -> None:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(4):
+        breaker.failed(1.0)
+        assert breaker.wait(1.0) == 0
+    breaker.failed(1.0)
+    assert breaker.wait(1.0) == 3.0
+    assert breaker.wait(3.5) == pytest.approx(0.5)
+
+
+def test_a_success_between_failures_starts_the_row_anew() -> None:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(3):
+        for _ in range(2):
+            breaker.failed(1.0)
+        for _ in range(3):
+            breaker.succeeded(1.0)
+    assert breaker.wait(1.0) == 0
+
+
+def test_it_opens_when_half_of_at_least_ten_calls_failed() -> None:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(4):
+        breaker.succeeded(1.0)
+        breaker.failed(1.0)
+    breaker.succeeded(1.0)
+    assert breaker.wait(1.0) == 0
+    breaker.failed(1.0)
+    assert breaker.wait(1.0) == 3.0
+
+
+def test_failures_of_another_window_do_not_count_towards_the_share() -> None:
+    breaker = CircuitBreaker(LIMITS)
+    for _ in range(4):
+        breaker.succeeded(1.0)
+        breaker.failed(1.0)
+    breaker.succeeded(1.0)
+    breaker.failed(1.0 + LIMITS.breaker_window_seconds)
+    assert breaker.wait(31.0) == 0
+
+
+def test_after_the_pause_one_call_may_probe_and_the_others_wait() -> None:
+    breaker = opened()
+    assert breaker.wait(3.0) == 0
+    assert breaker.wait(3.0) == 3.0
+    assert breaker.wait(3.1) == 3.0
+
+
+def test_a_probe_that_succeeds_closes_it() -> None:
+    breaker = opened()
+    breaker.wait(3.0)
+    breaker.succeeded(3.1)
+    assert [breaker.wait(3.1) for _ in range(3)] == [0, 0, 0]
+
+
+def test_each_failed_probe_doubles_the_pause_up_to_a_minute() -> None:
+    breaker = opened()
+    now, pauses = 0.0, []
+    for _ in range(7):
+        pauses.append(breaker.wait(now))
+        now += pauses[-1]
+        assert breaker.wait(now) == 0
+        breaker.failed(now)
+    assert pauses == [3.0, 6.0, 12.0, 24.0, 48.0, 60.0, 60.0]
+
+
+def test_a_success_forgets_how_long_the_pauses_had_become() -> None:
+    breaker = opened()
+    breaker.wait(3.0)
+    breaker.failed(3.0)
+    breaker.wait(9.0)
+    breaker.succeeded(9.0)
+    for _ in range(5):
+        breaker.failed(10.0)
+    assert breaker.wait(10.0) == 3.0
+
+
+def test_a_probe_that_was_withdrawn_may_be_made_again() -> None:
+    breaker = opened()
+    assert breaker.wait(3.0) == 0
+    breaker.gave_up()
+    assert breaker.wait(3.0) == 0
+
+
+def test_a_new_link_that_came_up_wipes_it_clean() -> None:
+    breaker = opened()
+    breaker.reset()
+    assert breaker.wait(0.0) == 0

@@ -9,6 +9,8 @@ import pytest
 
 from isthmus.core.catalog import pins as module
 from isthmus.core.catalog.pins import PinKey, Pinning, Pins, Sighting, canonical_definition, fingerprint_of
+from isthmus.core.catalog.review import Review
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
 from isthmus.model.calls import ClientCapabilities
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
@@ -32,11 +34,26 @@ class Watched:
         self.pins = Pins(known or {}, lambda _: self.mode, self.told.append, waiting)
 
 
-def test_a_change_is_withheld_and_told_once() -> None:
+def test_a_change_is_withheld_and_reported_once() -> None:
     seen = Watched()
     assert seen.pins.passes(tool("a"))
     assert [seen.pins.passes(tool("b")) for _ in range(3)] == [False, False, False]
     assert [(each.is_change, each.is_withheld) for each in seen.told] == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("is_approved", [False, True])
+async def test_lists_are_reviewed_before_they_are_published_unless_pins_change_meanwhile(*, is_approved: bool) -> None:
+    seen = Watched("approve")
+    review = Review(seen.pins)
+    tools = (tool("a", "one"), tool("b", "two"))
+    await review.prepare_lists(SERVER, FeatureLists(tools))
+    assert [each.tool for each in seen.told] == ["one", "two"]
+    if is_approved:
+        seen.pins.approve(SERVER, "", FeatureName("two"), fingerprint_of(canonical_definition(tools[1])))
+    shown = review.reviewed(ServerStatus(SERVER, tools=tools))
+    assert shown.withheld == (("one",) if is_approved else ("one", "two"))
+    assert [each.name for each in shown.tools] == (["two"] if is_approved else [])
+    assert [each.tool for each in seen.told] == ["one", "two"]
 
 
 def test_what_looks_as_it_did_again_waits_no_more() -> None:
@@ -76,7 +93,9 @@ def test_one_server_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("mode", ["warn", "approve"])
-def test_what_cannot_be_remembered_is_not_told_for_ever(mode: Pinning, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_stored_is_not_reported_for_ever(
+    mode: Pinning, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PINS_PER_SERVER_MAX", 3)
     seen = Watched(mode)
     for number in range(10):

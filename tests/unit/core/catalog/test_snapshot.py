@@ -253,7 +253,7 @@ def test_a_name_means_the_same_to_everybody() -> None:
     assert list(taken.view(Grants(("a",)), EVERYTHING).resources) == ["isthmus://hub/a/same:r", "a:r"]
 
 
-def test_a_disabled_server_clashes_with_nobody() -> None:
+def test_a_disabled_server_conflicts_with_no_other() -> None:
     disabled = ServerStatus(ServerName("b"), "disabled", resources=offering("b").resources)
     assert list(snapshot(offering("a"), disabled).view(ALL, EVERYTHING).resources) == ["same:r", "a:r"]
 
@@ -278,7 +278,7 @@ def varied(*tools: Tool) -> ServerStatus:
     return msgspec.structs.replace(ready(*tools), variants={ABLE: MORE})
 
 
-def test_who_can_be_asked_something_sees_what_is_listed_to_such_callers() -> None:
+def test_callers_with_client_capabilities_see_what_is_listed_for_these() -> None:
     taken = snapshot(varied(tool("read"), tool("write")), TWO[0])
     assert names(taken.view(ALL, EVERYTHING, ABLE)) == ["files.read", "files.ask", "web.search"]
     assert list(taken.view(ALL, EVERYTHING, ABLE).resources) == ["file:///x"]
@@ -287,7 +287,7 @@ def test_who_can_be_asked_something_sees_what_is_listed_to_such_callers() -> Non
     assert names(taken.view(Grants(("files.ask",)), EVERYTHING, ABLE)) == ["files.ask"]
 
 
-def test_those_to_whom_nothing_else_is_listed_share_everybodys_view() -> None:
+def test_callers_without_another_list_share_the_common_view() -> None:
     taken = snapshot(varied(tool("read")))
     assert taken.view(ALL, EVERYTHING, OTHER) is taken.view(ALL, EVERYTHING)
     assert taken.view(ALL, EVERYTHING, ABLE) is taken.view(ALL, EVERYTHING, ABLE)
@@ -320,7 +320,7 @@ def test_views_of_profiles_are_no_more_than_all_views_may_be(monkeypatch: pytest
 # -- one server's URIs under another's template --------------------------------------------------------------------
 
 
-def test_nobody_keeps_a_uri_for_which_anothers_template_stands() -> None:
+def test_a_uri_that_matches_another_servers_template_has_no_single_owner() -> None:
     forger = ready(server="forger", resources=[resource("db://t/1", "forger"), resource("mine://x", "forger")])
     owner = ready(
         server="owner", resources=[resource("db://t/2", "owner")], templates=[template("db://t/{id}", "owner")]
@@ -389,7 +389,7 @@ def test_one_server_among_thousands_is_found_without_looking_at_the_others(grant
     assert server_statuses.looked < 20
 
 
-def test_an_agents_servers_are_seen_by_who_may_use_them() -> None:
+def test_an_agents_servers_are_visible_to_callers_that_may_use_them() -> None:
     phone = msgspec.structs.replace(ready(tool("ring", "home_phone"), server="home_phone"), agent="home")
     taken = snapshot(phone, *TWO)
     assert names(taken.view(Grants(("agent:home",)), EVERYTHING)) == ["home_phone.ring"]
@@ -482,7 +482,7 @@ def test_tags_of_the_operator_let_in_one_tool_or_a_whole_server() -> None:
     assert (names(view), view.whole) == (["read", "write"], FILES)
 
 
-def test_who_is_denied_a_label_is_denied_it_by_any_server_and_has_no_server_whole() -> None:
+def test_a_denied_label_is_denied_for_every_server_and_leaves_no_server_whole() -> None:
     view = labelled(is_trusted=True).view(Grants(("files",), ("hint:read-only",)), Surface("own", FILES))
     assert (names(view), view.whole) == (["write"], None)
     assert names(labelled().view(Grants(("files",), ("hint:destructive",)), EVERYTHING)) == []
@@ -578,7 +578,7 @@ PLAIN = ready(is_unlisted=True, rules=ToolRules(hidden=("format",), defaults={"r
     "grants",
     [Grants(("*",)), Grants(("files.*",)), Grants(("files",)), Grants(("files.*",), within=Grants(("*",), ("web.*",)))],
 )
-def test_who_may_use_all_of_an_unlisted_server_finds_any_method_and_is_listed_none(grants: Grants) -> None:
+def test_a_caller_of_a_whole_unlisted_server_finds_any_method_and_lists_none(grants: Grants) -> None:
     made = snapshot(PLAIN, TWO[0])
     route = made.find_tool(grants, EVERYTHING, NO_CAPABILITIES, "files.fs.read")
     assert route is not None
@@ -599,7 +599,7 @@ def test_who_may_use_all_of_an_unlisted_server_finds_any_method_and_is_listed_no
         Grants(("*",), within=Grants(("files.fs.read",))),
     ],
 )
-def test_who_may_use_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
+def test_a_caller_of_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
     made = snapshot(PLAIN, TWO[0])
     for surface, name in ((EVERYTHING, "files.fs.read"), (Surface("own", FILES), "fs.read")):
         assert made.find_tool(grants, surface, NO_CAPABILITIES, name) is None
@@ -648,7 +648,7 @@ def test_an_unlisted_method_has_the_same_name_where_tools_are_named_for_language
     assert (route.feature.server, route.feature.name) == (FILES, "fs.read")
 
 
-def test_language_models_are_told_no_name_of_an_unlisted_method() -> None:
+def test_language_models_get_no_name_of_an_unlisted_method() -> None:
     assert snapshot(PLAIN).find_tool(ALL, Surface("llm"), NO_CAPABILITIES, "mcp_files_read") is None
 
 
@@ -670,7 +670,7 @@ LISTS = st.lists(PATTERNS, max_size=3).map(tuple)
 
 
 @given(LISTS, LISTS, st.one_of(st.none(), LISTS))
-def test_everything_is_told_of_and_the_reason_is_why_the_table_has_it_or_not(
+def test_everything_is_reported_with_the_reason_why_the_table_has_it_or_not(
     allow: tuple[str, ...], deny: tuple[str, ...], bounds: tuple[str, ...] | None
 ) -> None:
     grants = Grants(allow, deny, None if bounds is None else Grants(bounds))

@@ -82,14 +82,14 @@ def test_of_a_servers_own_templates_the_most_literal_one_is_meant() -> None:
     assert at.route.feature.name == "file:///home/{user}"
 
 
-def test_a_uri_that_nobody_lists_is_read_at_the_only_server_with_resources() -> None:
+def test_an_unlisted_uri_is_read_at_the_only_server_with_resources() -> None:
     toolsmith = ready(tool("search", WEB), server=WEB, abilities=frozenset({"tools"}))
     assert found(view(ready(), toolsmith), "odd:thing") == (FILES, "odd:thing")
     assert found(view(ready(), ready(server=WEB)), "odd:thing") is None
     assert found(view(toolsmith), "odd:thing") is None
 
 
-def test_a_uri_that_nobody_lists_is_read_at_the_server_that_it_names() -> None:
+def test_an_unlisted_uri_is_read_at_the_server_that_it_names() -> None:
     seen = view(ready(), ready(server=WEB))
     assert found(seen, "isthmus://hub/web/odd:thing") == (WEB, "odd:thing")
     assert found(seen, "isthmus://hub/nobody/odd:thing") is None
@@ -143,7 +143,7 @@ def test_a_template_does_not_take_a_uri_that_another_server_lists() -> None:
     assert found(alone, NOTES) == (FILES, NOTES)
 
 
-def test_whose_uri_it_could_be_is_told() -> None:
+def test_the_possible_owners_of_a_uri_are_reported() -> None:
     seen = view(ready(templates=[template(TREE)]), ready(server="aaa", templates=[template("{any}", "aaa")]))
     assert seen.candidates("file:///x") == ("isthmus://hub/files/file:///x", "isthmus://hub/aaa/file:///x")
     assert seen.candidates("other:x") == ("isthmus://hub/aaa/other:x",)
@@ -151,7 +151,7 @@ def test_whose_uri_it_could_be_is_told() -> None:
     assert same.candidates(TREE) == (f"isthmus://hub/aaa/{TREE}", f"isthmus://hub/files/{TREE}")
 
 
-def test_a_caller_is_told_only_so_many_meanings() -> None:
+def test_a_caller_gets_a_bounded_number_of_candidates() -> None:
     many = [ready(server=f"s{n}", resources=[resource(NOTES, f"s{n}")]) for n in range(CANDIDATES_MAX + 5)]
     assert len(view(*many).candidates(NOTES)) == CANDIDATES_MAX
 
@@ -187,7 +187,7 @@ def test_a_denied_uri_stays_denied_behind_an_allowed_template(uri: str) -> None:
     assert found(seen, "file:///other") == (FILES, "file:///other")
 
 
-def test_who_was_granted_a_template_reads_what_it_stands_for_and_nothing_else() -> None:
+def test_a_grant_of_a_template_allows_what_it_stands_for_and_nothing_else() -> None:
     offered = ready(resources=[resource("db://secrets")], templates=[template(TREE)])
     seen = view(offered, grants=Grants((f"files.{TREE}",)))
     assert found(seen, "file:///x") == (FILES, "file:///x")
@@ -195,7 +195,7 @@ def test_who_was_granted_a_template_reads_what_it_stands_for_and_nothing_else() 
     assert found(seen, "odd:thing") is None
 
 
-def test_who_was_granted_one_tool_reads_nothing() -> None:
+def test_a_grant_of_one_tool_allows_no_read() -> None:
     offered = ready(tool(), resources=[resource(NOTES)], templates=[template(TREE)])
     seen = view(offered, grants=Grants(("files.read",)))
     assert [found(seen, uri) for uri in (NOTES, "file:///x", "isthmus://hub/files/file:///notes")] == [None] * 3
@@ -260,7 +260,7 @@ def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None
         ([], {"tools"}),
     ],
 )
-def test_tools_are_claimed_as_long_as_a_server_was_never_heard(
+def test_tools_are_claimed_as_long_as_a_server_was_never_seen(
     server_statuses: list[ServerStatus], claimed: set[str]
 ) -> None:
     assert view(*server_statuses).claimed == claimed

@@ -47,7 +47,7 @@ def test_each_recipient_has_a_delivery_of_its_own_for_each_change() -> None:
     assert len({each.id for each in (*documents, *later)}) == 4
 
 
-def test_a_task_that_tells_nobody_has_none() -> None:
+def test_a_task_without_recipients_has_no_deliveries() -> None:
     assert deliveries_of(msgspec.structs.replace(RECORD, recipients=())) == ()
 
 
@@ -76,7 +76,7 @@ def test_no_two_deliveries_are_kept_under_the_same_id(names: list[tuple[str, str
     ("url", "host"),
     [("https://A.example:8/x", "a.example:8"), ("http://b?x=/y", "b"), ("http://[::1]:9/", "[::1]:9"), ("odd", "")],
 )
-def test_where_something_goes_is_told_without_the_rest_of_its_address(url: str, host: str) -> None:
+def test_a_destination_is_shown_without_the_rest_of_its_address(url: str, host: str) -> None:
     assert host_of(url) == host
 
 
@@ -93,7 +93,7 @@ def test_of_a_delivery_that_is_over_only_how_it_went_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("receipt", "is_over"),
+    ("receipt", "is_done"),
     [
         (PushReceipt(None, "connection refused"), False),
         (PushReceipt(500), False),
@@ -108,9 +108,9 @@ def test_of_a_delivery_that_is_over_only_how_it_went_is_kept() -> None:
         (PushReceipt(None, "private", is_refused=True), True),
     ],
 )
-def test_what_cannot_be_otherwise_the_next_time_is_given_up(receipt: PushReceipt, *, is_over: bool) -> None:
+def test_what_cannot_be_otherwise_the_next_time_is_given_up(receipt: PushReceipt, *, is_done: bool) -> None:
     assert not is_delivered(receipt)
-    assert is_hopeless(receipt, 1) is is_over
+    assert is_hopeless(receipt, 1) is is_done
     assert is_hopeless(receipt, ATTEMPTS_MAX)
 
 
@@ -126,7 +126,7 @@ def test_pauses_grow_by_chance_up_to_a_bound(attempts: int, chance: float) -> No
 
 
 @pytest.mark.parametrize(("wanted", "pause"), [(None, 0.0), (7.0, 7.0), (1e9, RETRY_AFTER_SECONDS_MAX)])
-def test_who_says_when_to_come_again_is_heard_within_reason(wanted: float | None, pause: float) -> None:
+def test_a_retry_after_of_a_recipient_is_honoured_within_reason(wanted: float | None, pause: float) -> None:
     assert pause_after(PushReceipt(429, retry_after=wanted), 1, 0.0) == pause
 
 
@@ -142,4 +142,4 @@ def test_what_is_kept_of_an_attempt_is_short() -> None:
 
 def test_every_state_is_one_that_is_taken_away_in_time() -> None:
     assert set(pushes.STATES) == {"due", "delivered", "failed", "dropped"}
-    assert Delivery("t", "r", 1, "h").told == 0
+    assert Delivery("t", "r", 1, "h").delivered == 0

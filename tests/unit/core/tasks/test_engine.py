@@ -99,7 +99,7 @@ async def test_what_was_to_be_kept_with_it_is_taken_back_too(*, is_kept: bool) -
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_a_task_of_which_nobody_knows_is_taken_back(*, is_kept: bool) -> None:
+async def test_a_task_of_unknown_storage_is_rolled_back(*, is_kept: bool) -> None:
     held = Held()
     await turns()
     id = held.journal.waiting[0][0][0].id
@@ -122,6 +122,22 @@ async def test_of_two_tasks_with_one_id_only_the_first_is_begun() -> None:
     with pytest.raises(TaskExists):
         await TaskEngine(shop.stage.hub, shop.journal, shop.now).begin(draft(call(), id="mine"))
     assert len(shop.sent) == 1
+
+
+async def test_a_task_that_another_process_began_meanwhile_is_found() -> None:
+    held = Held()
+    await turns()
+    id = held.journal.waiting[0][0][0].id
+    theirs = replace(record_of(held.journal.waiting[0][0][0]), said=(said("theirs", "m9"),))
+    assert held.journal._write([document_of(theirs)]) == "kept"
+    finding = asyncio.ensure_future(held.engine.find(OWNER, id))
+    await turns()
+    held.journal.settle()
+    with pytest.raises(TaskExists):
+        await held.beginning
+    found = await finding
+    assert found is not None
+    assert found.stored == theirs
 
 
 async def test_another_caller_may_use_the_same_id_and_sees_nothing_of_the_first() -> None:
@@ -157,7 +173,7 @@ async def test_a_caller_that_stops_waiting_while_its_task_is_begun_does_not_end_
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
-async def test_who_listens_hears_of_an_end_when_it_is_kept_and_not_before() -> None:
+async def test_a_listener_gets_an_end_when_it_is_stored_and_not_before() -> None:
     held = Held()
     live = await held.begun()
     ears = Ears(live)
@@ -189,7 +205,7 @@ async def test_an_end_that_the_journal_refuses_is_tried_again_until_it_is_kept(m
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_an_end_of_which_nobody_knows_is_written_again(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool) -> None:
+async def test_an_end_of_unknown_storage_is_written_again(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     held = Held()
     live = await held.begun()
@@ -249,7 +265,7 @@ async def test_a_call_that_was_given_up_unsent_is_not_sent_when_its_task_waits_a
     assert state_of(live) == "input_required"
 
 
-async def test_a_task_that_was_called_back_as_another_is_not_changed_by_who_still_holds_the_first() -> None:
+async def test_a_reloaded_task_is_not_changed_by_a_holder_of_the_first_one() -> None:
     shop = Workshop()
     old = await shop.engine.begin(draft(None, state="input_required"))
     shop.engine._store._cache.drop(old.key)
@@ -268,7 +284,7 @@ async def test_a_task_that_was_called_back_as_another_is_not_changed_by_who_stil
     assert (new.stored.state, new.stored.recipients) == ("input_required", (ANN,))
 
 
-async def test_a_task_that_somebody_else_changed_stands_as_they_left_it_and_starts_nothing() -> None:
+async def test_a_task_that_another_process_changed_stays_as_it_is_and_starts_nothing() -> None:
     shop = Workshop()
     live = await shop.engine.begin(draft(None, state="input_required"))
     ears = Ears(live)
@@ -285,7 +301,7 @@ async def test_a_task_that_somebody_else_changed_stands_as_they_left_it_and_star
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-async def test_a_task_that_somebody_else_changed_and_that_has_no_call_ends(*, is_answered: bool) -> None:
+async def test_a_task_without_a_call_that_another_process_changed_ends(*, is_answered: bool) -> None:
     shop = Workshop()
     live = await shop.begin() if is_answered else await shop.engine.begin(draft(None, state="input_required"))
     theirs = replace(live.record, state="working", phase="sent", version=2)
@@ -302,7 +318,7 @@ async def test_a_task_that_somebody_else_changed_and_that_has_no_call_ends(*, is
     assert (state_of(live), kept.version) == ("completed" if is_answered else "failed", 3)
 
 
-async def test_a_task_that_somebody_else_took_away_has_failed_here() -> None:
+async def test_a_task_that_another_process_deleted_has_failed_here() -> None:
     shop = Workshop()
     live = await shop.begin()
     ears = Ears(live)
@@ -436,7 +452,7 @@ async def test_overload_rejects_a_task_and_a_lost_server_fails_it() -> None:
     assert live.record.ending.server == SERVER
 
 
-async def test_reports_reach_who_listens_and_one_that_fails_costs_only_itself() -> None:
+async def test_reports_reach_listeners_and_a_failing_one_costs_only_itself() -> None:
     shop = Workshop()
     live = await shop.begin()
 
@@ -540,7 +556,7 @@ async def test_what_is_discarded_is_kept_nowhere() -> None:
     assert (await shop.journal.page(TASK, OWNER.key, limit=10)).total == 0
 
 
-async def test_who_listens_from_the_beginning_hears_all_of_it() -> None:
+async def test_a_listener_from_the_beginning_gets_everything() -> None:
     shop = Workshop()
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
     ears = Ears(LiveTask(record_of_nothing()))
@@ -603,7 +619,7 @@ async def test_a_task_without_a_call_is_cancelled_too() -> None:
     assert state_of(live) == "canceled"
 
 
-async def test_when_the_hub_goes_those_who_wait_for_their_callers_are_given_up() -> None:
+async def test_when_the_hub_shuts_down_waits_for_callers_end() -> None:
     shop = Workshop()
     asking, working = await shop.begin(), await shop.begin()
     shop.sent[0].ask(QUESTION, lambda _: None)
@@ -810,7 +826,9 @@ async def test_what_is_to_be_sent_is_kept_with_the_change_or_not_at_all(monkeypa
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_what_nobody_knows_of_is_sent_at_least_once(monkeypatch: pytest.MonkeyPatch, *, is_kept: bool) -> None:
+async def test_a_delivery_of_unknown_storage_is_sent_at_least_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     journal = HeldJournal()
     journal.is_held = False
@@ -836,11 +854,11 @@ async def test_a_task_that_is_not_begun_has_nothing_to_send() -> None:
     assert await due(shop) == []
 
 
-@pytest.mark.parametrize("is_ended", [True, False])
-async def test_who_is_told_may_change_at_any_time_and_that_is_no_news(*, is_ended: bool) -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+async def test_recipients_may_change_at_any_time_and_that_is_not_notified(*, is_terminal: bool) -> None:
     shop = Workshop()
     live = await shop.begin(id="t")
-    if is_ended:
+    if is_terminal:
         shop.sent[0].finish(DONE)
         await turns()
     ears, updated = Ears(live), live.record.updated
@@ -854,7 +872,7 @@ async def test_who_is_told_may_change_at_any_time_and_that_is_no_news(*, is_ende
     assert record_of(document) == live.stored
 
 
-async def test_who_is_named_while_a_change_is_written_hears_of_the_next_one() -> None:
+async def test_a_recipient_added_during_a_write_gets_the_next_change() -> None:
     journal = HeldJournal()
     journal.is_held = False
     shop = Workshop(journal)
@@ -870,7 +888,7 @@ async def test_who_is_named_while_a_change_is_written_hears_of_the_next_one() ->
     assert len(await due(shop)) == 1
 
 
-async def test_those_whose_call_was_lost_in_a_crash_are_told() -> None:
+async def test_tasks_whose_call_was_lost_in_a_crash_are_reported() -> None:
     shop = Workshop()
     await shop.engine.begin(replace(draft(call(), id="t"), recipients=(ANN,)))
     after = TaskEngine(shop.stage.hub, shop.journal, shop.now)

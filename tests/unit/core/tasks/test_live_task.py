@@ -18,7 +18,7 @@ def reports_of(*sizes: int) -> ReportLog:
     return reports
 
 
-def test_they_are_counted_from_one_and_given_in_order_after_the_one_that_was_heard() -> None:
+def test_they_are_counted_from_one_and_returned_in_order_after_the_last_read_one() -> None:
     reports = reports_of(1, 1, 1)
     assert [(report.number, report.at) for report in reports.after(0)] == [(1, 0.0), (2, 1.0), (3, 2.0)]
     assert [report.number for report in reports.after(2)] == [3]

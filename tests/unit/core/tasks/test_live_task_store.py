@@ -12,12 +12,12 @@ from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import live_task as store
 from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskCache, TaskNotStored
-from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner, TaskRecord
+from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner, TaskRecord, document_of
 from tests.unit.core.doubles import call
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, HeldJournal, Workshop, draft, turns, until
 
 
-class Ear:
+class IdleListener:
     """Listens to no end."""
 
     def task_changed(self, record: TaskRecord) -> None:
@@ -34,7 +34,7 @@ def resting(number: int, size_bytes: int = 1) -> LiveTask:
     return live
 
 
-async def test_those_that_nobody_looked_at_for_the_longest_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_least_recently_read_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_TASKS_MAX", 2)
     tasks, lives = TaskCache(), [resting(number) for number in range(3)]
     for live in lives[:2]:
@@ -42,6 +42,20 @@ async def test_those_that_nobody_looked_at_for_the_longest_are_forgotten_first(m
     assert tasks.get(lives[0].key) is lives[0]
     tasks.put(lives[2])
     assert [tasks.get(live.key) for live in lives] == [lives[0], None, lives[2]]
+
+
+async def test_a_reader_of_another_nodes_task_finds_the_news_for_all_waiters() -> None:
+    workshop, heard = Workshop(), list[str]()
+    tasks = workshop.engine._store
+    replace = msgspec.structs.replace
+    record = replace(resting(1).record, state="working", version=1)
+    live = tasks.show(replace(document_of(record), holder="7"))
+    ear = IdleListener()
+    ear.task_changed = lambda record: heard.append(record.state)  # type: ignore[method-assign]
+    live.listeners[ear] = None
+    done = document_of(replace(record, state="completed", version=2))
+    assert tasks.show(done) is tasks.show(done) is live
+    assert heard == ["completed"]
 
 
 async def test_all_of_them_take_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +69,10 @@ async def test_all_of_them_take_so_much_and_no_more(monkeypatch: pytest.MonkeyPa
     assert tasks.get(large.key) is None
 
 
-async def test_one_that_somebody_listens_to_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_with_a_listener_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_TASKS_MAX", 1)
     tasks, lives = TaskCache(), [resting(number) for number in range(3)]
-    lives[0].listeners[Ear()] = None
+    lives[0].listeners[IdleListener()] = None
     for live in lives:
         tasks.put(live)
     assert tasks.get(lives[0].key) is lives[0]
@@ -120,7 +134,7 @@ async def test_what_was_taken_away_without_anybody_knowing_is_done_too() -> None
     assert journal._documents == {}
 
 
-async def test_until_then_nobody_finds_it_and_no_list_has_it() -> None:
+async def test_until_then_no_search_finds_it_and_no_list_has_it() -> None:
     shop, journal = await refused()
     document = await journal.read(TASK, OWNER.key, "t")
     assert document is not None
@@ -131,7 +145,7 @@ async def test_until_then_nobody_finds_it_and_no_list_has_it() -> None:
     assert shop.sent == []
 
 
-async def test_who_looked_for_it_before_does_not_find_it_either() -> None:
+async def test_an_earlier_search_does_not_find_it_either() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     journal.is_held = False
@@ -169,7 +183,7 @@ async def test_another_of_the_same_id_is_begun_after_that(*, is_kept: bool) -> N
     assert len(shop.sent) == 1
 
 
-async def test_who_waits_for_too_long_has_begun_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_that_takes_too_long_has_begun_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "STORE_SECONDS", 0.0)
     shop, journal = await refused()
     with pytest.raises(TaskNotStored):

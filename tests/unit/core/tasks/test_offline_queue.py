@@ -77,7 +77,7 @@ async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_
     assert (await kept(shop, live)).pending is None
     journal.let_go()
     shop.sent[0].finish(DONE)
-    await until(lambda: live.stored is not None and live.stored.is_ended)
+    await until(lambda: live.stored is not None and live.stored.is_terminal)
     assert ears.states == ["working", "completed"]
 
 
@@ -290,7 +290,7 @@ async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> N
 
 
 @pytest.mark.parametrize("caller", [None, replace(ANYONE, grants=Grants(("other.*",)))])
-async def test_who_may_not_call_any_more_has_nothing_sent(caller: Caller | None) -> None:
+async def test_for_a_caller_without_permission_nothing_is_sent(caller: Caller | None) -> None:
     shop = away()
     await shop.begin(id="t")
     after = await next_hub(shop)
@@ -443,7 +443,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     journal.let_go()
     assert (len(shop.sent), (await kept(shop, second)).phase) == (2, "sent")
     shop.sent[1].finish(DONE)
-    await until(lambda: second.stored is not None and second.stored.is_ended)
+    await until(lambda: second.stored is not None and second.stored.is_terminal)
     assert ears.states == ["working", "completed"]
 
 

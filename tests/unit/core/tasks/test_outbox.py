@@ -58,7 +58,7 @@ class Post:
 
 def write(recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
     """Two letters of an end, one of anything else."""
-    words = [f"{record.id} {record.state}"] + [f"{record.id} over"] * record.is_ended
+    words = [f"{record.id} {record.state}"] + [f"{record.id} over"] * record.is_terminal
     return [PushRequest(recipient.url, {"mark": f"{mark}-{at}"}, word.encode()) for at, word in enumerate(words)]
 
 
@@ -111,7 +111,7 @@ async def sending(office: Office | None = None) -> AsyncIterator[Office]:
         await office.background.aclose()
 
 
-async def test_every_change_is_told_once_and_in_order() -> None:
+async def test_every_change_is_sent_once_and_in_order() -> None:
     async with sending() as office:
         await office.begin("http://private/")
         office.end()
@@ -119,7 +119,7 @@ async def test_every_change_is_told_once_and_in_order() -> None:
         assert office.post.to("http://private/") == ["t submitted", "t completed", "t over"]
         assert len(set(office.post.marks)) == 3
         kept = await office.kept()
-        assert [(each.state, len(delivery.attempts), delivery.told) for each, delivery in kept] == [
+        assert [(each.state, len(delivery.attempts), delivery.delivered) for each, delivery in kept] == [
             ("delivered", 1, 1),
             ("delivered", 2, 2),
         ]
@@ -149,7 +149,7 @@ async def test_what_is_hopeless_is_given_up_and_what_follows_is_sent() -> None:
         assert [each.state for each, _ in await office.kept()] == ["failed", "delivered"]
 
 
-async def test_nobody_is_tried_for_ever() -> None:
+async def test_no_recipient_is_tried_for_ever() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].extend([BUSY] * 99)
         await office.begin("http://a/")
@@ -159,7 +159,7 @@ async def test_nobody_is_tried_for_ever() -> None:
         assert len(office.post.carried) == ATTEMPTS_MAX
 
 
-async def test_who_asks_to_be_left_alone_is_until_then() -> None:
+async def test_a_recipient_with_retry_after_is_left_alone_until_then() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].append(PushReceipt(429, retry_after=100.0))
         await office.begin("http://a/")
@@ -176,7 +176,7 @@ async def test_who_asks_to_be_left_alone_is_until_then() -> None:
         await later.until_carried(1)
 
 
-async def test_who_hangs_holds_up_nobody_else_and_is_not_crowded() -> None:
+async def test_a_hanging_recipient_delays_no_other_and_is_not_crowded() -> None:
     async with sending() as office:
         office.post.held["http://slow/"] = asyncio.Event()
         for number in range(AT_ONCE_PER_HOST + 3):
@@ -201,7 +201,7 @@ async def test_only_so_many_attempts_are_made_at_once(monkeypatch: pytest.Monkey
         await office.until_carried(9)
 
 
-async def test_what_a_task_came_to_is_told_even_if_it_went_on_before_that_was_sent() -> None:
+async def test_a_result_is_sent_even_if_the_task_continued_before() -> None:
     office = Office()
     live = await office.begin("http://a/")
     office.end()
@@ -214,7 +214,7 @@ async def test_what_a_task_came_to_is_told_even_if_it_went_on_before_that_was_se
         assert office.post.to("http://a/") == ["t submitted", "t completed", "t over", "t working"]
 
 
-async def test_a_large_end_is_told_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_end_is_sent_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.core.tasks.delivery.ENDED_BYTES_MAX", 0)
     async with sending() as office:
         await office.begin("http://a/")
@@ -278,7 +278,7 @@ async def test_what_is_too_much_to_remember_waits_in_the_journal(monkeypatch: py
             assert office.post.to(f"http://{number}/") == words
 
 
-async def test_who_names_many_that_do_not_answer_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_silent_recipients_of_one_caller_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUES_MAX", 4)
     async with sending() as office:
         urls = [f"http://{number}/" for number in range(6)]
@@ -386,7 +386,7 @@ async def test_one_that_cannot_be_read_keeps_no_other_waiting() -> None:
 # -- what is not wanted any more ---------------------------------------------------------------------------------------
 
 
-async def test_who_was_taken_off_the_list_is_sent_nothing_more() -> None:
+async def test_a_removed_recipient_gets_nothing_more() -> None:
     office = Office()
     live = await office.begin("http://a/", "http://b/")
     office.engine.set_recipients(live, (recipient("http://b/"),))
@@ -488,7 +488,7 @@ async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
         assert len(office.post.carried) == 1
 
 
-async def test_who_is_gone_is_told_nothing_and_of_whom_nobody_can_say_later() -> None:
+async def test_a_gone_recipient_gets_nothing_and_an_unknown_one_gets_it_later() -> None:
     async with sending() as office:
         server_statuses: dict[str, OwnerStatus] = {"mine": "gone", "theirs": "away"}
         office.outbox.check_owner = lambda owner, key: server_statuses[key] if owner == OWNER else "known"

@@ -188,7 +188,7 @@ def test_a_server_that_names_an_address_has_it_asked_as_it_wrote_it() -> None:
     assert login_question(required(VISIT)) == StoredQuestion("elicitation/create", raw(VISIT))
 
 
-def test_of_several_addresses_all_are_told() -> None:
+def test_all_of_several_addresses_are_notified() -> None:
     asked = login_question(required(VISIT, {**VISIT, "url": "https://other.example", "message": "And there"}))
     assert asked is not None
     params = json.loads(bytes(asked.params))

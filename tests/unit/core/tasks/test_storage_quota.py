@@ -205,7 +205,7 @@ async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before
     assert len(await room.journal.all_in(DELIVERY, ["delivered"], limit=9)) < 6
 
 
-async def test_who_is_refused_has_the_journal_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_refusal_the_journal_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room()
     begun = await room.fill()
     assert begun > 1
@@ -227,7 +227,7 @@ async def test_a_refusal_says_what_there_is_and_what_would_come_to_it() -> None:
         await room.ask()
 
 
-async def test_nobody_is_refused_because_another_who_had_the_journal_asked_left(
+async def test_no_caller_is_refused_because_another_left_during_the_query(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room = Room()
@@ -245,7 +245,7 @@ async def test_nobody_is_refused_because_another_who_had_the_journal_asked_left(
     assert first.cancelled()
 
 
-async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_room_that_was_not_made_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
     room = Room()
     room.engine.storage_quota.keep_bytes = 10 * MOST
@@ -300,7 +300,7 @@ async def test_the_first_key_of_a_caller_is_taken_while_the_journal_is_asked() -
     assert room.slow.weighed == 1
 
 
-async def test_another_who_has_tasks_is_not_refused_for_it() -> None:
+async def test_another_caller_with_tasks_is_not_refused_for_it() -> None:
     room = Room()
     await room.fill()
     other = draft(None, state="input_required")
@@ -308,7 +308,7 @@ async def test_another_who_has_tasks_is_not_refused_for_it() -> None:
         await room.engine.begin(type(other)(other.caller, "talk", "1.0", other.said, "input_required", realm="mcp"))
 
 
-async def test_a_journal_that_cannot_weigh_refuses_nobody_and_is_asked_again() -> None:
+async def test_a_journal_that_cannot_weigh_refuses_no_caller_and_is_asked_again() -> None:
     room = Room()
     room.slow.is_broken = True
     await room.end("one")
@@ -351,7 +351,7 @@ async def test_a_memory_that_many_share_takes_tasks_of_each_on_and_on(monkeypatc
         await turns(20)
 
 
-async def test_of_many_owners_those_are_asked_about_again_who_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_owners_the_earliest_are_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "OWNERS_MAX", 0)
     room = Room()
     await room.ask()
@@ -395,7 +395,7 @@ async def test_ended_tasks_go_when_their_time_is_over() -> None:
     assert await tidy.left() == {"running", "waiting"}
 
 
-async def test_tasks_that_nobody_goes_on_with_go_after_a_day_at_least() -> None:
+async def test_abandoned_tasks_are_deleted_after_a_day_at_least() -> None:
     tidy = Tidy()
     await tidy.fill()
     tidy.shop.seconds += UNANSWERED_SECONDS
@@ -480,7 +480,7 @@ def test_it_looks_as_often_as_tasks_are_kept_but_neither_all_the_time_nor_never(
     assert retention.pause_seconds(keep) == pause
 
 
-async def test_it_looks_at_once_when_it_is_told_to() -> None:
+async def test_it_looks_at_once_on_request() -> None:
     tidy = Tidy()
     await tidy.fill()
     running = asyncio.ensure_future(tidy.retention.run())

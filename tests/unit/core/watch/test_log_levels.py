@@ -19,7 +19,7 @@ def heard(levels: LogLevels) -> list[LogLevel | None]:
     return told
 
 
-def test_while_nobody_has_chosen_servers_say_what_they_like() -> None:
+def test_without_a_chosen_level_servers_log_what_they_like() -> None:
     levels = LogLevels()
     told = heard(levels)
     levels.listen("a")
@@ -37,7 +37,7 @@ def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
     assert told == ["error", "info"]
 
 
-def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
+def test_a_subscriber_that_leaves_or_wants_less_counts_as_well() -> None:
     levels = LogLevels()
     levels.want("a", "debug")
     levels.want("b", "warning")
@@ -49,7 +49,7 @@ def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
     assert told == ["warning", "critical"]
 
 
-def test_who_never_chose_loses_nothing_to_who_did() -> None:
+def test_a_subscriber_without_a_level_loses_nothing_to_others() -> None:
     levels = LogLevels()
     levels.listen("a")
     told = heard(levels)
@@ -59,7 +59,7 @@ def test_who_never_chose_loses_nothing_to_who_did() -> None:
     assert told == ["debug", "error", "debug"]
 
 
-def test_once_somebody_has_chosen_what_servers_would_say_by_themselves_is_unknown() -> None:
+def test_once_a_level_was_chosen_the_servers_default_is_unknown() -> None:
     levels = LogLevels()
     levels.want("a", "error")
     levels.leave("a")
@@ -76,7 +76,7 @@ def test_choosing_again_and_again_is_one_choice() -> None:
     assert told == ["debug", "error", "alert"]
 
 
-def test_a_watcher_that_left_hears_nothing() -> None:
+def test_a_watcher_that_left_gets_nothing() -> None:
     levels = LogLevels()
     told: list[str] = []
     unwatch = levels.watch(lambda: told.append("told"))
@@ -98,7 +98,7 @@ def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
     assert told == ["error", "info"]
 
 
-def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
+def test_a_calls_level_costs_nothing_to_subscribers_without_one() -> None:
     levels = LogLevels()
     levels.listen("a")
     told = heard(levels)
@@ -107,7 +107,7 @@ def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
     assert told == ["debug", "error"]
 
 
-async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
+async def test_choosing_a_level_waits_until_servers_have_accepted_it() -> None:
     levels, asking = LogLevels(), asyncio.get_running_loop().create_future()
     await levels.settled({SERVER})
     levels.track(SERVER, asking)
@@ -120,7 +120,7 @@ async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
     assert levels._requests == {}
 
 
-async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_choosing_a_level_does_not_wait_for_servers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 3600.0)
     levels, silent = LogLevels(), asyncio.get_running_loop().create_future()
     levels.track(SERVER, silent)

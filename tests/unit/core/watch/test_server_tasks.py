@@ -44,11 +44,11 @@ def listed(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> li
     return [(task.state.id, task.state.status) for task in tasks.of(caller, session)]
 
 
-Heard = list[tuple[str, str, bool]]
+TaskUpdates = list[tuple[str, str, bool]]
 
 
-def listening(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> tuple[Heard, Callable[[], None]]:
-    heard: Heard = []
+def listening(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> tuple[TaskUpdates, Callable[[], None]]:
+    heard: TaskUpdates = []
 
     def tell(task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
         heard.append((task.state.id, task.state.status, is_other))
@@ -59,7 +59,7 @@ def listening(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") ->
 # -- tasks of the hub's own ----------------------------------------------------------------------------------------
 
 
-def test_how_a_task_of_the_hubs_own_stands_is_told_to_its_caller_alone() -> None:
+def test_the_status_of_a_hub_task_reaches_only_its_caller() -> None:
     tasks = ServerTasks(Clock())
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
     task = hub_task(ANYONE, A, "", state("t"))
@@ -69,7 +69,7 @@ def test_how_a_task_of_the_hubs_own_stands_is_told_to_its_caller_alone() -> None
     assert (others, listed(tasks)) == ([], [])
 
 
-def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_told() -> None:
+def test_where_callers_cannot_be_distinguished_only_the_asking_conversation_is_notified() -> None:
     anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
     tasks = ServerTasks(Clock())
     (one, leave), (other, _) = [listening(tasks, anybody, session) for session in ("one", "other")]
@@ -84,7 +84,7 @@ def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_
     assert (one, other) == ([("kept", "working", False), ("passed", "working", False)], [])
 
 
-def test_the_conversation_that_asked_for_it_is_told_if_it_listens() -> None:
+def test_the_asking_conversation_is_notified_if_it_listens() -> None:
     tasks = ServerTasks(Clock())
     (one, leave), (other, _) = listening(tasks, session="one"), listening(tasks, session="other")
     task = hub_task(ANYONE, A, "one", state("t"))
@@ -174,7 +174,7 @@ def test_for_one_more_the_first_that_ended_goes_and_else_the_oldest(monkeypatch:
     assert found == ["124", "145", "456", "567"]
 
 
-def test_nobody_has_so_many_that_others_are_forgotten_before_there_are_too_many(
+def test_no_owner_crowds_out_others_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "EACH_MAX", 3)
@@ -190,7 +190,7 @@ def test_nobody_has_so_many_that_others_are_forgotten_before_there_are_too_many(
 # -- telling -------------------------------------------------------------------------------------------------------
 
 
-def test_who_listens_for_its_caller_is_told_and_nobody_else() -> None:
+def test_only_listeners_of_the_same_caller_are_notified() -> None:
     tasks = registered("1")
     (mine, leave), (others, _), (namesakes, _) = (listening(tasks, who) for who in (ANYONE, OTHER, NAMESAKE))
     tasks.notified(A, HERE, state("1"))
@@ -203,7 +203,7 @@ def test_who_listens_for_its_caller_is_told_and_nobody_else() -> None:
     assert listed(tasks) == [("1", "working")]
 
 
-def test_an_end_is_told_once_and_what_comes_after_it_not_at_all() -> None:
+def test_an_end_is_notified_once_and_nothing_after_it() -> None:
     tasks = registered("1", "2")
     heard, _ = listening(tasks)
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))  # one conversation asked, which another does not hear
@@ -221,7 +221,7 @@ def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task
     assert (heard, listed(tasks)) == ([], [("1", "working")])
 
 
-def test_if_a_link_gives_one_id_to_two_callers_neither_is_told() -> None:
+def test_if_a_link_gives_one_id_to_two_callers_neither_is_notified() -> None:
     tasks = registered("1")
     tasks.made(OTHER, A, HERE, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
@@ -230,7 +230,7 @@ def test_if_a_link_gives_one_id_to_two_callers_neither_is_told() -> None:
     assert (listed(tasks), listed(tasks, OTHER)) == ([("1", "working")], [("1", "working")])
 
 
-def test_an_id_that_is_given_anew_is_of_whom_it_was_given_to_last() -> None:
+def test_a_reused_id_belongs_to_its_last_owner() -> None:
     tasks = registered("1")
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))
     tasks.made(OTHER, A, HERE, state("1"))
@@ -266,7 +266,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
     assert not any(tasks.belongs_to_other(caller, A, "1") for caller in places)
 
 
-def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_callers_others() -> None:
+def test_the_asking_conversation_is_notified_while_it_listens_and_then_the_callers_others() -> None:
     tasks = ServerTasks(Clock())
     tasks.made(ANYONE, A, HERE, state("1"), session="x")
     (asked, leave), (another, _) = listening(tasks, session="x"), listening(tasks, session="y")

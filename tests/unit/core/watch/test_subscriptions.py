@@ -37,7 +37,7 @@ class Server:
         self.asked.append(f"-{uri}")
 
 
-class Ear:
+class CountingListener:
     """A listener that counts."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def following(server: Server) -> Subscriptions:
 
 
 async def test_many_listen_and_the_server_is_asked_once() -> None:
-    server, ears = Server(), [Ear() for _ in range(5)]
+    server, ears = Server(), [CountingListener() for _ in range(5)]
     subscriptions = following(server)
     assert [await subscriptions.add(KEY, ear) for ear in ears] == [None] * 5
     subscriptions.updated(*KEY)
@@ -78,8 +78,8 @@ async def test_many_listen_and_the_server_is_asked_once() -> None:
     assert [ear.count for ear in ears] == [1] * 5
 
 
-async def test_the_last_to_leave_has_the_server_told() -> None:
-    server, one, two = Server(), Ear(), Ear()
+async def test_the_last_subscriber_to_leave_unsubscribes_at_the_server() -> None:
+    server, one, two = Server(), CountingListener(), CountingListener()
     subscriptions = following(server)
     await subscriptions.add(KEY, one)
     await subscriptions.add(KEY, two)
@@ -93,32 +93,32 @@ async def test_the_last_to_leave_has_the_server_told() -> None:
     assert subscriptions.wanted(SERVER) == []
 
 
-async def test_who_was_never_there_can_leave() -> None:
+async def test_an_unknown_subscriber_can_leave() -> None:
     server = Server()
-    following(server).remove(KEY, Ear())
+    following(server).remove(KEY, CountingListener())
     assert server.asked == []
 
 
-async def test_a_refusal_is_told_and_leaves_nothing() -> None:
+async def test_a_refusal_is_reported_and_leaves_nothing() -> None:
     async def refuse(_uri: str) -> None:
         raise REFUSED
 
-    subscriptions, ear = following(Server(refuse)), Ear()
+    subscriptions, ear = following(Server(refuse)), CountingListener()
     assert await subscriptions.add(KEY, ear) is REFUSED
     subscriptions.updated(*KEY)
     assert (ear.count, subscriptions.wanted(SERVER)) == (0, [])
 
 
-async def test_without_a_link_nobody_can_be_asked() -> None:
+async def test_without_a_link_no_server_can_be_asked() -> None:
     subscriptions = following(Server())
     subscriptions.attach(SERVER, None)
-    fault = await subscriptions.add(KEY, Ear())
+    fault = await subscriptions.add(KEY, CountingListener())
     assert isinstance(fault, NotConnected)
     assert subscriptions.wanted(SERVER) == []
 
 
 async def test_subscriptions_outlast_a_link_and_the_next_one_knows_what_to_ask_for() -> None:
-    subscriptions, ear = following(Server()), Ear()
+    subscriptions, ear = following(Server()), CountingListener()
     await subscriptions.add(KEY, ear)
     await subscriptions.add((SERVER, "file:///other"), ear)
     subscriptions.attach(SERVER, None)
@@ -130,8 +130,8 @@ async def test_subscriptions_outlast_a_link_and_the_next_one_knows_what_to_ask_f
     assert again.asked == ["-file:///notes"]
 
 
-async def test_an_update_that_comes_before_the_answer_is_told() -> None:
-    gate, ear = Gate(), Ear()
+async def test_an_update_that_comes_before_the_answer_is_notified() -> None:
+    gate, ear = Gate(), CountingListener()
     subscriptions = following(Server(gate))
     adding = asyncio.ensure_future(subscriptions.add(KEY, ear))
     await gate.asked.wait()
@@ -142,8 +142,8 @@ async def test_an_update_that_comes_before_the_answer_is_told() -> None:
 
 
 @pytest.mark.parametrize("refusal", [None, REFUSED])
-async def test_who_comes_while_the_server_is_asked_hears_the_same_answer(refusal: Fault | None) -> None:
-    gate, one, two = Gate(), Ear(), Ear()
+async def test_a_subscriber_during_the_request_gets_the_same_answer(refusal: Fault | None) -> None:
+    gate, one, two = Gate(), CountingListener(), CountingListener()
     server = Server(gate)
     subscriptions = following(server)
     first = asyncio.ensure_future(subscriptions.add(KEY, one))
@@ -160,8 +160,8 @@ async def test_who_comes_while_the_server_is_asked_hears_the_same_answer(refusal
     assert one.count == two.count == (1 if refusal is None else 0)
 
 
-async def test_if_who_asked_leaves_before_the_answer_another_asks_in_its_place() -> None:
-    gate, one, two, three = Gate(), Ear(), Ear(), Ear()
+async def test_if_the_requester_leaves_before_the_answer_another_takes_its_place() -> None:
+    gate, one, two, three = Gate(), CountingListener(), CountingListener(), CountingListener()
     server = Server(gate)
     subscriptions = following(server)
     first = asyncio.ensure_future(subscriptions.add(KEY, one))
@@ -177,9 +177,11 @@ async def test_if_who_asked_leaves_before_the_answer_another_asks_in_its_place()
     assert server.asked == ["+file:///notes", "+file:///notes"]
 
 
-async def test_an_update_of_a_part_is_told_to_who_follows_the_whole() -> None:
+async def test_an_update_of_a_part_is_notified_to_followers_of_the_whole() -> None:
     subscriptions = following(Server())
-    ears = {uri: Ear() for uri in ("file:///a/b", "file:///a/", "file:///a", "file:///ab", "file:///a/b/c/d")}
+    ears = {
+        uri: CountingListener() for uri in ("file:///a/b", "file:///a/", "file:///a", "file:///ab", "file:///a/b/c/d")
+    }
     for uri, ear in ears.items():
         await subscriptions.add((SERVER, uri), ear)
     subscriptions.updated(SERVER, "file:///a/b/c")
@@ -188,17 +190,17 @@ async def test_an_update_of_a_part_is_told_to_who_follows_the_whole() -> None:
 
 @pytest.mark.parametrize("uri", ["", "/", "no slash", "/" * 5000, "x" * (LENGTH_MAX + 1) + "/x", "urn:a:b"])
 async def test_whatever_a_server_says_was_updated_it_does_no_harm(uri: str) -> None:
-    subscriptions, ear = following(Server()), Ear()
+    subscriptions, ear = following(Server()), CountingListener()
     await subscriptions.add((SERVER, uri), ear)
     subscriptions.updated(SERVER, uri)
     assert ear.count == 1
 
 
-async def test_a_broken_listener_keeps_the_news_from_nobody() -> None:
+async def test_a_broken_listener_keeps_updates_from_no_other() -> None:
     def broken() -> None:
         raise ZeroDivisionError
 
-    subscriptions, ear = following(Server()), Ear()
+    subscriptions, ear = following(Server()), CountingListener()
     await subscriptions.add(KEY, broken)
     await subscriptions.add(KEY, ear)
     with capture_logs() as logs:
@@ -207,9 +209,9 @@ async def test_a_broken_listener_keeps_the_news_from_nobody() -> None:
     assert [line["event"] for line in logs] == ["a listener of a resource failed"]
 
 
-async def test_after_a_gap_who_follows_a_resource_is_told_and_nobody_above_it() -> None:
+async def test_after_a_gap_followers_of_a_resource_are_notified_and_none_above_it() -> None:
     subscriptions = following(Server())
-    ears = {uri: Ear() for uri in ("file:///a/b", "file:///a/")}
+    ears = {uri: CountingListener() for uri in ("file:///a/b", "file:///a/")}
     for uri, ear in ears.items():
         await subscriptions.add((SERVER, uri), ear)
     subscriptions.missed(SERVER, "file:///a/b")
@@ -255,13 +257,13 @@ class Links:
     async def settled(self) -> None:
         await asyncio.gather(*self.further)
 
-    async def add(self, follower: Subscriber | None) -> Ear:
-        ear = Ear()
+    async def add(self, follower: Subscriber | None) -> CountingListener:
+        ear = CountingListener()
         assert await self.subscriptions.add(KEY, ear, follower) is None
         return ear
 
 
-async def test_an_update_on_a_followers_own_link_is_told_to_nobody_else() -> None:
+async def test_an_update_on_a_followers_own_link_reaches_no_other() -> None:
     links = Links()
     links.links = {SOMEBODY: Server(), ANOTHER: Server()}
     ears = [await links.add(follower) for follower in (SOMEBODY, ANOTHER, None)]
@@ -273,7 +275,7 @@ async def test_an_update_on_a_followers_own_link_is_told_to_nobody_else() -> Non
     assert [ear.count for ear in ears] == [1, 1, 1]
 
 
-async def test_until_it_has_a_link_of_its_own_a_follower_hears_from_the_common_one() -> None:
+async def test_until_it_has_a_link_of_its_own_a_follower_uses_the_common_one() -> None:
     links = Links()
     ear = await links.add(SOMEBODY)
     links.subscriptions.updated(SERVER, NOTES)
@@ -294,7 +296,7 @@ async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_r
 
     links = Links()
     links.links = {SOMEBODY: Server(refuse)}
-    assert await links.subscriptions.add(KEY, Ear(), SOMEBODY) is REFUSED
+    assert await links.subscriptions.add(KEY, CountingListener(), SOMEBODY) is REFUSED
     await links.settled()
     assert links.common.asked == []  # it need not tell what nobody hears
     links.links, links.common.answer = {SOMEBODY: Server()}, refuse
@@ -304,8 +306,8 @@ async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_r
     assert ear.count == 1
 
 
-async def test_while_its_own_link_is_asked_a_follower_hears_from_both() -> None:
-    links, gate, ear = Links(), Gate(), Ear()
+async def test_while_its_own_link_is_asked_a_follower_gets_updates_from_both() -> None:
+    links, gate, ear = Links(), Gate(), CountingListener()
     own = links.links[SOMEBODY] = Server(gate)
     adding = asyncio.ensure_future(links.subscriptions.add(KEY, ear, SOMEBODY))
     await gate.asked.wait()
@@ -316,7 +318,7 @@ async def test_while_its_own_link_is_asked_a_follower_hears_from_both() -> None:
     assert await adding is None
 
 
-async def test_each_link_is_asked_once_and_told_when_its_last_follower_leaves() -> None:
+async def test_each_link_is_asked_once_and_unsubscribed_when_its_last_follower_leaves() -> None:
     links = Links()
     shared = Server()
     links.links = {SOMEBODY: shared, ANOTHER: shared}
@@ -331,7 +333,7 @@ async def test_each_link_is_asked_once_and_told_when_its_last_follower_leaves() 
     assert links.common.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
-async def test_a_followers_own_link_is_heard_while_the_common_one_is_away() -> None:
+async def test_a_followers_own_link_counts_while_the_common_one_is_away() -> None:
     links = Links()
     own = links.links[SOMEBODY] = Server()
     ear = await links.add(SOMEBODY)
@@ -344,8 +346,8 @@ async def test_a_followers_own_link_is_heard_while_the_common_one_is_away() -> N
     assert (ear.count, late.count) == (1, 0)
 
 
-async def test_what_is_followed_already_can_be_followed_while_nobody_can_be_asked() -> None:
-    subscriptions, one, two = following(Server()), Ear(), Ear()
+async def test_a_followed_resource_can_be_followed_again_while_no_server_can_be_asked() -> None:
+    subscriptions, one, two = following(Server()), CountingListener(), CountingListener()
     await subscriptions.add(KEY, one)
     subscriptions.attach(SERVER, None)
     assert await subscriptions.add(KEY, two) is None  # the next link is asked for it anyway
@@ -356,7 +358,7 @@ async def test_what_is_followed_already_can_be_followed_while_nobody_can_be_aske
 async def test_a_link_that_forgot_what_it_was_asked_is_asked_again() -> None:
     server = Server()
     subscriptions = following(server)
-    await subscriptions.add(KEY, Ear())
+    await subscriptions.add(KEY, CountingListener())
     assert await subscriptions.subscribe(server, NOTES) is None
     assert (server.asked, subscriptions.subscribed(server)) == ([f"+{NOTES}"], [NOTES])
     subscriptions.forget(server)
@@ -366,20 +368,20 @@ async def test_a_link_that_forgot_what_it_was_asked_is_asked_again() -> None:
 
 
 async def test_a_link_given_up_while_it_is_asked_is_asked_again_by_the_next() -> None:
-    gate, one = Gate(), Ear()
+    gate, one = Gate(), CountingListener()
     server = Server(gate)
     subscriptions = following(server)
     first = asyncio.ensure_future(subscriptions.add(KEY, one))
     await gate.asked.wait()
     subscriptions.remove(KEY, one)
     gate.open.set()
-    second = asyncio.ensure_future(subscriptions.add(KEY, Ear()))
+    second = asyncio.ensure_future(subscriptions.add(KEY, CountingListener()))
     assert (await first, await second) == (None, None)
     assert server.asked == [f"+{NOTES}", f"-{NOTES}", f"+{NOTES}"]
     assert subscriptions.subscribed(server) == [NOTES]
 
 
-async def test_only_those_who_may_have_a_link_of_their_own_are_its_followers() -> None:
+async def test_only_subscribers_that_may_have_a_link_of_their_own_are_its_followers() -> None:
     links = Links()
     for follower in (SOMEBODY, None):
         await links.add(follower)
@@ -409,7 +411,7 @@ async def test_an_answer_waits_for_no_link_but_the_one_from_which_the_resource_w
     assert ear.count == 1
 
 
-async def test_a_link_is_not_asked_to_stand_in_for_who_has_left() -> None:
+async def test_a_link_does_not_stand_in_for_a_subscriber_that_has_left() -> None:
     links = Links()
     links.links = {SOMEBODY: Server()}
     links.subscriptions.remove(KEY, await links.add(SOMEBODY))
@@ -418,11 +420,11 @@ async def test_a_link_is_not_asked_to_stand_in_for_who_has_left() -> None:
     assert links.subscriptions.subscribed(links.common) == []
 
 
-async def test_who_leaves_with_many_resources_is_compared_with_each_other_follower_once() -> None:
+async def test_a_subscriber_that_leaves_with_many_resources_is_compared_once_with_each_other() -> None:
     links, uris = Links(), [f"file:///{number}" for number in range(20)]
     followers = [Subscriber(ANYONE, frozenset({"roots"}), str(number)) for number in range(20)]
     links.links = {follower: Server() for follower in followers}
-    ears = {follower: Ear() for follower in followers}
+    ears = {follower: CountingListener() for follower in followers}
     for follower, ear in ears.items():
         for uri in uris:
             await links.subscriptions.add((SERVER, uri), ear, follower)

@@ -37,7 +37,7 @@ class Histogram:
         return sum(self.buckets)
 
 
-class WriteFigures:
+class WriteMetrics:
     """The writes of a journal: how many wait, how long they took, and how they ended. On the event loop only."""
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -11,7 +11,19 @@ from functools import partial
 
 import pytest
 
-from isthmus.core.pauses import FREE_TURNS, LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after
+from isthmus.core.event_loop import (
+    FREE_TURNS,
+    LONG_BYTES,
+    READER_BYTES,
+    Job,
+    in_passes,
+    in_turn,
+    in_turns,
+    offload,
+    pause_after,
+    read_then,
+    use_reader,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,7 +38,7 @@ async def test_others_have_a_turn_after_a_long_step(size: int, turns: int) -> No
 
 @pytest.mark.parametrize(("size", "is_here"), [(10, True), (11, False)])
 async def test_long_work_is_done_on_a_thread(size: int, *, is_here: bool) -> None:
-    assert (await aside(size, threading.get_ident, over=10) == threading.get_ident()) == is_here
+    assert (await offload(size, threading.get_ident, over=10) == threading.get_ident()) == is_here
 
 
 async def test_long_steps_are_done_one_by_one_with_free_turns_between() -> None:
@@ -54,6 +66,35 @@ async def test_a_step_that_fails_does_not_stop_the_others() -> None:
     in_turn(lambda: done.set_result(None))
     await asyncio.wait_for(done, 5)
     assert len(failures) == 1
+
+
+class Reader:
+    """Takes every job and does none."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def offer(self, job: Job) -> bool:
+        self.jobs.append(job)
+        return True
+
+
+@pytest.mark.parametrize(("size", "is_sent"), [(READER_BYTES, False), (READER_BYTES + 1, True)])
+async def test_only_messages_above_a_size_are_sent_to_the_reader(size: int, *, is_sent: bool) -> None:
+    def here(message: bytes) -> Generator[None, None, int]:
+        yield
+        return len(message)
+
+    reader = Reader()
+    use_reader(reader)
+    sizes: list[int] = []
+    try:
+        read_then(partial(len, bytes(size)), here, sizes.append, len, None)
+        for _ in range(4 * FREE_TURNS):
+            await asyncio.sleep(0)
+    finally:
+        use_reader(None, instead_of=reader)
+    assert (sizes, len(reader.jobs)) == (([], 1) if is_sent else ([size], 0))
 
 
 def passes(count: int, done: list[int]) -> Generator[None, None, str]:

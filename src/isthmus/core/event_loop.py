@@ -19,6 +19,10 @@ _T = TypeVar("_T")
 LONG_BYTES = 128 * 1024
 """Passes over less take at most a millisecond."""
 
+READER_BYTES = 3 * 512 * 1024
+"""Shorter messages are read here in passes. A megabyte of text takes 0.6 ms, and to send it to the reader and get its
+parts back takes as long."""
+
 DECODED_BYTES = 64 * 1024
 """The same for messages that are decoded and encoded as a whole, such as those of A2A: up to 150 ns a byte."""
 
@@ -51,6 +55,16 @@ async def in_passes(passes: Generator[None, None, _T], size: int = LONG_BYTES + 
         await pause_after(size)
 
 
+def at_once(passes: Generator[None, None, _T]) -> _T:
+    """Do all passes without a pause; return their result."""
+    while True:
+        try:
+            next(passes)
+        except StopIteration as done:
+            value: _T = done.value
+            return value
+
+
 def in_turns(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
     """Do passes, each in a turn of its own, and pass on their result."""
     in_turn(partial(_step, passes, then))
@@ -71,6 +85,11 @@ def in_turn(step: Callable[[], None]) -> None:
     _line.add(step)
 
 
+def long_steps() -> int:
+    """How many steps over something long this thread's event loop has done so far."""
+    return _line.done
+
+
 # -- the reader --------------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +97,7 @@ class Job(NamedTuple):
     """Work over a long message, which only reads what it is given. Exactly one of the last three is called."""
 
     work: Callable[[], Any]
-    whose: Hashable
+    owner: Hashable
     """Jobs of several owners take turns."""
     then: Callable[[Any], None]
     failed: Callable[[str | Exception], None]
@@ -88,7 +107,7 @@ class Job(NamedTuple):
 
 
 class Reader(Protocol):
-    """Does jobs in a process of its own: `app.reading`."""
+    """Does jobs in a process of its own: `app.parser_process`."""
 
     def offer(self, job: Job) -> bool:
         """Take a job; False if the hub must do it."""
@@ -117,13 +136,21 @@ def read_then(
     passes: Callable[..., Generator[None, None, _T]],
     then: Callable[[_T], None],
     unreadable: Callable[[str], _T],
-    whose: Hashable,
+    owner: Hashable,
+    *,
+    over: int = READER_BYTES,
 ) -> None:
-    """Have a long message read by the reader, or here in `passes` that take the same arguments, and pass it on."""
+    """Have a long message read by the reader, or here in `passes` that take the same arguments, and pass it on.
+
+    The message is the first argument. The reader gets those of more than `over` bytes.
+    """
+    if len(memoryview(whole.args[0])) <= over:
+        in_turns(passes(*whole.args, **whole.keywords), then)
+        return
     read_long(
         Job(
             whole,
-            whose,
+            owner,
             then,
             lambda why: then(unreadable(str(why))),
             lambda: in_turns(passes(*whole.args, **whole.keywords), then),
@@ -135,15 +162,15 @@ async def read_message(
     whole: partial[_T],
     passes: Callable[..., Generator[None, None, _T]],
     unreadable: Callable[[str], _T],
-    whose: Hashable,
+    owner: Hashable,
 ) -> _T:
     """The same for one that waits for it."""
     done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-    read_then(whole, passes, partial(_settle, done), unreadable, whose)
+    read_then(whole, passes, partial(_settle, done), unreadable, owner)
     return await done
 
 
-async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T]], whose: Hashable) -> _T:
+async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T]], owner: Hashable) -> _T:
     """The result of work over something long.
 
     Raises:
@@ -162,7 +189,7 @@ async def read_elsewhere(work: Callable[[], _T], here: Callable[[], Awaitable[_T
         if not done.done():
             done.set_exception(ReaderFailed(why) if isinstance(why, str) else why)
 
-    read_long(Job(work, whose, partial(_settle, done), failed, do_here))
+    read_long(Job(work, owner, partial(_settle, done), failed, do_here))
     found = await done
     return await here() if is_here else cast("_T", found)
 
@@ -172,13 +199,14 @@ def _settle(done: asyncio.Future[_T], value: _T) -> None:
         done.set_result(value)
 
 
-class _Line(threading.local):
+class _PausedSteps(threading.local):
     """Steps that wait for a turn; a thread has one event loop."""
 
     def __init__(self) -> None:
         self._steps: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_called = False
+        self.done = 0
         self.reader: Reader | None = None
         self.reader_loop: asyncio.AbstractEventLoop | None = None
 
@@ -202,19 +230,20 @@ class _Line(threading.local):
             loop.call_soon(self._turn, free - 1)
         elif self._steps:
             loop.call_soon(self._turn, FREE_TURNS)
+            self.done += 1
             self._steps.popleft()()
         else:
             self._is_called = False
 
 
-_line = _Line()
+_line = _PausedSteps()
 
 
 PROTOBUF_BYTES = 16 * 1024
 """Protobuf's forms of JSON are read and written in Python, at 50 ns a byte: from here on it takes a millisecond."""
 
 
-async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES, whose: Hashable = None) -> _T:
+async def offload(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES, owner: Hashable = None) -> _T:
     """Do work over so many bytes here if it is short, or else by the reader or on a thread.
 
     The work must be pure: it reads values that do not change. Only a `partial` of a function of a module can be sent
@@ -225,4 +254,4 @@ async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES, wh
     """
     if size <= over:
         return work()
-    return await read_elsewhere(work, partial(asyncio.to_thread, work), whose)
+    return await read_elsewhere(work, partial(asyncio.to_thread, work), owner)

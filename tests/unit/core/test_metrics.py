@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.figures import Histogram, WriteFigures
+from isthmus.core.metrics import Histogram, WriteMetrics
 
 
 def test_an_observation_falls_into_the_first_bucket_that_holds_it() -> None:
@@ -15,7 +15,7 @@ def test_an_observation_falls_into_the_first_bucket_that_holds_it() -> None:
 
 def test_the_lag_is_the_age_of_the_oldest_write() -> None:
     now = [10.0]
-    figures = WriteFigures(lambda: now[0])
+    figures = WriteMetrics(lambda: now[0])
     assert (figures.pending, figures.lag_seconds) == (0, 0.0)
     figures.begin()
     now[0] = 11.0
