@@ -14,7 +14,8 @@ from tests.cluster_database.nodes import Cluster
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults.test_tasks_crash import SECONDS
-from tests.hubs import environment, isthmus
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def database() -> Iterator[Database]:
 async def verify(config: Path) -> dict[str, Any]:
     """What `isthmus audit verify` says of all logs."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("audit", "verify", "--json", "--config", str(config)),
+        *quick_isthmus("audit", "verify", "--json", "--config", str(config)),
         stdout=asyncio.subprocess.PIPE,
         env=environment(),
         cwd=config.parent,
@@ -38,7 +39,7 @@ async def verify(config: Path) -> dict[str, Any]:
 
 
 def by_node(verdict: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {each["node"]: each for each in verdict["seats"]}
+    return {each["node"]: each for each in verdict["slots"]}
 
 
 async def test_each_node_has_a_chain_and_all_are_verified_together(
@@ -63,7 +64,7 @@ async def test_each_node_has_a_chain_and_all_are_verified_together(
         assert set(by_node(verdict)) == {"a", "b"}
         assert by_node(verdict)["a"]["records"] > logs["a"]["records"]
     schema = cluster.schema
-    own = {name: by_node(verdict)[name]["seat"] - 1000 for name in "ab"}
+    own = {name: by_node(verdict)[name]["slot"] - 1000 for name in "ab"}
     changed = "convert_to(replace(convert_from(content, 'UTF8'), 'yes', 'no'), 'UTF8')"
     before = database.psql(f"SELECT max(number) FROM {schema}.node_audit WHERE chain = {own['b']}")
     database.psql(f"DELETE FROM {schema}.node_audit WHERE chain = {own['b']} AND number = {before}")

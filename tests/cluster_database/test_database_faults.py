@@ -109,7 +109,7 @@ async def test_tasks_survive_a_failover_to_a_standby(tmp_path: Path, ledger: Led
             await eventually(
                 lambda: len(traffic.acknowledged) >= before + TASKS, "tasks are acknowledged again", SECONDS
             )
-            traffic.is_over = True
+            traffic.is_done = True
             await asyncio.gather(*callers)
             for nonce in list(traffic.unanswered):
                 await traffic.send(b, nonce)

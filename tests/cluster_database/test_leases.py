@@ -67,7 +67,7 @@ async def test_every_node_shows_the_tasks_of_all(no_leftovers: None, cluster: Cl
 async def test_the_same_message_to_two_nodes_at_once_runs_once(
     no_leftovers: None, cluster: Cluster, ledger: Ledger
 ) -> None:
-    rounds = 40
+    rounds = 20
     async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):
         for number in range(rounds):  # odd ones have an Idempotency-Key, too
             one, other = await asyncio.gather(a.send(f"1-{number}", waits=True), b.send(f"1-{number}", waits=True))
@@ -147,7 +147,7 @@ async def test_a_node_that_leaves_hands_over_at_once(
 # -- the database ----------------------------------------------------------------------------------------------------
 
 
-async def test_when_the_database_is_away_for_longer_than_a_lease_nobody_is_taken_over(
+async def test_while_the_database_is_away_for_longer_than_a_lease_no_node_is_taken_over(
     no_leftovers: None, cluster: Cluster, ledger: Ledger
 ) -> None:
     async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):
@@ -226,7 +226,7 @@ async def test_a_caller_that_waits_on_a_node_that_stood_still_gets_what_the_heir
         cluster.check_history()
 
 
-async def test_a_node_that_inherits_a_task_goes_on_telling_those_who_follow_it_there(
+async def test_a_node_that_inherits_a_task_keeps_notifying_its_followers(
     no_leftovers: None, cluster: Cluster, ledger: Ledger
 ) -> None:
     async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):

@@ -56,33 +56,6 @@ class BusState:
     """Why it is not connected, or what is wrong although it is; empty if all is well."""
 
 
-@dataclass(frozen=True, slots=True)
-class BusSettings:
-    """Limits and times that both implementations share. All nodes of a cluster should use the same times."""
-
-    beat_seconds: float = 0.7
-    """The interval of heartbeats."""
-    lease_seconds: float = 2.4
-    """A peer that was silent for so long is away: its channels break and its requests end. A node that dies is noticed
-    within this time and a quarter of `beat_seconds`."""
-    window_bytes: int = 256 * 1024
-    """What a channel's writer may send before its reader has read: the memory that a slow reader costs each side."""
-    unsent_bytes_max: int = 8 * 1024 * 1024
-    """What a channel holds for a reader that stands still, before `send` raises `ChannelFull`."""
-    message_bytes_max: int = 64 * 1024 * 1024
-    """The longest message of a channel. A longer one is refused here, and breaks the channel if a peer sends it."""
-    channels_max: int = 65_536
-    """Channels and unanswered requests that one peer may have open here; further ones are refused."""
-    close_seconds: float = 30.0
-    """How long a closed channel may take to deliver what was sent before; it breaks then."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beat_seconds < self.lease_seconds / 2:
-            raise ValueError(f"beat_seconds must be positive and below lease_seconds / 2, not {self.beat_seconds:g}")
-        if self.window_bytes < 16 * 1024:
-            raise ValueError(f"window_bytes must be at least 16384, not {self.window_bytes}")
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +102,13 @@ class ChannelReceiver(Protocol):
         """A whole message."""
 
     def writable(self) -> None:
-        """The channel had more than a window unsent, and has less than half a window now."""
+        """The channel had more than a window unsent, and has less than half a window now; or see `is_confirmed`."""
+
+    def silent(self, confirmed: int) -> None:
+        """The peer answers no ping, and has confirmed nothing after the offset `confirmed`; it may answer later.
+
+        Only for channels that were opened on this side, if something was sent or `is_confirmed` was False.
+        """
 
     def closed(self, end: ChannelEnd) -> None:
         """The channel has ended. It is called once, except after `abort`."""
@@ -149,6 +128,12 @@ class BusChannel(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether `send` accepts messages."""
+
+    def is_confirmed(self) -> bool:
+        """Whether the peer gave a sign of life a moment ago.
+
+        If not, it is pinged: the receiver's `writable` is called when it gives one, and `silent` if it gives none soon.
+        """
 
     def start(self, receiver: ChannelReceiver) -> None:
         """Deliver what has come and will come. Until then the channel is a reader that stands still."""
@@ -220,6 +205,10 @@ class Bus(Protocol):
         """This node."""
 
     @property
+    def epoch(self) -> int:
+        """This life of this node; see `Peer.epoch`."""
+
+    @property
     def state(self) -> BusState:
         """Whether the bus is usable now."""
 
@@ -230,6 +219,9 @@ class Bus(Protocol):
 
     def peers(self) -> Mapping[NodeId, Peer]:
         """The other nodes that are present now; none while the bus is not connected."""
+
+    def silence_of(self, node: NodeId) -> float | None:
+        """For how many seconds nothing has come from a peer, to a quarter of a heartbeat; None if it is away."""
 
     def on_peers_changed(self, changed: Callable[[], None]) -> Unsubscribe:
         """Call `changed` after nodes came, went, began a new epoch or announced other attributes."""
@@ -260,7 +252,8 @@ class Bus(Protocol):
 
         Raises:
             NodeAway: provably nothing was handled.
-            NoResponse: it may have been handled; also if the responder failed, or `within` seconds have passed.
+            NoResponse: it may have been handled; also if the responder failed, if `within` seconds have passed, or if
+                the node answers no ping.
             ValueError: the payload is longer than `ONE_SHOT_BYTES_MAX`.
         """
 
@@ -278,7 +271,8 @@ class Bus(Protocol):
 
         Raises:
             NodeAway: no channel was opened.
-            NoResponse: `within` seconds have passed. If the node has opened the channel, it breaks there.
+            NoResponse: `within` seconds have passed, or the node answers no ping. If the node has opened the channel,
+                it breaks there.
         """
 
     def serve(self, service: str, accept: Acceptor) -> Unsubscribe:

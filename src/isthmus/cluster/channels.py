@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from isthmus.cluster.bus import BusSettings, ChannelClosed, ChannelEnd, ChannelFull, ChannelReceiver, NodeId
+from isthmus.cluster.bus import ChannelClosed, ChannelEnd, ChannelFull, ChannelReceiver, NodeId
 from isthmus.cluster.frames import MORE, Kind
+from isthmus.cluster.settings import BusSettings
 
 if TYPE_CHECKING:
     from isthmus.cluster.sessions import PeerSession
@@ -97,11 +99,13 @@ class Channel:
         self._session = session
         self._settings = settings
         self._chunk_bytes = min(session.pipe.chunk_bytes, settings.window_bytes // 2 - FRAME_COST)
+        # A deque without entries takes 760 bytes, and there may be a million channels: the one for messages that wait
+        # is made when one waits. The two lists have few entries, 4,096 at most in a window.
         # out
-        self._out: deque[bytes | memoryview] = deque()
+        self._out: deque[bytes | memoryview] | None = None
         self._out_at = 0
         self._accepted = self._handed = 0
-        self._marks: deque[tuple[int, int]] = deque()
+        self._marks: list[tuple[int, int]] = []
         self._offset_left = 0
         self._end: ChannelEnd | None = None
         self._end_offset: int | None = None
@@ -112,7 +116,7 @@ class Channel:
         self._is_paused = False
         self._is_delivering = False
         self._is_peer_done = False
-        self._inbox: deque[tuple[bytes, int]] = deque()
+        self._inbox: list[tuple[bytes, int]] = []
         self._parts: list[bytes] = []
         self._partial_bytes = 0
         self._expected = 0
@@ -133,6 +137,11 @@ class Channel:
         return self.state == "open" and not self._session.is_ended
 
     @property
+    def handed(self) -> int:
+        """The offset up to which messages were handed to the session."""
+        return self._handed
+
+    @property
     def granted(self) -> int:
         """The bytes that this side has granted, from the beginning."""
         return self._granted
@@ -141,6 +150,10 @@ class Channel:
     def is_flushed(self) -> bool:
         """Whether everything was handed to the session."""
         return self._accepted == self._handed
+
+    def is_confirmed(self) -> bool:
+        """See `bus.BusChannel`."""
+        return self._session.is_confirmed(self)
 
     def start(self, receiver: ChannelReceiver) -> None:
         """See `bus.BusChannel`."""
@@ -176,6 +189,8 @@ class Channel:
             self._handed = self._accepted
             self._mark()
             return self._accepted
+        if self._out is None:
+            self._out = deque()
         self._out.append(message if size <= self._chunk_bytes else memoryview(message))
         if unsent + size > self._settings.window_bytes:
             self._is_full = True
@@ -243,6 +258,7 @@ class Channel:
         self._write(chunk, 0 if is_last else MORE)
         if is_last:
             self._out.popleft()
+            self._out = self._out or None
             self._out_at = 0
         self._handed += len(chunk)
         self._mark()
@@ -258,8 +274,11 @@ class Channel:
         self.seq += 1
         if not self.has_news:
             self._session.report(self)
+        if self.opened is not None and self not in self._session.unconfirmed:
+            self._session.unconfirmed[self] = self._handed
 
     def _next_cost(self) -> int:
+        assert self._out, "it is asked only when a message waits"
         return min(len(self._out[0]) - self._out_at, self._chunk_bytes) + FRAME_COST
 
     def _mark(self) -> None:
@@ -268,7 +287,7 @@ class Channel:
         marks = self._marks
         left = pipe.left_bytes()
         while marks and marks[0][1] <= left:
-            self._offset_left = marks.popleft()[0]
+            self._offset_left = marks.pop(0)[0]
         marks.append((self._handed, pipe.written_bytes))
 
     def _left_offset(self) -> int:
@@ -277,7 +296,7 @@ class Channel:
         left = self._session.left_bytes()
         marks = self._marks
         while marks and marks[0][1] <= left:
-            self._offset_left = marks.popleft()[0]
+            self._offset_left = marks.pop(0)[0]
         return self._offset_left
 
     def _report_writable(self) -> None:
@@ -285,9 +304,24 @@ class Channel:
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
-        if self._receiver is not None and self.state == "open":
+        self.report_life()
+
+    def report_life(self) -> None:
+        """Tell the owner that it may write."""
+        if self._receiver is not None:
+            self._tell(self._receiver.writable)
+
+    def report_silence(self, confirmed: int) -> None:
+        """Tell the owner that the peer answers no ping, and has confirmed nothing after this offset."""
+        if self.state == "opening":
+            self.break_both("it answers no ping")
+        elif self._receiver is not None:
+            self._tell(self._receiver.silent, confirmed)
+
+    def _tell(self, report: Callable[..., None], *arguments: object) -> None:
+        if self.state == "open":
             try:
-                self._receiver.writable()
+                report(*arguments)
             except Exception:  # the owner's defect must not reach the session, which belongs to all channels
                 logger.exception("channel receiver failed", peer=self.peer, service=self.service)
                 self.break_both("its owner failed")
@@ -357,7 +391,7 @@ class Channel:
         for _ in range(DELIVERIES_PER_TURN):
             if not self._inbox or self._is_paused or self.state == "ended":
                 return
-            payload, flags = self._inbox.popleft()
+            payload, flags = self._inbox.pop(0)
             if flags == -1:
                 self._finish_for_peer()
             else:
@@ -365,7 +399,7 @@ class Channel:
         self._deliver_later()
 
     def _discard_inbox(self) -> None:
-        waiting, self._inbox = self._inbox, deque()
+        waiting, self._inbox = self._inbox, []
         for payload, flags in waiting:
             if flags != -1:
                 self._consume(len(payload) + FRAME_COST)
@@ -422,7 +456,7 @@ class Channel:
         self._end_offset = self._left_offset() if self._session.is_ended else self._handed
         self.state = "ended"
         self._session.forget(self)
-        self._out.clear()
+        self._out = None
         self._inbox.clear()
         self._parts.clear()
         self._marks.clear()

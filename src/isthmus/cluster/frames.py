@@ -21,8 +21,8 @@ NATS the sender's epoch. All numbers are little-endian.
 | BREAK | of the channel | | reason |
 | CLOSED | of the channel | | |
 
-CLOSE and BREAK are repeated until CLOSED confirms them. A receiver ignores kinds that it does not know, so that a newer
-node may use them.
+CLOSE and BREAK are repeated until CLOSED confirms them. A CLOSE of channel 0, which never exists, is a ping. A receiver
+ignores kinds that it does not know, so that a newer node may use them.
 """
 
 from __future__ import annotations

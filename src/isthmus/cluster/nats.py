@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from isthmus.cluster.bus import Bus, BusSettings, NodeId
+from isthmus.cluster.bus import Bus, NodeId
 from isthmus.cluster.frames import (
     CHUNK_BYTES,
     HEADER,
@@ -60,6 +60,7 @@ from isthmus.cluster.sessions import (
     PeerSession,
     jittered,
 )
+from isthmus.cluster.settings import BusSettings
 from isthmus.transport.flow_control import ReadQuota
 
 if TYPE_CHECKING:
@@ -205,7 +206,6 @@ class NatsBus(BaseBus):
 
     def __init__(self, nats: NatsSettings, node: NodeId, attributes: Mapping[str, str], settings: BusSettings) -> None:
         super().__init__(node, attributes, settings, "nats bus")
-        self.epoch = 0
         self.epoch_bytes = b""
         self.written_bytes = self.left_bytes = 0
         self.waiting: dict[PeerSession, None] = {}

@@ -27,7 +27,6 @@ from isthmus.cluster.bus import (
     Acceptor,
     BusChannel,
     BusFault,
-    BusSettings,
     BusState,
     ChannelClosed,
     NodeAway,
@@ -52,6 +51,7 @@ from isthmus.cluster.frames import (
     one_shot_head,
     split_one_shot,
 )
+from isthmus.cluster.settings import BusSettings
 from isthmus.core.background import BackgroundTasks
 
 PIPE_BYTES_HIGH: Final = 512 * 1024
@@ -70,6 +70,12 @@ ENDINGS_PER_TURN: Final = 64
 """Channels and requests that end in one turn of the event loop when a peer is lost: each calls its owner."""
 
 TICKS_PER_BEAT: Final = 4
+
+PING_ID: Final = 0
+"""A CLOSE of this channel, which never exists, is a ping: every node confirms it at once."""
+
+PING_STEPS: Final = 7
+"""The parts of a ping's time. While this process stands still, at most one of them passes."""
 
 PEERS_MAX: Final = 1024
 """Further nodes are ignored."""
@@ -122,7 +128,7 @@ class PeerSession:
         self.peer = peer
         self.pipe = pipe
         self.is_ended = False
-        self.heard_at = bus.now()
+        self.received_at = bus.now()
         self.closing: dict[int, Channel] = {}
         """Closed here; the peer has not confirmed it."""
         self._bus = bus
@@ -142,6 +148,22 @@ class PeerSession:
         self._partials: dict[tuple[int, int], tuple[list[bytes], float]] = {}
         self._partial_bytes = 0
         self._final_left: int | None = None
+        self.unconfirmed: dict[Channel, int] = {}
+        """Channels that were opened here and have sent something since the last ping, or want to, and the offset
+        before that."""
+        self._asked: dict[Channel, int] = {}
+        """The same, from before that ping; it is not answered yet."""
+        self._held: dict[Channel, None] = {}
+        """Channels that wait for a sign of life."""
+        self._confirmed_end = 0
+        """Requests up to this place in the pipe's stream have arrived."""
+        self._asked_end: int | None = None
+        """What `_confirmed_end` will be when the ping is answered; None if none is under way."""
+        self._has_asked = False
+        """There are requests since the last ping."""
+        self._silent_steps = 0
+        """For how many steps of a ping's time nothing has come."""
+        self._ping_timer: asyncio.TimerHandle | None = None
         self._syncs_sent = self._syncs_received = 0
 
     # -- frames out --------------------------------------------------------------------------------------------------
@@ -225,6 +247,78 @@ class PeerSession:
         for key, (_, begun) in list(self._partials.items()):
             if now - begun > self._bus.settings.lease_seconds:
                 self._drop_partial(key)
+        if self._asked_end is not None:  # the ping or its answer may be lost
+            self.write(Kind.CLOSE, PING_ID)
+
+    # -- signs of life -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the peer has not answered a ping in time, and given no other sign of life since."""
+        return self._silent_steps >= PING_STEPS
+
+    def note_received(self) -> None:
+        """The peer has given a sign of life."""
+        self.received_at = self._bus.clock
+        self._silent_steps = 0
+        if self._held:
+            held, self._held = self._held, {}
+            for channel in held:
+                channel.report_life()
+
+    def is_confirmed(self, channel: Channel) -> bool:
+        """See `bus.BusChannel`."""
+        if self._bus.now() - self.received_at <= self._bus.settings.fresh_seconds or self.is_ended:
+            return True
+        self._held[channel] = None
+        self.unconfirmed.setdefault(channel, channel.handed)
+        if self._asked_end is None:
+            self._ping()
+        elif self.is_silent:
+            asyncio.get_running_loop().call_soon(self._report_silence)
+        return False
+
+    def ping_if_due(self) -> None:
+        """Ping the peer, if it was sent something since the last time: called with each tick."""
+        if self._asked_end is None and (self.unconfirmed or self._has_asked):
+            self._ping()
+
+    def _ping(self) -> None:
+        self._asked, self.unconfirmed = self.unconfirmed, {}
+        self._asked_end = self.pipe.written_bytes
+        self._has_asked = False
+        self._silent_steps = 0
+        self.write(Kind.CLOSE, PING_ID)
+        self._step_later()
+
+    def _step_later(self) -> None:
+        seconds = self._bus.settings.answer_seconds / PING_STEPS
+        self._ping_timer = asyncio.get_running_loop().call_later(seconds, self._step)
+
+    def _step(self) -> None:
+        """A part of a ping's time has passed, in which this process has read what had come."""
+        self._silent_steps += 1
+        self._step_later()
+        if self.is_silent:
+            self._report_silence()
+
+    def _on_pong(self) -> None:
+        if self._asked_end is not None:
+            self._confirmed_end, self._asked_end = self._asked_end, None
+            self._asked = {}
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+
+    def _report_silence(self) -> None:
+        if not self.is_silent or self.is_ended:
+            return
+        told = self.unconfirmed | self._asked
+        self._asked, self.unconfirmed = {}, {}
+        for id, pending in self._pending.items():
+            if pending.end > self._confirmed_end:
+                self._fail(id, NoResponse(f"{self.node!r} answers no ping"))
+        for channel, confirmed in told.items():
+            channel.report_silence(confirmed)
 
     # -- frames in ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +327,10 @@ class PeerSession:
         if self.is_ended:
             return
         kind, flags, id, number = HEADER.unpack_from(frame)
-        self.heard_at = self._bus.clock
+        self.received_at = self._bus.clock  # as `note_received`, which costs a call for each frame
+        self._silent_steps = 0
+        if self._held:
+            self.note_received()
         if kind == Kind.DATA:
             channel = self._channels.get(id)
             if channel is not None:
@@ -327,6 +424,9 @@ class PeerSession:
             channel.broken(decode_reason(payload))
 
     def _on_closed(self, id: int, number: int, flags: int, payload: bytes | memoryview) -> None:
+        if id == PING_ID:
+            self._on_pong()
+            return
         self._breaks.pop(id, None)
         channel = self.closing.get(id)
         if channel is not None:
@@ -381,10 +481,13 @@ class PeerSession:
         """See `Bus.request`."""
         if self.pipe.buffered_bytes() > PIPE_BYTES_MAX or len(self._pending) >= self._bus.settings.channels_max:
             raise NodeAway(f"too much waits to be sent to {self.node!r}")
+        if self.is_silent:
+            raise NodeAway(f"{self.node!r} answers no ping")
         id = self._bus.next_id()
         self.send_one_shot(Kind.REQUEST, id, one_shot_head(service, within) + payload)
         loop = asyncio.get_running_loop()
         pending = self._pending[id] = _Pending(loop.create_future(), self.pipe.written_bytes)
+        self._has_asked = True
         timer = loop.call_later(within, self._expire, id, within)
         try:
             return await pending.future
@@ -490,6 +593,7 @@ class PeerSession:
         channel.state = "opening"
         channel.opened = asyncio.get_running_loop().create_future()
         self.write(Kind.OPEN, id, self._bus.settings.window_bytes, service.encode())
+        self.unconfirmed[channel] = 0
         end = self.pipe.written_bytes
         try:
             async with asyncio.timeout(within):
@@ -515,8 +619,11 @@ class PeerSession:
         self.is_ended = True
         for task, _ in self._serving.values():
             task.cancel()
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
         self._line.clear()
         self._news.clear()
+        self._asked, self.unconfirmed, self._held = {}, {}, {}
         self._breaks.clear()
         self._partials.clear()
         pending = deque(self._pending.values())
@@ -558,6 +665,8 @@ class BaseBus:
 
     def __init__(self, node: NodeId, attributes: Mapping[str, str], settings: BusSettings, log_name: str) -> None:
         self._node = NodeId(check_name("node id", node))
+        self.epoch = 0
+        """See `bus.Bus`; implementations set it."""
         self.settings = settings
         self.background = BackgroundTasks(log_name)
         self.boot = secrets.token_hex(8)
@@ -648,7 +757,7 @@ class BaseBus:
 
     def refresh(self, session: PeerSession, hello: Hello) -> None:
         """A peer has presented itself again, perhaps with other attributes."""
-        session.heard_at = self.clock
+        session.note_received()
         if session.peer.attributes != hello.attributes:
             peer = session.peer
             session.peer = Peer(peer.node, peer.epoch, peer.joined, dict(hello.attributes))
@@ -684,10 +793,12 @@ class BaseBus:
         if late > self.settings.lease_seconds / 4:
             # This process stood still: what peers sent meanwhile has not been read yet.
             for session in self.sessions.values():
-                session.heard_at += late
+                session.received_at += late
         for session in list(self.sessions.values()):
-            if now - session.heard_at > self.settings.lease_seconds - interval:
-                self.lost_lease(session, now - session.heard_at)
+            if now - session.received_at > self.settings.lease_seconds - interval:
+                self.lost_lease(session, now - session.received_at)
+            else:
+                session.ping_if_due()
         if self._ticks % TICKS_PER_BEAT == 0:
             self.beat(now)
         self._ticks += 1
@@ -713,6 +824,11 @@ class BaseBus:
     def peers(self) -> Mapping[NodeId, Peer]:
         """See `bus.Bus`."""
         return {node: session.peer for node, session in self.sessions.items()}
+
+    def silence_of(self, node: NodeId) -> float | None:
+        """See `bus.Bus`."""
+        session = self.sessions.get(node)
+        return None if session is None else max(0.0, self.now() - session.received_at)
 
     def on_peers_changed(self, changed: Callable[[], None]) -> Unsubscribe:
         """See `bus.Bus`."""

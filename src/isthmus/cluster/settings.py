@@ -1,4 +1,4 @@
-"""The `[cluster]` settings: the bus between the nodes, and the name of this one. `config` fills them.
+"""The `[cluster]` settings, which `config` fills, and the limits and times of the bus between nodes.
 
 Messages never quote an address, since it may hold a password.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 SCHEMES = ("nats", "tls")
@@ -34,6 +35,8 @@ class ClusterSettings:
 
     lease_seconds: float = 10.0
     """A node that does not renew its lease in the database for so long counts as dead."""
+    config: Literal["file", "database"] = "file"
+    """Where everything else is configured; see `app.database_config`."""
     is_enabled: bool = False
     """Whether the file has the table."""
     is_one_machine: bool = False
@@ -87,3 +90,41 @@ def _check_url(key: str, url: str) -> None:
 def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """Limits and times that both implementations share. All nodes of a cluster should use the same times."""
+
+    beat_seconds: float = 0.7
+    """The interval of heartbeats."""
+    lease_seconds: float = 2.4
+    """A peer that was silent for so long is away: its channels break and its requests end. A node that dies is noticed
+    within this time and a quarter of `beat_seconds`."""
+    fresh_seconds: float = 0.25
+    """A peer that was heard within this time is sent messages without a question. It is the time after a cut in which
+    a call may still leave, so that nobody can say whether it ran."""
+    answer_seconds: float = 0.7
+    """A peer that answers no ping, and sends nothing else, for so long is silent. It is over twice the delay that a
+    busy machine causes now and then (0.3 s), and short enough to tell callers within a second. Nothing breaks then:
+    only what was sent since, or waits to be sent, ends."""
+    window_bytes: int = 256 * 1024
+    """What a channel's writer may send before its reader has read: the memory that a slow reader costs each side."""
+    unsent_bytes_max: int = 8 * 1024 * 1024
+    """What a channel holds for a reader that stands still, before `send` raises `ChannelFull`."""
+    message_bytes_max: int = 64 * 1024 * 1024
+    """The longest message of a channel. A longer one is refused here, and breaks the channel if a peer sends it."""
+    channels_max: int = 65_536
+    """Channels and unanswered requests that one peer may have open here; further ones are refused."""
+    close_seconds: float = 30.0
+    """How long a closed channel may take to deliver what was sent before; it breaks then."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_seconds < self.lease_seconds / 2:
+            raise ValueError(f"beat_seconds must be positive and below lease_seconds / 2, not {self.beat_seconds:g}")
+        if not 0 < self.answer_seconds < self.lease_seconds / 2:
+            raise ValueError(
+                f"answer_seconds must be positive and below lease_seconds / 2, not {self.answer_seconds:g}"
+            )
+        if self.window_bytes < 16 * 1024:
+            raise ValueError(f"window_bytes must be at least 16384, not {self.window_bytes}")

@@ -21,7 +21,7 @@ from typing import Final, cast
 
 import structlog
 
-from isthmus.cluster.bus import Bus, BusSettings, NodeId
+from isthmus.cluster.bus import Bus, NodeId
 from isthmus.cluster.frames import (
     CHUNK_BYTES,
     HEADER,
@@ -35,6 +35,7 @@ from isthmus.cluster.frames import (
     encode_hello,
 )
 from isthmus.cluster.sessions import PIPE_BYTES_HIGH, BaseBus, PeerSession
+from isthmus.cluster.settings import BusSettings
 from isthmus.transport.flow_control import ReadQuota, cut
 
 HANDSHAKE_SECONDS: Final = 2.0
@@ -231,14 +232,14 @@ class UnixPipe(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._decoder = FrameDecoder(self._take)
         self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False
+        self._is_done = False
         self._left: int | None = None
 
     # -- sessions.FramePipe ------------------------------------------------------------------------------------------
 
     def write(self, header: bytes, payload: bytes | memoryview) -> None:
         """See `FramePipe`."""
-        if self._is_over:
+        if self._is_done:
             return
         size = len(payload)
         self.written_bytes += 4 + HEADER_BYTES + size
@@ -256,7 +257,7 @@ class UnixPipe(asyncio.Protocol):
 
     def buffered_bytes(self) -> int:
         """See `FramePipe`."""
-        return 0 if self._is_over else self._transport.get_write_buffer_size()
+        return 0 if self._is_done else self._transport.get_write_buffer_size()
 
     def call_when_writable(self, session: PeerSession) -> None:
         """See `FramePipe`."""
@@ -307,7 +308,7 @@ class UnixPipe(asyncio.Protocol):
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        if self._is_over:
+        if self._is_done:
             return
         try:
             self._decoder.feed(data)
@@ -319,7 +320,7 @@ class UnixPipe(asyncio.Protocol):
 
     def _take(self, frame: memoryview) -> None:
         session = self._session
-        if self._is_over:
+        if self._is_done:
             return
         if session is None:
             self._shake(frame)
@@ -356,7 +357,7 @@ class UnixPipe(asyncio.Protocol):
     def close(self) -> None:
         """End it after what was written; the session is ended by the bus."""
         self._left = self.left_bytes()
-        self._is_over = True
+        self._is_done = True
         self._settle()
         self._quota.stop()
         self._transport.close()
@@ -367,10 +368,10 @@ class UnixPipe(asyncio.Protocol):
 
     def _end(self, reason: str) -> None:
         """End it: bytes that have not left must not leave later."""
-        if self._is_over:
+        if self._is_done:
             return
         self._left = self.left_bytes()
-        self._is_over = True
+        self._is_done = True
         self._settle()
         self._quota.stop()
         cut(self._transport)

@@ -435,7 +435,7 @@ class Login:
         content = msgspec.json.encode(kept)
         self._seen = None  # read the vault again
         try:
-            is_put = await self._logins.vault.replace_aside(self.slot, before, content)
+            is_put = await self._logins.vault.replace_in_thread(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
             log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
             return True

@@ -1,4 +1,4 @@
-"""Authenticated encryption with ChaCha20-Poly1305, with a key of the process or of the state folder."""
+"""Authenticated encryption with ChaCha20-Poly1305, with a key of the process, the state folder or the cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 NONCE_BYTES = 12
 
@@ -48,23 +50,29 @@ KEY_BYTES = 32
 class StoredSealer:
     """See `core.ports.Sealer`."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *old_keys: bytes) -> None:
+        """Encrypt with `key`; what was encrypted with an old one can still be read."""
         self._key = key
-        self._cipher = ChaCha20Poly1305(key)
+        self._ciphers = [ChaCha20Poly1305(each) for each in (key, *old_keys)]
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
         """Encrypt. The nonce is derived from the text and its context, so no nonce is used for two texts."""
         bound = len(bound_to).to_bytes(8, "big") + bound_to
         nonce = blake2b(bound + content, key=self._key, digest_size=NONCE_BYTES).digest()
-        return base64.urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, content, bound_to)).decode()
+        return base64.urlsafe_b64encode(nonce + self._ciphers[0].encrypt(nonce, content, bound_to)).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """Decrypt; None if the text was not encrypted with this key and context."""
-        try:
-            raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
-            return self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
-        except (InvalidTag, ValueError):
-            return None
+        """Decrypt; None if the text was not encrypted with one of these keys and this context."""
+        for cipher in self._ciphers:
+            with suppress(InvalidTag, ValueError):
+                raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
+                return cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
+        return None
+
+
+def derived_key(secret: bytes, purpose: bytes) -> bytes:
+    """A key for one purpose; it tells nothing about the secret or the keys of other purposes."""
+    return HKDF(SHA256(), KEY_BYTES, None, purpose).derive(secret)
 
 
 def stored_key(state: Path) -> bytes:

@@ -4,8 +4,8 @@ A client assertion replaces a client secret: `token_endpoint` sends it, and `con
 login has a key, so a stolen token alone is useless: `token_endpoint` sends proofs to token endpoints, `transport.http`
 sends them to servers, and `vault` stores the key encrypted with the login. Push notifications of the first A2A version
 have a JWT over the body's digest in `Authorization`; the receiver fetches the public key from `/.well-known/jwks.json`
-and drops unsigned notifications. That key is stored in the state folder, so that it survives restarts; `app.pushes`
-owns the signer. Nothing is sent here.
+and drops unsigned notifications. That key is stored in the state folder or in the database of a cluster, so that it
+survives restarts; `app.a2a` owns the signer. Nothing is sent here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -203,11 +204,39 @@ PUSH_KEY_FILE = "push.key"
 PUSH_KEY_BITS = 2048
 
 
-class PushSigner:
-    """Signs with the key of a state folder. `load` creates a missing key, which takes a fraction of a second."""
+class PushKeyStore(Protocol):
+    """Where the key is."""
+
+    def read(self) -> bytes:
+        """The key as PEM. Raises `FileNotFoundError` if it was not created yet, or `OSError`."""
+
+    def create(self, pem: bytes) -> None:
+        """Store a new key, unless somebody else does it first. Raises `OSError`."""
+
+
+class PushKeyFile:
+    """The key in a state folder."""
 
     def __init__(self, state: Path) -> None:
         self._file = state / PUSH_KEY_FILE
+
+    def read(self) -> bytes:
+        """See `PushKeyStore`."""
+        return self._file.read_bytes()
+
+    def create(self, pem: bytes) -> None:
+        """See `PushKeyStore`."""
+        create_key_file(self._file, pem)
+
+    def __str__(self) -> str:
+        return str(self._file)
+
+
+class PushSigner:
+    """Signs with the stored key. `load` creates a missing key, which takes a fraction of a second."""
+
+    def __init__(self, store: PushKeyStore) -> None:
+        self._store = store
         self._key: RSAPrivateKey | None = None
         self._id = ""
 
@@ -220,11 +249,11 @@ class PushSigner:
         """
         if self._key is None:
             try:
-                key = _rsa_key_in(self._file)
+                key = _rsa_key_in(self._store)
             except FileNotFoundError:
                 made = generate_private_key(public_exponent=65537, key_size=PUSH_KEY_BITS)
-                create_key_file(self._file, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-                key = _rsa_key_in(self._file)
+                self._store.create(made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+                key = _rsa_key_in(self._store)
             numbers = key.public_key().public_numbers()
             self._id = sha256(_octets(numbers.n)).hexdigest()[:32]
             self._key = key
@@ -254,11 +283,11 @@ class PushSigner:
         return f"{signed}.{in_base64(self._key.sign(signed.encode(), PKCS1v15(), SHA256()))}"
 
 
-def _rsa_key_in(file: Path) -> RSAPrivateKey:
+def _rsa_key_in(store: PushKeyStore) -> RSAPrivateKey:
     with suppress(ValueError, TypeError):  # not a PEM file, or an encrypted one
-        if isinstance(key := load_pem_private_key(file.read_bytes(), None), RSAPrivateKey):
+        if isinstance(key := load_pem_private_key(store.read(), None), RSAPrivateKey):
             return key
-    raise ValueError(f"{file} does not contain an RSA key; move the file away")
+    raise ValueError(f"{store} does not contain an RSA key; move it away")
 
 
 def _octets(number: int) -> bytes:

@@ -126,7 +126,7 @@ class Slot(NamedTuple):
         return hashlib.sha256("\0".join(self).encode()).hexdigest()[:32]
 
 
-class _Row(msgspec.Struct):
+class _StoredLogin(msgspec.Struct):
     v: int
     id: str
     server: str
@@ -198,7 +198,7 @@ class Vault:
             self._write(slot, content)
             return True
 
-    async def replace_aside(self, slot: Slot, before: bytes, content: bytes) -> bool:
+    async def replace_in_thread(self, slot: Slot, before: bytes, content: bytes) -> bool:
         """The same as `replace`, without holding the event loop where that takes longer than a file."""
         return self.replace(slot, before, content)
 
@@ -280,17 +280,17 @@ class Vault:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         os.chmod(self._folder, 0o700)
 
-    def _row(self, file: Path) -> _Row | None:
+    def _row(self, file: Path) -> _StoredLogin | None:
         try:
             content = _contents(file)
         except FileNotFoundError:
             return None
         try:
-            return msgspec.json.decode(content, type=_Row)
+            return msgspec.json.decode(content, type=_StoredLogin)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise VaultDamaged(f"{file} is damaged; delete it and log in again") from None
 
-    def _check_place(self, file: Path, row: _Row) -> None:
+    def _check_place(self, file: Path, row: _StoredLogin) -> None:
         """Raise `VaultDamaged` for a renamed file: an old copy must not replace the current login."""
         if file != self._file(row.slot):
             raise VaultDamaged(f"{file} belongs to another login; delete it and log in again")
@@ -301,9 +301,11 @@ class Vault:
     def _sealed(self, slot: Slot, content: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._keys[self._current].encrypt(nonce, content, _bound(slot, self._current))
-        return msgspec.json.encode(_Row(VERSION, slot.id, *slot, self._current, base64.b64encode(sealed).decode()))
+        return msgspec.json.encode(
+            _StoredLogin(VERSION, slot.id, *slot, self._current, base64.b64encode(sealed).decode())
+        )
 
-    def _opened(self, row: _Row) -> bytes:
+    def _opened(self, row: _StoredLogin) -> bytes:
         if row.key not in self._keys:
             self._load_keys(may_make=False)  # another process may have changed them
         if row.key not in self._keys:
@@ -317,7 +319,7 @@ class Vault:
         except (binascii.Error, InvalidTag, ValueError):
             raise VaultDamaged(f"{self._file(row.slot)} was changed; delete it and log in again") from None
 
-    def _missing_key(self, _: _Row) -> str:
+    def _missing_key(self, _: _StoredLogin) -> str:
         return f"a login in {self._folder} is encrypted with a missing key; log in again"
 
     # -- keys --------------------------------------------------------------------------------------------------------
@@ -396,7 +398,7 @@ class SharedVault(Vault):
             return False
         return self._state.write(LOGINS, {slot.id: StateDocument(found.version, self._sealed(slot, content))})
 
-    async def replace_aside(self, slot: Slot, before: bytes, content: bytes) -> bool:
+    async def replace_in_thread(self, slot: Slot, before: bytes, content: bytes) -> bool:
         """See `Vault`."""
         return await asyncio.to_thread(self.replace, slot, before, content)
 
@@ -450,13 +452,13 @@ class SharedVault(Vault):
             raise VaultDamaged(f"a login at {slot.server} in {self._state.where} is damaged; log in again")
         return self._opened(row)
 
-    def _decoded(self, body: bytes) -> _Row:
+    def _decoded(self, body: bytes) -> _StoredLogin:
         try:
-            return msgspec.json.decode(body, type=_Row)
+            return msgspec.json.decode(body, type=_StoredLogin)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise VaultDamaged(f"a login in {self._state.where} is damaged; log in again") from None
 
-    def _missing_key(self, row: _Row) -> str:
+    def _missing_key(self, row: _StoredLogin) -> str:
         advice = "set the same [credentials] key on all nodes, or log in again"
         return f"the login at {row.server} is encrypted with a key that this node does not have: {advice}"
 

@@ -3,7 +3,8 @@
 A proof is valid for one request. Accepted proofs are remembered until they would be too old anyway, so none can be
 used twice. When there are too many, the oldest are forgotten, and proofs of that age are refused. Proofs from before
 the hub's start are refused, too, because they may have been used then. Nothing here waits. `identity.issuers` calls
-this only for valid tokens, so that strangers cannot make the hub check signatures.
+this only for valid tokens, so that strangers cannot make the hub check signatures. What other nodes of a cluster have
+accepted is not known here: `app.tokens` asks their database.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Proofs:
         """The creation time of each accepted proof by a digest of key and id, in order of arrival."""
         self._oldest = float(int(now())) - 1.0
         """Proofs of this time and earlier are refused: the hub no longer knows which of them were used."""
+        self.accepted = b""
+        """A digest of key and id of the proof that was accepted last."""
 
     def check(self, asked: ProvenRequest, token: bytes, thumbprint: str, *, wants_nonce: bool) -> ProofRefused | None:
         """Why a request does not prove a token that is bound to this key thumbprint; None if it does."""
@@ -113,7 +116,7 @@ class Proofs:
         mark = hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if mark in self._seen:
             return False
-        self._seen[mark] = made_at
+        self._seen[mark], self.accepted = made_at, mark
         # Proofs that are too old to be accepted are forgotten, and the earliest ones if there are too many.
         end = self._now() - PROOF_SECONDS
         while self._seen:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from isthmus.identity.dpop_proofs import Proofs, ProvenRequest
-from isthmus.identity.jwt import Key, KeySet, SignedToken, looks_signed, read_token
+from isthmus.identity.jwt import Key, KeySet, SignedToken, fault_in_claims, looks_signed, read_token
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 
@@ -34,9 +34,6 @@ Every request in it still needs a valid token."""
 
 NAME_LENGTH_MAX = 256
 CLAIM_LENGTH_MAX = 256
-FAR = 1e12
-"""An upper bound for times in tokens, in seconds since 1970."""
-
 SCOPES_MAX = 256
 """How many scopes of a token are read."""
 
@@ -89,7 +86,7 @@ class Issuer:
         self.settings = settings
         self.on_unknown_key: Callable[[], None] = lambda: None
         """Called when a token names an unknown key, which may be new."""
-        self.tells_rights = False
+        self.separates_rights = False
         """Whether tokens of one caller with different rights count as different callers: needed for exchange."""
         self.trouble = "they have not been fetched yet"
         """Why there are no keys, or only old ones."""
@@ -192,7 +189,7 @@ class Issuer:
 
     def _made_of(self, claims: Mapping[str, Any]) -> Caller | Unproven:
         """The caller that verified claims describe."""
-        if (reason := self._fault_in(claims)) is not None:
+        if (reason := fault_in_claims(claims, self.settings, self._now())) is not None:
             return Unproven(reason)
         name = _word(claims.get(self.settings.name_claim), NAME_LENGTH_MAX)
         if name is None:
@@ -211,28 +208,9 @@ class Issuer:
             names = tuple(self.settings.scopes)
             return Unproven("none of its scopes allows anything here", is_scope_missing=True, scopes=names)
         # The issuer's name comes first: the same subject of another issuer, or of a key, is another caller.
-        rights = _rights_of(claims) if self.tells_rights else ""
+        rights = _rights_of(claims) if self.separates_rights else ""
         caller = Caller(f"{self.settings.name}/{name}", tenant, grants, rights=rights)
         return self._bound(caller) or Unproven("its tenant is unknown")
-
-    def _fault_in(self, claims: Mapping[str, Any]) -> str | None:
-        now, leeway = self._now(), self.settings.leeway
-        if claims.get("iss") != self.settings.issuer:
-            return "it is from another issuer"
-        given = claims.get("aud")
-        audiences = given if isinstance(given, list) else [given]
-        if not any(isinstance(each, str) and each in self.settings.audience for each in audiences):
-            return "it was made for another audience"
-        expires = _time(claims.get("exp"))
-        if expires is None:
-            return "it does not say when it expires"
-        if now >= expires + leeway:
-            return "it has expired"
-        for claim in ("nbf", "iat"):
-            since = _time(claims.get(claim))
-            if claim in claims and (since is None or since - leeway > now):
-                return "it is not valid yet"
-        return None
 
 
 UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with a proof (RFC 9449)", is_genuine=True)
@@ -328,14 +306,6 @@ def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
 
 
 _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
-
-
-def _time(value: object) -> float | None:
-    """A time in seconds; None if the value is not a usable number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # JSON allows integers of any length; the largest cannot become floats.
-    return float(value) if 0 <= value < FAR else None
 
 
 def _word(value: object, length_max: int) -> str | None:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
 
-from isthmus.identity.settings import ALGORITHMS, Algorithm
+from isthmus.identity.settings import ALGORITHMS, Algorithm, IssuerSettings
 from isthmus.wire.jsonrpc import object_members
 
 TOKEN_BYTES_MAX = 8 * 1024
@@ -92,6 +92,38 @@ def read_token(credential: bytes) -> SignedToken | str:
     """Parse a token, or return why it is malformed."""
     parts = _parts_of(credential)
     return parts if isinstance(parts, str) else _token_of(credential, *parts, _KINDS)
+
+
+FAR = 1e12
+"""An upper bound for times in tokens, in seconds since 1970."""
+
+
+def fault_in_claims(claims: Mapping[str, Any], settings: IssuerSettings, now: float) -> str | None:
+    """Why a token with these claims is not for this hub now; None if it is. Clocks may differ by `leeway`."""
+    if claims.get("iss") != settings.issuer:
+        return "it is from another issuer"
+    given = claims.get("aud")
+    audiences = given if isinstance(given, list) else [given]
+    if not any(isinstance(each, str) and each in settings.audience for each in audiences):
+        return "it was made for another audience"
+    expires = _time(claims.get("exp"))
+    if expires is None:
+        return "it does not say when it expires"
+    if now >= expires + settings.leeway:
+        return "it has expired"
+    for claim in ("nbf", "iat"):
+        since = _time(claims.get(claim))
+        if claim in claims and (since is None or since - settings.leeway > now):
+            return "it is not valid yet"
+    return None
+
+
+def _time(value: object) -> float | None:
+    """A time in seconds; None if the value is not a usable number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # JSON allows integers of any length; the largest cannot become floats.
+    return float(value) if 0 <= value < FAR else None
 
 
 def _parts_of(credential: bytes) -> tuple[bytes, bytes, bytes] | str:

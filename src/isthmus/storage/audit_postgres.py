@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import asyncpg
 import msgspec
 
-from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, follow
+from isthmus.core.audit import NUMBER_MAX, START, AuditRow, Fact, LogState, Point, Seal, batch_of
 from isthmus.core.ports import AuditNotary
 from isthmus.storage.settings import StorageSettings
 
@@ -101,24 +101,21 @@ class PostgresAuditWriter:
         anchor = await _read_anchor(connection, self.statements)
         row = await connection.fetchrow(self.statements.last)
         if row is None:
-            standing = LogState(START if anchor is None else anchor.point, None, anchor)
+            log_state = LogState(START if anchor is None else anchor.point, None, anchor)
         else:
-            standing = LogState(Point(row[0], row[1]), row[2], anchor)
-        self._head = self._committed = standing.head
-        return standing
+            log_state = LogState(Point(row[0], row[1]), row[2], anchor)
+        self._head = self._committed = log_state.head
+        return log_state
 
-    async def append(self, facts: Sequence[Fact], connection: Connection) -> None:
-        """Append records, after the committed ones."""
+    async def append(self, writes: Iterable[Sequence[Fact]], connection: Connection) -> None:
+        """Append the facts of these writes, after the committed ones."""
         if self._committed is None:
             await self.find(connection)
-        head = self._committed or START
-        rows = []
-        for fact in facts:
-            at, content = self._notary.record(fact)
-            head = follow(head, content)
-            rows.append((head.number, at, content, head.digest))
-        await connection.execute(self.statements.append, *zip(*rows, strict=True))
-        self._head = head
+        before = self._committed or START
+        batch = batch_of(before, writes, self._notary.record)
+        numbers = range(before.number + 1, batch.head.number + 1)
+        await connection.execute(self.statements.append, numbers, batch.times, batch.contents, batch.digests)
+        self._head = batch.head
 
     async def prune(self, before: float, limit: int, connection: Connection) -> int:
         """Delete some of the oldest records. The last one stays, since the next record refers to it."""

@@ -73,7 +73,7 @@ def reopen_slot(state: Path, slot: int) -> SqliteJournal | None:
 
 
 def list_slots(state: Path) -> list[int]:
-    """All seats that there ever were, as far as anything of them is left: a log, or what vouches for it."""
+    """All slots that there ever were, as far as anything of them is left: a log, or what vouches for it."""
     folder = state / FOLDER
     found = {int(each.name) for each in _entries(folder / SLOTS_FOLDER) if _NUMBER.fullmatch(each.name)}
     found |= {int(match[1]) for each in _entries(folder) if (match := _CHECKPOINT.fullmatch(each.name))}

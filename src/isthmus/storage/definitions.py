@@ -1,17 +1,23 @@
-"""Tool definitions in a file: those accepted, those that wait for the operator's approval, and the last changes.
+"""Tool definitions: those accepted, those that wait for the operator's approval, and the last changes.
 
-A file of its own and not part of the journal, because the command line reads it and approves in it while a hub runs.
+They are in a file, or in the database of a cluster (`SharedDefinitions`). It is a file of its own and not part of the
+journal, because the command line reads it and approves in it while a hub runs.
 Few things are written: a tool when it is first seen, and when its definition changes. `app` opens it for the hub, which
 uses one thread for it; the command line opens it itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from isthmus.core.ports import SharedState, StateDocument
 
 FILE: Final = "definitions.db"
 BUSY_SECONDS: Final = 5.0
@@ -33,7 +39,7 @@ CREATE TABLE IF NOT EXISTS changes (
     fingerprint BLOB NOT NULL, before BLOB, after BLOB NOT NULL, at REAL NOT NULL, how TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS changes_of ON changes (server, number);
-CREATE TABLE IF NOT EXISTS heard (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS last_read_approval (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL);
 """
 
 KEEP: Final = "INSERT OR REPLACE INTO pins VALUES (?, ?, ?, ?, ?, ?)"
@@ -48,6 +54,9 @@ SELECT CAST(definition AS BLOB) FROM pins WHERE server = ? AND variant = ? AND t
 UNION ALL SELECT CAST(definition AS BLOB) FROM pins WHERE server = ? AND variant = '' AND tool = ? LIMIT 1
 """
 KNOWN: Final = "SELECT server, variant, tool, CAST(fingerprint AS BLOB) FROM pins"
+ACCEPTED: Final = """
+SELECT server, variant, tool, CAST(fingerprint AS BLOB), CAST(definition AS BLOB), CAST(at AS REAL) FROM pins
+"""
 WAITING: Final = """
 SELECT server, variant, tool, CAST(fingerprint AS BLOB), CAST(definition AS BLOB), CAST(at AS REAL) FROM waiting
 ORDER BY server, tool, variant
@@ -126,6 +135,10 @@ class DefinitionStore:
         """Server, variant, tool and fingerprint of all accepted definitions."""
         return self._file.execute(KNOWN).fetchall()
 
+    def accepted(self) -> list[SeenDefinition]:
+        """All accepted definitions."""
+        return [SeenDefinition(*row) for row in self._file.execute(ACCEPTED)]
+
     def keep(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         """Store definitions in order; those with `True` wait for approval."""
         with _Transaction(self._file):
@@ -142,14 +155,14 @@ class DefinitionStore:
 
     def last_read_approval(self) -> int:
         """The number of the last approval that a hub has read."""
-        found = self._file.execute("SELECT number FROM heard").fetchone()
+        found = self._file.execute("SELECT number FROM last_read_approval").fetchone()
         return found[0] if found is not None else 0
 
     def set_last_read_approval(self, number: int) -> None:
         """Store that a hub has read the approvals up to this number."""
         with _Transaction(self._file):
             self._file.execute(
-                "INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.last_read_approval())
+                "INSERT OR REPLACE INTO last_read_approval VALUES (1, max(?, ?))", (number, self.last_read_approval())
             )
 
     def pending_keys(self) -> list[tuple[str, str, str]]:
@@ -209,3 +222,225 @@ class _Transaction:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+# -- in the database of a cluster --------------------------------------------------------------------------------------
+
+DEFINITIONS: Final = "definitions"
+"""The kind of the shared documents with definitions."""
+
+CHANGES_PER_TOOL: Final = 5
+WRITTEN_AT_ONCE: Final = 500
+
+ToolKey: TypeAlias = tuple[str, str, str]
+"""Server, variant and tool."""
+
+
+class SharedDefinition(msgspec.Struct, frozen=True, array_like=True):
+    """A document: all that is known of one tool. It is never deleted."""
+
+    server: str
+    variant: str
+    tool: str
+    accepted: SeenDefinition | None = None
+    pending: SeenDefinition | None = None
+    changes: tuple[DefinitionChange, ...] = ()
+    unread: bytes = b""
+    """The fingerprint that was approved, until a node has reported that."""
+
+    @property
+    def key(self) -> ToolKey:
+        """Server, variant and tool."""
+        return self.server, self.variant, self.tool
+
+
+class SharedNews(NamedTuple):
+    """What has changed since the last look."""
+
+    accepted: dict[ToolKey, bytes]
+    """The fingerprints of accepted definitions that are new."""
+    settled: list[ToolKey]
+    """Tools that no longer wait for approval."""
+    approved: list[DefinitionChange]
+    """Approvals that no other node reports."""
+
+
+class SharedDefinitions:
+    """The definitions that all nodes of a cluster share. See `DefinitionStore`; every method may raise `OSError`.
+
+    One document has all of one tool, so that nodes that see tools at the same time hinder each other little. Of two
+    that see a tool for the first time, the first one decides.
+    """
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self.where = f"the definitions in {state.where}"
+        state.follow(DEFINITIONS)
+        self._decoded: dict[str, tuple[int, SharedDefinition]] = {}
+        self._revision = -1
+        self._reported: dict[str, SharedDefinition] = {}
+        """What `news` has returned."""
+
+    def close(self) -> None:
+        """Nothing to do: others use the connection, too."""
+
+    @property
+    def revision(self) -> int:
+        """A number that changes whenever a definition does."""
+        return self._state.revision(DEFINITIONS)
+
+    def known(self) -> list[tuple[str, str, str, bytes]]:
+        """See `DefinitionStore`."""
+        return [(*each.key, each.accepted.fingerprint) for each in self._all() if each.accepted is not None]
+
+    def keep(
+        self, sightings: Sequence[tuple[SeenDefinition, bool]], *, first: frozenset[ToolKey] = frozenset()
+    ) -> None:
+        """See `DefinitionStore`. What is `first` seen does not replace what another node has accepted."""
+        for start in range(0, len(sightings), WRITTEN_AT_ONCE):
+            part = sightings[start : start + WRITTEN_AT_ONCE]
+
+            def changed(part: Sequence[tuple[SeenDefinition, bool]] = part) -> dict[str, SharedDefinition]:
+                new: dict[str, SharedDefinition] = {}
+                for seen, is_pending in part:
+                    has = new.get(_id_of(seen)) or self._get(seen)
+                    is_accepted = has.accepted is not None and has.accepted.fingerprint == seen.fingerprint
+                    if is_pending:
+                        is_known = is_accepted or (has.pending and has.pending.fingerprint == seen.fingerprint)
+                        after = has if is_known else msgspec.structs.replace(has, pending=seen)
+                    elif is_accepted:
+                        after = msgspec.structs.replace(has, pending=None)
+                    elif has.accepted is not None and seen[:3] in first:
+                        continue
+                    else:
+                        after = self._accepted(has, seen, "noticed")
+                    if after != has:
+                        new[_id_of(seen)] = after
+                return new
+
+            self._change(changed)
+
+    def pending_keys(self) -> list[ToolKey]:
+        """See `DefinitionStore`."""
+        return [each.key for each in self._all() if each.pending is not None]
+
+    def waiting(self) -> list[PendingDefinition]:
+        """See `DefinitionStore`."""
+        found = [each for each in self._all() if each.pending is not None]
+        found.sort(key=lambda each: (each.server, each.tool, each.variant))
+        return [PendingDefinition(each.pending, self._before(each)) for each in found if each.pending is not None]
+
+    def changes(self, limit: int) -> list[DefinitionChange]:
+        """See `DefinitionStore`."""
+        found = sorted((change for each in self._all() for change in each.changes), key=lambda change: change.at)
+        return found[-limit:]
+
+    def approve(self, seen: SeenDefinition, at: float) -> bool:
+        """See `DefinitionStore`."""
+
+        def changed() -> dict[str, SharedDefinition]:
+            has = self._get(seen)
+            if has.pending is None or has.pending.fingerprint != seen.fingerprint:
+                return {}
+            after = self._accepted(has, seen._replace(at=at), "approved")
+            return {_id_of(seen): msgspec.structs.replace(after, unread=seen.fingerprint)}
+
+        return self._change(changed)
+
+    def news(self) -> SharedNews:
+        """What has changed since the last call. An approval is returned to one node of the cluster."""
+        news = SharedNews({}, [], [])
+        for id, (_, now) in list(self._read().items()):
+            before = self._reported.get(id)
+            if before is now:
+                continue
+            mark = None if now.accepted is None else now.accepted.fingerprint
+            if mark is not None and (before is None or before.accepted is None or before.accepted.fingerprint != mark):
+                news.accepted[now.key] = mark
+            if before is not None and before.pending is not None and now.pending is None:
+                news.settled.append(now.key)
+            if now.unread and self._take_unread(id, now):
+                news.approved.extend([each for each in now.changes if each.fingerprint == now.unread][-1:])
+            self._reported[id] = now
+        return news
+
+    def _take_unread(self, id: str, now: SharedDefinition) -> bool:
+        """Whether this node reports an approval; of several the first one does."""
+        change = StateDocument(self._decoded[id][0], _encoded(msgspec.structs.replace(now, unread=b"")))
+        return self._state.write(DEFINITIONS, {id: change})
+
+    def imported(self, file: DefinitionStore) -> tuple[dict[str, StateDocument], int, int]:
+        """What makes the definitions of a file shared; how many are shared already, and how many differ from it."""
+        new: dict[str, SharedDefinition] = {}
+        same = different = 0
+        for seen in file.accepted():
+            has = self._get(seen).accepted
+            if has is None:
+                new[_id_of(seen)] = msgspec.structs.replace(self._get(seen), accepted=seen)
+            elif has.fingerprint == seen.fingerprint:
+                same += 1
+            else:
+                different += 1
+        for pending in file.waiting():
+            has_pending = new.get(_id_of(pending.seen)) or self._get(pending.seen)
+            if has_pending.pending is None and (_id_of(pending.seen) in new or has_pending.accepted is None):
+                new[_id_of(pending.seen)] = msgspec.structs.replace(has_pending, pending=pending.seen)
+        return self._documents(new), same, different
+
+    # -- documents -----------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[SharedDefinition]:
+        return (each for _, each in list(self._read().values()))
+
+    def _read(self) -> dict[str, tuple[int, SharedDefinition]]:
+        """All documents with their versions; only those that are new are decoded."""
+        revision = self.revision
+        if revision != self._revision:
+            has, decoded = self._decoded, {}
+            for id, (version, body) in self._state.all(DEFINITIONS).items():
+                known = has.get(id)
+                if known is None or known[0] != version:
+                    known = version, _decode(body or b"")
+                decoded[id] = known
+            self._decoded, self._revision = decoded, revision
+        return self._decoded
+
+    def _get(self, seen: SeenDefinition) -> SharedDefinition:
+        found = self._read().get(_id_of(seen))
+        return SharedDefinition(*seen[:3]) if found is None else found[1]
+
+    def _before(self, tool: SharedDefinition) -> bytes | None:
+        """The last accepted definition; for a new variant, the general one."""
+        accepted = tool.accepted
+        if accepted is None and tool.variant:
+            accepted = self._get(SeenDefinition(tool.server, "", tool.tool, b"", b"", 0.0)).accepted
+        return None if accepted is None else accepted.definition
+
+    def _accepted(self, has: SharedDefinition, seen: SeenDefinition, how: str) -> SharedDefinition:
+        before, changes = self._before(has), has.changes
+        if how == "approved" or before not in (None, seen.definition):
+            change = DefinitionChange(0, *seen[:4], before, seen.definition, seen.at, how)
+            changes = (*changes, change)[-CHANGES_PER_TOOL:]
+        return msgspec.structs.replace(has, accepted=seen, pending=None, changes=changes)
+
+    def _change(self, changed: Callable[[], dict[str, SharedDefinition]]) -> bool:
+        """Write what `changed` returns; again if another writer was faster. False if there is nothing to write."""
+        while new := changed():
+            if self._state.write(DEFINITIONS, self._documents(new)):
+                return True
+        return False
+
+    def _documents(self, new: dict[str, SharedDefinition]) -> dict[str, StateDocument]:
+        versions = self._decoded
+        return {id: StateDocument(versions[id][0] if id in versions else 0, _encoded(new[id])) for id in new}
+
+
+AnyDefinitions: TypeAlias = DefinitionStore | SharedDefinitions
+
+_encoded: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(SharedDefinition).decode
+
+
+def _id_of(seen: SeenDefinition) -> str:
+    """A digest: names of tools may be longer than an index takes."""
+    return hashlib.sha256(msgspec.msgpack.encode(seen[:3])).hexdigest()

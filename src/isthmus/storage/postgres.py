@@ -21,9 +21,10 @@ import asyncpg
 import msgspec
 import structlog
 
+from isthmus import __version__
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.figures import WriteFigures
+from isthmus.core.metrics import WriteMetrics
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
@@ -58,7 +59,10 @@ BATCH_MAX = 512
 WAITING_MAX = 10_000
 """Pending writes; beyond it writes are refused."""
 
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+"""How long one server may take to accept a connection. A lost SYN is sent again after a second."""
+OTHER_CONNECT_SECONDS = 1.0
+"""The same, if there is another server to try: this one's machine may be off."""
 COMMAND_SECONDS = 10.0
 """How long one statement may take; then the database counts as lost."""
 
@@ -69,10 +73,13 @@ IN_USE_SECONDS = 2.0
 """How long a starting hub waits for the lock of the hub before it."""
 
 PATIENCE_SECONDS = 5.0
-"""How long reads and writes wait for a lost database; most are back by then."""
+"""How long reads and writes of a single hub wait for a lost database; most are back by then."""
+
+LOST_READ_SECONDS = 1.0
+"""How long one read waits while the database is known to be away: a request may need several."""
 
 RETRY_FIRST_SECONDS = 0.1
-RETRY_MAX_SECONDS = 5.0
+RETRY_MAX_SECONDS = 1.0
 
 CLOSE_SECONDS = 5.0
 
@@ -113,8 +120,20 @@ ALTER TABLE documents ADD COLUMN node bigint;
 CREATE INDEX documents_by_node ON documents (node, at) WHERE node IS NOT NULL;
 """
 NODES += audit_postgres.CHAINS_SCHEMA
-STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA, NODES)
-"""The migrations: each adds one version of the tables. A database is migrated from its own version to the last."""
+# The newest minor release of a hub that has used the tables.
+NEWEST_RELEASE = "ALTER TABLE about ADD COLUMN release text NOT NULL DEFAULT ''"
+STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA, NODES, NEWEST_RELEASE)
+"""The migrations: each adds one version of the tables, in a transaction. A database is migrated from its own version to
+the last. Hubs of the minor release before must be able to use the result: add, and remove one release later."""
+
+HAS_RELEASE = STEPS.index(NEWEST_RELEASE) + 1
+"""The first version of the tables with a release."""
+
+MIGRATE_SECONDS = 600.0
+STEP_LOCK_SECONDS = 1.0
+"""How long a step waits for a table that others use: they wait behind it. Then it lets them go on, and tries again."""
+
+LIVE_NODES = "SELECT count(*) FROM nodes WHERE heir IS NULL AND expires > clock_timestamp()"
 
 ROWS = """
 unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[], $5::double precision[], $6::bytea[], $7::text[], $8::bytea[])
@@ -269,9 +288,11 @@ class PostgresJournal:
         self._log: PostgresAuditWriter | None = None
         self._chain: int | None = None
         """The chain of the audit log, of a node of a cluster."""
-        self.figures = WriteFigures(self._loop.time)
+        self.write_metrics = WriteMetrics(self._loop.time)
         self._probe = WriteProbe(lambda done: self._enqueue(PostgresWrite(done, operation=_test_write)))
         self._writer: asyncio.Task[None] | None = None
+        self._reads: set[asyncio.Timeout] = set()
+        """The limits of all reads under way."""
         self._readers = asyncpg.create_pool(
             min_size=0,
             max_size=READERS_MAX,
@@ -372,9 +393,10 @@ class PostgresJournal:
         """
         *others, last = self._settings.server_urls
         how = {"timeout": CONNECT_SECONDS, "command_timeout": COMMAND_SECONDS, "target_session_attrs": WRITABLE, **how}
+        soon = {**how, "timeout": min(how["timeout"], OTHER_CONNECT_SECONDS)}
         for server in others:
             with suppress(*AWAY):
-                return await asyncpg.connect(server, **how)
+                return await asyncpg.connect(server, **soon)
         return await asyncpg.connect(last, **how)
 
     def _lose(self, connection: Connection) -> None:
@@ -429,9 +451,9 @@ class PostgresJournal:
     async def open_log(self, notary: AuditNotary) -> LogState:
         """See `core.ports.AuditJournal`."""
         writer = PostgresAuditWriter(notary, self._chain)
-        standing = await self._query_writer(writer.find)
+        log_state = await self._query_writer(writer.find)
         self._log = writer
-        return standing
+        return log_state
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.AuditJournal`."""
@@ -464,7 +486,7 @@ class PostgresJournal:
         if self._is_closed or len(self._waiting) >= WAITING_MAX:
             self._loop.call_soon(work.done, "refused")
             return
-        self.figures.begin()
+        self.write_metrics.begin()
         self._waiting.append(work)
         self._wake.set()
 
@@ -478,14 +500,14 @@ class PostgresJournal:
             await self._wait_writable()
             results = await self._write_batch(self._current)
             works, self._current = self._current, ()
-            self.figures.end(results)
+            self.write_metrics.end(results)
             notify_all(zip((work.done for work in works), results, strict=True))
             if "refused" in results or "unknown" in results:
                 self._probe.probe()
 
     async def _wait_writable(self) -> None:
-        """Wait for a lost database, up to `PATIENCE_SECONDS`."""
-        patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
+        """Wait for a lost database, up to `_patience`."""
+        patience = self._lost_at + self._patience - self._loop.time()
         if self._connection is None and patience > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):  # not `wait_for`: on 3.11 it can swallow a cancellation
@@ -516,7 +538,7 @@ class PostgresJournal:
         if connection is None:
             return "refused"
         operation = works[0].operation or self._put([document for work in works for document in work.documents])
-        facts = [fact for work in works for fact in work.facts]
+        facts = [work.facts for work in works if work.facts]
         try:
             if not await self._begin_transaction(connection):
                 return "refused"
@@ -636,14 +658,28 @@ class PostgresJournal:
     async def _read(self, text: str, *values: object) -> Sequence[Any]:
         """Read, with a timeout that includes the wait for a connection."""
         try:
-            async with asyncio.timeout(COMMAND_SECONDS):
-                return await self._fetch(text, *values)
+            async with asyncio.timeout(LOST_READ_SECONDS if self._is_long_lost() else COMMAND_SECONDS) as limit:
+                self._reads.add(limit)
+                try:
+                    return await self._fetch(text, *values)
+                finally:
+                    self._reads.discard(limit)
         except FAILED as error:
             raise OSError(f"the journal cannot be read: {error_text(error)}") from error
 
+    @property
+    def _patience(self) -> float:
+        """How long reads and writes wait for a lost database."""
+        return PATIENCE_SECONDS
+
+    def _is_long_lost(self) -> bool:
+        """Whether the database was away for longer than requests wait for it."""
+        return self._connection is None and self._loop.time() > self._lost_at + self._patience
+
     async def _fetch(self, text: str, *values: object) -> Sequence[Any]:
         """Read; retry while the database is lost."""
-        give_up = self._loop.time() + PATIENCE_SECONDS
+        lost_at = self._loop.time() if self._connection is not None else self._lost_at
+        give_up = lost_at + self._patience
         while True:
             try:
                 async with self._readers.acquire() as connection:
@@ -667,26 +703,61 @@ def lock_key(schema: str) -> int:
 
 
 async def prepare(connection: Connection, schema: str) -> None:
-    """Make commits durable, and migrate the tables."""
+    """Make commits durable, and migrate the tables; a migration that was interrupted continues.
+
+    Raises:
+        StateUnusable: hubs of this release cannot use the tables.
+    """
     if await connection.fetchval("SHOW synchronous_commit") == "off":
         await connection.execute("SET synchronous_commit = on")
     async with connection.transaction():
-        await _build(connection, schema)
+        # Checked first: CREATE needs a right that the user may not have.
+        if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+            await connection.execute(f'CREATE SCHEMA "{schema}"')
+        if await connection.fetchval("SELECT to_regclass('about')") is None:
+            await connection.execute("CREATE TABLE about (version integer NOT NULL); INSERT INTO about VALUES (0)")
+    version: int = await connection.fetchval("SELECT version FROM about")
+    release = await _check_release(connection, version)
+    while version < len(STEPS):
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = '{STEP_LOCK_SECONDS:g}s'")
+                await connection.execute(STEPS[version], timeout=MIGRATE_SECONDS)
+                await connection.execute("UPDATE about SET version = $1", version + 1)
+        except asyncpg.LockNotAvailableError:
+            await asyncio.sleep(STEP_LOCK_SECONDS / 2)
+        else:
+            version += 1
+    if version >= HAS_RELEASE and release < RELEASE:
+        await connection.execute("UPDATE about SET release = $1", ".".join(map(str, RELEASE)))
 
 
-async def _build(connection: Connection, schema: str) -> None:
-    # Checked first: CREATE needs a right that the user may not have.
-    if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
-        await connection.execute(f'CREATE SCHEMA "{schema}"')
-    if await connection.fetchval("SELECT to_regclass('about')") is None:
-        await connection.execute("CREATE TABLE about (version integer NOT NULL); INSERT INTO about VALUES (0)")
-    version = await connection.fetchval("SELECT version FROM about")
-    if version > len(STEPS):
-        raise StateUnusable(f"the tables have version {version} of a newer hub; this hub supports up to {len(STEPS)}")
-    if version < len(STEPS):
-        for step in STEPS[version:]:
-            await connection.execute(step)
-        await connection.execute("UPDATE about SET version = $1", len(STEPS))
+Release: TypeAlias = tuple[int, ...]
+"""The major and minor number of a version."""
+
+RELEASE: Release = tuple(map(int, __version__.split(".")[:2]))
+
+
+async def _check_release(connection: Connection, version: int) -> Release:
+    """The newest release that has used the tables; empty if that is not known.
+
+    Raises:
+        StateUnusable: it is more than one minor release away from this one.
+    """
+    stored = await connection.fetchval("SELECT release FROM about") if version >= HAS_RELEASE else ""
+    release: Release = tuple(map(int, stored.split("."))) if stored else ()
+    own, newest = ".".join(map(str, RELEASE)), stored
+    is_next = (RELEASE[0], RELEASE[1] + 1) == release
+    if version > len(STEPS) and not is_next:
+        said = f"the tables have version {version} of a newer hub; this hub supports up to {len(STEPS)}"
+        raise StateUnusable(f"{said}. Hubs of {newest or 'another version'} have used them, and this one is {own}")
+    if release > RELEASE and not is_next:
+        advice = "at most one minor version may lie between hubs of one database; upgrade this one"
+        raise StateUnusable(f"hubs of version {newest} use the tables, and this one is {own}: {advice}")
+    if release and (release[0], release[1] + 1) < RELEASE and await connection.fetchval(LIVE_NODES):
+        advice = "upgrade its nodes one minor version at a time, or stop them all first"
+        raise StateUnusable(f"nodes of version {newest} run on this database, and this one is {own}: {advice}")
+    return release
 
 
 async def _put(documents: Sequence[Document], connection: Connection) -> bool:

@@ -7,8 +7,8 @@ fencing token. All times there are the database's. The life of a row:
                      ▲         │ the database is away: nothing is written        │ its documents are moved to the heir
                      └─────────┘                                                 ▼ deleted
 
-Every transaction of a node first locks the node's row, which must have no heir. Who takes a row over waits for these
-locks. So a node that was given up cannot write any more, whatever it believes; it joins again under a new number.
+Every transaction of a node first locks the node's row, which must have no heir. A node that takes a row over waits for
+these locks. So a node that was given up cannot write any more, whatever it believes; it joins again under a new number.
 
 A document that is held has the number of its node. Only that node can change it, whatever version others know. Which
 documents are held depends on their kind and state (`held`): an ended task is free for all nodes, and its version alone
@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+import asyncpg
 import msgspec
 import structlog
 
-from isthmus.core.ports import DOCUMENT_BYTES, HERE, Document, TrimResult, place_of
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.ports import DOCUMENT_BYTES, HERE, Document, TrimResult, WriteResult, place_of
 from isthmus.storage import journal_base
 from isthmus.storage.audit_postgres import CHOOSE_CHAIN
 from isthmus.storage.journal_base import StateInUse
@@ -38,6 +40,7 @@ from isthmus.storage.postgres import (
     Connection,
     PostgresJournal,
     PostgresOperation,
+    PostgresWrite,
     count_rows,
     decode_text,
     encode_text,
@@ -57,6 +60,22 @@ RENEWALS = 3
 
 WRITING_SHARE = 0.9
 """The share of its lease, by its own clock, in which a node writes: clocks do not run equally fast."""
+
+SHARED_PATIENCE_SECONDS = 0.8
+"""How long reads and writes wait for a database that is away: callers are told within a second."""
+
+SLOW_SECONDS = 0.25
+"""After this time without an answer to a read or write, the database is asked whether it lives."""
+
+ANSWER_SECONDS = 0.6
+"""How long it may take to answer that: twice the delay that a busy machine causes now and then (0.3 s). A database that
+is only slow answers, because the question needs neither a disk nor a lock."""
+
+ANSWER_STEPS = 6
+"""The parts of that time. While this process stands still, at most one of them passes."""
+
+DOUBT_STEPS = 4 * ANSWER_STEPS
+"""How long a question may take once there was no answer: another server may have to be tried."""
 
 TAKE_AGAIN_SECONDS = 0.2
 """How soon a node is tried again that could not be taken: the database still ends its last transaction."""
@@ -143,7 +162,7 @@ ALL_IN = FITTING.format(
 MOVE = """
 WITH picked AS (
     SELECT kind, owner, id, at, octet_length(body) AS size FROM documents
-    WHERE {whose} ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED
+    WHERE {condition} ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED
 ), counted AS (
     SELECT *, sum(size) OVER (ORDER BY at, owner, id ROWS UNBOUNDED PRECEDING) - size AS taken FROM picked
 )
@@ -151,9 +170,9 @@ UPDATE documents AS kept SET node = $1 FROM counted
 WHERE kept.kind = counted.kind AND kept.owner = counted.owner AND kept.id = counted.id AND counted.taken < $3::bigint
 RETURNING kept.kind, kept.owner, kept.id, version, kept.at, body, "group", state, node
 """
-MOVE_TAKEN = MOVE.format(whose="node IN (SELECT number FROM nodes WHERE heir = $1)")
+MOVE_TAKEN = MOVE.format(condition="node IN (SELECT number FROM nodes WHERE heir = $1)")
 # Of a hub that was alone in the schema: documents of nodes are never free in a state in which nodes hold them.
-MOVE_FREE = MOVE.format(whose="node IS NULL AND kind = $4 AND state = ANY($5::text[])")
+MOVE_FREE = MOVE.format(condition="node IS NULL AND kind = $4 AND state = ANY($5::text[])")
 
 Dial: TypeAlias = Callable[..., Awaitable[Connection]]
 
@@ -313,12 +332,104 @@ class NodeLease:
             connection.terminate()
 
 
+class DatabasePulse:
+    """Notices soon that the database gives no sign of life: behind a cut cable, nothing else would say so.
+
+    It asks only while a read or write waits for longer than usual, on a connection of its own, and then until there is
+    an answer again.
+    """
+
+    def __init__(self, settings: StorageSettings, dial: Dial, background: BackgroundTasks) -> None:
+        self.is_silent = False
+        """Whether it has not answered, and not since."""
+        self.on_silent: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._dial = dial
+        self._background = background
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._waiting: dict[object, float] = {}
+        """When each read or write began that is under way, the oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_asking = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch over a read or write."""
+        key = object()
+        self._waiting[key] = self._loop.time()
+        if self._timer is None:
+            self._look_in(SLOW_SECONDS)
+        try:
+            yield
+        finally:
+            del self._waiting[key]
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        oldest = next(iter(self._waiting.values()), None)
+        if oldest is None or self._is_asking:
+            return
+        if (left := oldest + SLOW_SECONDS - self._loop.time()) > 0:
+            self._look_in(left)
+        else:
+            self._is_asking = True
+            self._background.spawn("pulse", self._ask_until_answered())
+
+    async def _ask_until_answered(self) -> None:
+        try:
+            while not await self._is_answered(DOUBT_STEPS if self.is_silent else ANSWER_STEPS):
+                if not self.is_silent:
+                    self.is_silent = True
+                    log.error("the database gives no sign of life", database=self._settings.shown)
+                    self.on_silent()
+                await asyncio.sleep(RETRY_FIRST_SECONDS)
+            if self.is_silent:
+                log.info("the database answers again", database=self._settings.shown)
+        finally:
+            self.is_silent = self._is_asking = False
+        if self._waiting and self._timer is None:
+            self._look_in(SLOW_SECONDS)
+
+    async def _is_answered(self, steps: int) -> bool:
+        asking = self._background.spawn("question", self._ask())
+        for _ in range(steps):
+            await asyncio.wait({asking}, timeout=ANSWER_SECONDS / ANSWER_STEPS)
+            if asking.done():
+                break
+        asking.cancel()
+        is_answered = asking.done() and not asking.cancelled() and asking.result()
+        if not is_answered:
+            self.close()
+        return is_answered
+
+    async def _ask(self) -> bool:
+        try:
+            if self._connection is None:
+                self._connection = await self._dial(server_settings=server_settings_of(self._settings))
+            await self._connection.fetchval("SELECT 1")
+        except Exception as error:  # noqa: BLE001 - whatever it is, there was no answer, unless the database says it
+            return isinstance(error, asyncpg.PostgresError)
+        return True
+
+    def close(self) -> None:
+        """Disconnect."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+
 class SharedPostgresJournal(PostgresJournal):
     """See `core.ports.SharedJournal`. `held` are the states in which documents of a kind are held."""
 
     def __init__(self, settings: StorageSettings, lease: LeaseSettings, held: Mapping[str, Collection[str]]) -> None:
         super().__init__(settings)
         self.lease = NodeLease(settings, lease, self._dial)
+        self._pulse = DatabasePulse(settings, self._dial, self._background)
+        self._pulse.on_silent = self._end_waits
         self.inherited = self.lease.inherited
         self._held = held
         self._kinds_to_move: list[str] = []
@@ -381,13 +492,43 @@ class SharedPostgresJournal(PostgresJournal):
         if self._writer is not None:
             await asyncio.wait({self._writer}, timeout=PATIENCE_SECONDS)
         await self._background.aclose()
+        self._pulse.close()
         await self.lease.leave()
         await super().aclose()
 
     @property
     def is_failing(self) -> bool:
         """See `core.ports.HealthReportingJournal`."""
-        return super().is_failing or (not self._is_closed and not self.lease.is_held)
+        is_silent = self._pulse.is_silent or not self.lease.is_held
+        return super().is_failing or (not self._is_closed and is_silent)
+
+    @property
+    def _patience(self) -> float:
+        """See `PostgresJournal`; callers can be told sooner, because other nodes may reach the database."""
+        return 0.0 if self._pulse.is_silent else SHARED_PATIENCE_SECONDS
+
+    def _is_long_lost(self) -> bool:
+        """The lease ends before a connection does that only stands still."""
+        lost_at = self.lease.lost_at  # 0 until there was a lease
+        is_late = not self.lease.is_held and bool(lost_at) and self._loop.time() > lost_at + self._patience
+        return is_late or super()._is_long_lost()
+
+    def _end_waits(self) -> None:
+        """The database gives no sign of life: end all that waits for it. What was not committed is not stored."""
+        for limit in self._reads:
+            limit.reschedule(self._loop.time())
+        if self._connection is not None:
+            self._lose(self._connection)
+
+    async def _read(self, text: str, *values: object) -> Sequence[Any]:
+        if self._pulse.is_silent:
+            raise OSError("the journal cannot be read: the database gives no sign of life")
+        with self._pulse.watched():
+            return await super()._read(text, *values)
+
+    async def _write_together(self, works: Sequence[PostgresWrite]) -> WriteResult:
+        with self._pulse.watched():
+            return await super()._write_together(works)
 
     async def _claim(self, connection: Connection) -> None:
         """Keep hubs out that are alone in their schema, for the lifetime of the connection; migrate the tables."""
@@ -410,7 +551,7 @@ class SharedPostgresJournal(PostgresJournal):
 
     async def _wait_writable(self) -> None:
         await super()._wait_writable()
-        patience = self.lease.lost_at + PATIENCE_SECONDS - self._loop.time()
+        patience = self.lease.lost_at + self._patience - self._loop.time()
         if not self.lease.is_held and patience > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):  # not `wait_for`: on 3.11 it can swallow a cancellation

@@ -1,13 +1,13 @@
-"""Small documents that all nodes of a cluster must agree on, in their PostgreSQL database: keys, logins, relay lists.
+"""Small documents that all nodes of a cluster must agree on, in their PostgreSQL database: keys, logins, pins.
 
 They are rows of the journal's table `documents`, in kinds of their own. Each kind has a revision, a row that every
 write locks and raises by one; the `version` of a document is the revision of its last write. So a reader asks for what
 is newer than what it has, and of two writers that read the same version only the first succeeds. Deleted documents stay
 as empty rows, so that readers learn of them.
 
-Readers have all of it in memory. A notification of PostgreSQL makes them read at once; a poll finds what a lost
-notification would have announced. Everything runs on a thread with its own event loop, because the command line and
-the threads of a hub use it, too.
+Readers have the kinds that they follow in memory. A notification of PostgreSQL makes them read at once; a poll finds
+what a lost notification would have announced. Everything runs on a thread with its own event loop, because the command
+line and the threads of a hub use it, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from isthmus.storage.postgres import (
     AWAY,
     CONNECT_SECONDS,
     FAILED,
+    MIGRATE_SECONDS,
     WRITABLE,
     Connection,
     error_text,
@@ -81,8 +82,8 @@ _T = TypeVar("_T")
 class PostgresState:
     """See `core.ports.SharedState`."""
 
-    def __init__(self, settings: StorageSettings) -> None:
-        """Connect, make or migrate the tables, and read everything.
+    def __init__(self, settings: StorageSettings, *kinds: str) -> None:
+        """Connect, make or migrate the tables, and read the documents of these kinds.
 
         Raises:
             StateUnusable: the database cannot be reached or used.
@@ -90,6 +91,7 @@ class PostgresState:
         self.where = settings.shown or ""
         self._settings = settings
         self._channel = f"isthmus {settings.schema} state"
+        self._kinds = set(kinds)
         self._revisions: dict[str, int] = {}
         self._documents: dict[str, Mapping[str, StateDocument]] = {}
         self._good_at = float("-inf")
@@ -103,7 +105,7 @@ class PostgresState:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shared state", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._refresh())
+            self._wait(self._refresh(), MIGRATE_SECONDS)
         except OSError as error:
             self.close()
             raise StateUnusable(str(error)) from error
@@ -143,6 +145,12 @@ class PostgresState:
         """See `core.ports.SharedState`."""
         return self._documents.get(kind, _EMPTY)
 
+    def follow(self, kind: str) -> None:
+        """See `core.ports.SharedState`."""
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self.read_now()
+
     def read_now(self) -> None:
         """See `core.ports.SharedState`."""
         self._wait(self._refresh())
@@ -162,11 +170,11 @@ class PostgresState:
             if has_lock:
                 asyncio.run_coroutine_threadsafe(self._unlock(name, key), self._loop)
 
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _wait(self, work: Coroutine[Any, Any, _T], seconds: float = 2 * (CONNECT_SECONDS + COMMAND_SECONDS)) -> _T:
         """Run on the thread's loop. Raises `OSError`."""
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return running.result(2 * (CONNECT_SECONDS + COMMAND_SECONDS))
+            return running.result(seconds)
         except (*FAILED, TimeoutError) as error:
             running.cancel()
             raise OSError(f"{self.where} cannot be used: {error_text(error)}") from error
@@ -184,7 +192,7 @@ class PostgresState:
             except Exception as error:  # noqa: BLE001 - this loop must go on after any error
                 if not self._is_away:
                     self._is_away = True
-                    log.warning("keys and logins cannot be read from the database", error=error_text(error))
+                    log.warning("what nodes share cannot be read from the database", error=error_text(error))
             else:
                 self._is_away = False
 
@@ -192,7 +200,7 @@ class PostgresState:
         async with self._turn, self._connected() as connection:
             for kind, revision in await connection.fetch(SEEN, REVISIONS):
                 seen = self._revisions.get(kind, 0)
-                if revision == seen:
+                if revision == seen or kind not in self._kinds:
                     continue
                 # A smaller revision: the database was restored from a backup.
                 found = {} if revision < seen else dict(self._documents.get(kind, {}))
@@ -201,7 +209,7 @@ class PostgresState:
                         found.pop(id, None)
                     else:
                         found[id] = StateDocument(version, body)
-                # First the content: who sees the revision must see its documents.
+                # First the content: a reader that sees the revision must see its documents.
                 self._documents[kind] = MappingProxyType(found)
                 self._revisions[kind] = revision
         self._good_at = time.monotonic()
@@ -215,9 +223,11 @@ class PostgresState:
                 has = dict(await connection.fetch(HAS, kind, [id.encode() for id in changes]))
                 if any(has.get(id, 0) != change.version for id, change in changes.items()):
                     raise _Conflict
+                rows = []
                 for id, change in changes.items():
                     state, body = (DELETED, b"") if change.body is None else ("", change.body)
-                    await connection.execute(PUT, kind, id.encode(), revision, time.time(), state, body)
+                    rows.append((kind, id.encode(), revision, time.time(), state, body))
+                await connection.executemany(PUT, rows)
                 await connection.execute("SELECT pg_notify($1, '')", self._channel)
         except _Conflict:
             is_written = False

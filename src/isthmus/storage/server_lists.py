@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ log = structlog.get_logger(__name__)
 
 FOLDER: Final = "lists"
 
-BYTES_MAX: Final = 2 * 1024 * 1024
-"""Longer lists are not stored: reading them would delay the start."""
+BYTES_MAX: Final = 80 * 1024 * 1024
+"""A longer file is not one of ours."""
 
 FILES_MAX: Final = 1000
 """Beyond it the oldest files are deleted; they belong to removed or edited entries."""
@@ -46,8 +47,8 @@ class ServerListFiles:
             log.warning("cannot read the stored list of a server", file=f"{FOLDER}/{key}.json", reason=str(error))
             return None
 
-    def write(self, key: str, body: bytes) -> None:
-        """Write the file of a key soon."""
+    def write(self, key: str, body: Callable[[], bytes]) -> None:
+        """Write the file of a key soon. The thread calls `body`: to write thousands of tools takes a while."""
         with suppress(RuntimeError):  # a list came while the hub is closing
             self._worker.submit(self._write, key, body)
 
@@ -68,13 +69,13 @@ class ServerListFiles:
                 raise ValueError(f"it is not a regular file of at most {BYTES_MAX} bytes")
             return file.read(BYTES_MAX)
 
-    def _write(self, key: str, body: bytes) -> None:
+    def _write(self, key: str, body: Callable[[], bytes]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = self._folder / f"{token_hex(8)}.new"
             try:
                 with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(body)
+                    file.write(body())
                 draft.replace(self._path(key))
             except BaseException:
                 draft.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from isthmus.core.audit import AuditRow, Fact, LogState
-from isthmus.core.figures import WriteFigures
+from isthmus.core.metrics import WriteMetrics
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,
@@ -35,7 +35,7 @@ from isthmus.core.ports import (
     WriteResult,
 )
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_sqlite import AT_ONCE_MAX, SqliteAuditWriter
+from isthmus.storage.audit_sqlite import SqliteAuditWriter
 from isthmus.storage.journal_base import (
     PROBE_BYTES,
     StateInUse,
@@ -206,7 +206,7 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._log: SqliteAuditWriter | None = None
-        self.figures = WriteFigures(self._loop.time)
+        self.write_metrics = WriteMetrics(self._loop.time)
         self._probe = WriteProbe(lambda done: self._enqueue(SqliteWrite(done, operation=_test_write)))
         self._queue: SimpleQueue[list[SqliteWrite] | None] = SimpleQueue()
         self._batcher: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
@@ -259,9 +259,9 @@ class SqliteJournal:
     async def open_log(self, notary: AuditNotary) -> LogState:
         """See `core.ports.AuditJournal`."""
         writer = SqliteAuditWriter(notary)
-        standing = await self._query_writer(writer.find)
+        log_state = await self._query_writer(writer.find)
         self._log = writer
-        return standing
+        return log_state
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.AuditJournal`."""
@@ -294,7 +294,7 @@ class SqliteJournal:
         if self._is_closed:
             self._loop.call_soon(work.done, "refused")
             return
-        self.figures.begin()
+        self.write_metrics.begin()
         self._batcher.add(work)
 
     async def aclose(self) -> None:
@@ -334,9 +334,7 @@ class SqliteJournal:
     def _transact(self, works: Sequence[SqliteWrite]) -> list[WriteResult] | None:
         """The result of each write; None if the transaction was refused."""
         if self._log is not None and all(work.facts and not work.documents for work in works):
-            records = [fact for work in works for fact in work.facts]
-            if len(records) <= AT_ONCE_MAX:
-                return self._append(records, len(works), self._log)
+            return self._append(works, self._log)
         try:
             self._begin()
             if self._write_together(works):
@@ -360,17 +358,17 @@ class SqliteJournal:
             self._log.committed()
         return results
 
-    def _append(self, records: Sequence[Fact], count: int, writer: SqliteAuditWriter) -> list[WriteResult] | None:
+    def _append(self, works: Sequence[SqliteWrite], writer: SqliteAuditWriter) -> list[WriteResult] | None:
         """Write audit records alone, in one statement, which is its own transaction."""
         try:
             writer.begin(self._write_connection)
-            writer.append(self._write_connection, records)
+            writer.append(self._write_connection, [work.facts for work in works])
         except Exception as error:  # noqa: BLE001 - each write is tried again alone
             log.error("cannot write the journal", path=str(self._path), error=str(error))
             self._reopen()
             return None
         writer.committed()
-        return ["kept"] * count
+        return ["kept"] * len(works)
 
     def _begin(self) -> None:
         self._write_connection.execute("BEGIN IMMEDIATE")
@@ -384,17 +382,16 @@ class SqliteJournal:
         if len(keys) < len(documents) or not all(work.documents or work.facts for work in works):
             return False
         try:
-            facts = [fact for work in works for fact in work.facts]
-            return _put(documents, self._write_connection) and self._append_facts(facts)
+            return _put(documents, self._write_connection) and self._append_facts(works)
         except Exception:  # each write is tried again alone
             if not self._write_connection.in_transaction:
                 raise
             return False
 
-    def _append_facts(self, facts: Sequence[Fact]) -> bool:
+    def _append_facts(self, works: Sequence[SqliteWrite]) -> bool:
         """Append audit records."""
-        if facts and self._log is not None:
-            self._log.append(self._write_connection, facts)
+        if self._log is not None:
+            self._log.append(self._write_connection, [work.facts for work in works])
         return True
 
     def _write_one(self, work: SqliteWrite) -> WriteResult:
@@ -407,7 +404,7 @@ class SqliteJournal:
                 is_written = _put(work.documents, self._write_connection)
             else:
                 is_written = work.operation(self._write_connection)
-            result = "kept" if is_written and self._append_facts(work.facts) else "conflict"
+            result = "kept" if is_written and self._append_facts((work,)) else "conflict"
         except Exception as error:  # one bad write must not end the writer thread
             if not self._write_connection.in_transaction:
                 raise  # SQLite rolled the whole transaction back, for example on a full disk
@@ -431,13 +428,15 @@ class SqliteJournal:
 
     def _report(self, works: Sequence[SqliteWrite], results: Sequence[WriteResult]) -> None:
         try:
-            reports = [(work.done, result) for work, result in zip(works, results, strict=True)]
-            self._loop.call_soon_threadsafe(self.figures.end, results)
-            self._loop.call_soon_threadsafe(notify_all, reports)
-            if "refused" in results or "unknown" in results:
-                self._loop.call_soon_threadsafe(self._probe.probe)
+            self._loop.call_soon_threadsafe(self._reported, works, results)
         except RuntimeError:
             return  # the loop is closed
+
+    def _reported(self, works: Sequence[SqliteWrite], results: Sequence[WriteResult]) -> None:
+        self.write_metrics.end(results)
+        notify_all((work.done, result) for work, result in zip(works, results, strict=True))
+        if "refused" in results or "unknown" in results:
+            self._probe.probe()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ SERVER = ServerMetadata(
 CLIENT = OAuthClient("me", redirect="http://127.0.0.1:5/callback")
 
 
-def test_the_address_asks_for_a_code_that_only_who_asked_can_use() -> None:
+def test_the_address_requests_a_code_that_only_the_requester_can_use() -> None:
     attempt = Authorization()
     parts = urlsplit(attempt.address(SERVER, CLIENT, "https://s.example/mcp", "read"))
     asked = {name: value[0] for name, value in parse_qs(parts.query).items()}
@@ -120,7 +120,7 @@ async def test_only_a_browser_that_comes_back_is_taken_for_one(request_line: byt
         callback.close()
 
 
-async def test_nobody_who_never_comes_is_waited_for_for_ever() -> None:
+async def test_the_wait_for_a_login_has_a_deadline() -> None:
     callback = Callback("s")
     await callback.open(0)
     assert callback.address == f"http://127.0.0.1:{callback.port}/callback"

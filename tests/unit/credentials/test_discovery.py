@@ -113,7 +113,7 @@ DOCUMENTS = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(document=DOCUMENTS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60), header=st.text())
-def test_no_answer_of_a_stranger_breaks_who_reads_it(document: bytes, header: str) -> None:
+def test_no_answer_of_a_stranger_breaks_the_reader(document: bytes, header: str) -> None:
     """Each reader returns something of its type, or says in its own way that it cannot."""
     answer = HttpResponse(200, {}, document)
     with suppress(DiscoveryFailed):

@@ -8,7 +8,7 @@ from pathlib import Path
 from isthmus.core.ports import Subscriber
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
-from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, reply
+from tests.faults.scripted import SESSION, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.unit.credentials.test_logins import OTHER, PLANNER, S, called
 
@@ -19,7 +19,7 @@ KEY = (ServerName("s"), URI)
 class Notes(Scripted):
     """Tells of its one resource."""
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
         told = {
             "protocolVersion": "2025-11-25",
@@ -28,7 +28,7 @@ class Notes(Scripted):
         }
         out.write(reply(heard.result(told), headers={SESSION: self.session}))
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         match heard.method:
             case "resources/list":
                 out.write(reply(heard.result({"resources": [{"uri": URI, "name": "inbox"}]})))
@@ -50,7 +50,7 @@ def entry_of(server: Scripted, **more: object) -> dict[str, object]:
     return {**server.entry, "headers": {"Authorization": "common"}, "callers": own, **more}
 
 
-async def test_who_has_credentials_of_its_own_follows_by_these_alone(tmp_path: Path) -> None:
+async def test_a_caller_with_its_own_credentials_follows_with_these_alone(tmp_path: Path) -> None:
     async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server)}) as hub:
         await hub.ready("s")
         told: list[str] = []
@@ -69,7 +69,7 @@ async def test_who_has_credentials_of_its_own_follows_by_these_alone(tmp_path: P
         assert told == ["other"]
 
 
-async def test_who_has_none_follows_nothing_where_everybody_needs_their_own(tmp_path: Path) -> None:
+async def test_a_caller_without_credentials_follows_nothing_where_each_needs_its_own(tmp_path: Path) -> None:
     async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server, credentials="caller")}) as hub:
         await hub.ready("s")
         told: list[str] = []

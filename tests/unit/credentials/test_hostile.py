@@ -34,7 +34,7 @@ from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.http import HttpResponse
 from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
-from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
+from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
 from tests.unit.credentials.test_logins import (
@@ -110,9 +110,7 @@ async def let_answer(authority: Slow, hub: InProcess) -> None:
     assert authority.count("refresh_token") == 1
 
 
-async def test_who_logs_out_while_a_login_is_renewed_is_logged_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_logout_during_a_refresh_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     async with renewing(tmp_path, monkeypatch) as (authority, _, hub):
         assert Vault(state).remove(Slot("s"))
@@ -139,9 +137,7 @@ async def test_of_two_hubs_with_one_state_folder_one_renews_a_login(tmp_path: Pa
             assert shown == {"Bearer token-2"}
 
 
-async def test_who_logs_in_while_a_login_is_renewed_has_logged_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_login_during_a_refresh_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     async with renewing(tmp_path, monkeypatch) as (authority, server, hub):
         await logged_in(hub, state)
@@ -180,7 +176,7 @@ async def test_a_clock_that_was_put_back_costs_no_login(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["refresh", "secret"])
-async def test_what_an_authorization_server_repeats_is_not_told(
+async def test_text_that_an_authorization_server_repeats_is_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     """Nor the beginning of what is too long to be told whole."""
@@ -204,7 +200,7 @@ async def test_what_an_authorization_server_repeats_is_not_told(
 @pytest.mark.parametrize("status", [200, 403])
 async def test_a_server_that_repeats_a_callers_token_does_not_get_it_to_the_caller(tmp_path: Path, status: int) -> None:
     class Repeating(Protected):
-        async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             shown = heard.headers.get("authorization", [""])[0]
             if "token-1" not in shown and shown:
                 error = {"code": -32000, "message": f"not for {shown}"}
@@ -291,7 +287,7 @@ async def test_a_server_that_repeats_what_it_is_shown_to_a_call_does_not_get_it_
     """In the hub's own words, that is: what a server answers by itself reaches the caller as it is."""
 
     class Repeating(Scripted):
-        async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             error = {"code": -32000, "message": f"not for {heard.headers['authorization'][0]}"}
             out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=401))
 
@@ -387,7 +383,7 @@ async def test_a_login_that_expires_among_many_calls_is_renewed_once(tmp_path: P
         login.close()
 
 
-async def test_who_waits_for_a_person_outlasts_an_authorization_server_that_is_away_for_a_moment() -> None:
+async def test_a_wait_for_a_person_survives_a_short_absence_of_the_authorization_server() -> None:
     said: list[Exception | StoredToken] = [FetchFailed("away"), GrantRefused("authorization_pending"), StoredToken("a")]
     pauses: list[float] = []
 
@@ -416,7 +412,7 @@ class Alone(Authority):
         return reply(None, status=401) if target == "/mcp" else super()._answer(target, fields, body)
 
 
-async def test_a_server_that_was_moved_is_not_shown_who_the_hub_was_at_another(tmp_path: Path) -> None:
+async def test_a_moved_server_does_not_see_the_hubs_identity_at_another(tmp_path: Path) -> None:
     """Where neither says who it is, both have no name: what the hub registered as there is told apart by the place."""
     people: list[asyncio.Task[int]] = []
     client = OAuthClient("client-of-old", "secret-of-old", "client_secret_basic", "http://127.0.0.1:1/callback")

@@ -74,7 +74,7 @@ async def test_a_file_that_is_not_there_yet_is_looked_for_again(tmp_path: Path) 
     assert "client_id" not in authority.forms[0], "a workload need not be a client"
 
 
-async def test_a_refused_workload_is_told_so_and_neither_repeated_nor_tried_another_way(tmp_path: Path) -> None:
+async def test_a_refused_workload_is_reported_and_neither_repeated_nor_tried_another_way(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server:
         authority.refusals = [(400, {"error": "invalid_grant", "error_description": "workload-token is not known"})]
         oauth = {"grant": "jwt_bearer", "identity_token": "workload-token"}
@@ -145,7 +145,7 @@ async def test_an_employees_identity_is_exchanged_for_a_grant_and_that_for_a_tok
         ([], "urn:ietf:params:oauth:token-type:access_token", "did not issue an ID-JAG"),
     ],
 )
-async def test_what_the_provider_does_not_grant_nobody_is_asked_for(
+async def test_a_scope_that_the_provider_does_not_grant_is_not_requested(
     tmp_path: Path, refusals: list[Any], kind: str, told: str
 ) -> None:
     async with Provider() as provider, Authority() as authority, Protected(authority) as server:

@@ -22,7 +22,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.upstream import reconnector
-from tests.faults.scripted import Ending, Heard, InProcess, Scripted, hub_of, reply
+from tests.faults.scripted import Ending, InProcess, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import Metronome, eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
 
@@ -114,7 +114,7 @@ async def test_a_server_that_repeats_what_it_is_shown_gets_it_into_no_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Repeating(Protected):
-        async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             if heard.method == "tools/list" and heard.headers.get("authorization"):
                 said = f"no list for {heard.headers['authorization'][0]}"
                 error = {"jsonrpc": "2.0", "id": heard.message["id"], "error": {"code": -32000, "message": said}}
@@ -136,7 +136,7 @@ async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_calle
     tmp_path: Path, isolation: str
 ) -> None:
     class Repeating(Protected):
-        async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             said = f"not good: {heard.headers['authorization'][0]}"
             out.write(reply(heard.result({"content": [{"type": "text", "text": said}], "isError": True})))
 
@@ -152,7 +152,7 @@ async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_calle
 @pytest.mark.parametrize("isolation", ["shared", "caller"])
 async def test_a_token_that_a_server_repeats_in_a_result_is_not_captured(tmp_path: Path, isolation: str) -> None:
     class Repeating(Protected):
-        async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             said = f"thanks for {heard.headers['authorization'][0]}"
             out.write(reply(heard.result({"content": [{"type": "text", "text": said}]})))
 
@@ -244,7 +244,7 @@ async def test_a_running_hub_takes_a_login_up_within_a_second_and_gives_it_up_to
             assert took - metronome.late_seconds < 1.5
 
 
-async def test_a_server_of_which_nothing_is_configured_is_told_how_to_log_in_at_and_left_alone(tmp_path: Path) -> None:
+async def test_for_an_unconfigured_server_the_way_to_log_in_is_reported_and_nothing_sent(tmp_path: Path) -> None:
     async with (
         Authority() as authority,
         Protected(authority) as server,
@@ -296,9 +296,7 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     assert base64.b64decode(proof) == b"hub:the%20new%20secret"
 
 
-async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_refresh_is_reported_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.first_expires_in = [1.0]
@@ -400,7 +398,7 @@ async def test_a_caller_with_its_own_is_shown_by_nothing_that_proves_another(tmp
     assert [headers.get(name) for name in named] == [None, ["planners"], None, ["a"], ["high"]]
 
 
-async def test_who_has_none_is_refused_where_everybody_needs_their_own(tmp_path: Path) -> None:
+async def test_a_caller_without_a_login_is_refused_where_each_needs_its_own(tmp_path: Path) -> None:
     async with Listening() as server:
         own = {"planner": {"headers": {"Authorization": "planners"}}}
         async with hub_of(tmp_path, {"s": entry_with(server, callers=own, credentials="caller")}) as hub:
@@ -454,7 +452,7 @@ async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path
         assert [shown for shown in server.shown if shown][-1] == "Bearer token-2"
 
 
-async def test_who_has_nothing_left_to_exchange_is_called_for_no_more(
+async def test_a_caller_without_anything_left_to_exchange_gets_no_more_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)

@@ -17,7 +17,7 @@ from jwt import PyJWKSet
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import logins
-from isthmus.credentials.signed_jwts import NONCES_MAX, PUSH_KEY_FILE, ProofKey, Prover, PushSigner
+from isthmus.credentials.signed_jwts import NONCES_MAX, PUSH_KEY_FILE, ProofKey, Prover, PushKeyFile, PushSigner
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.faults import NotConnected
@@ -238,7 +238,7 @@ class Answers:
         return [line.removeprefix("dpop: ") for line in lines if line.startswith("dpop: ")]
 
 
-class Told:
+class ReplySink:
     """Hears one reply."""
 
     def __init__(self) -> None:
@@ -275,8 +275,8 @@ class Sending:
         await self.background.aclose()
         await self.server.__aexit__()
 
-    def send(self) -> tuple[Told, Ticket]:
-        told = Told()
+    def send(self) -> tuple[ReplySink, Ticket]:
+        told = ReplySink()
         return told, self.client.send(self.head, None, told)
 
 
@@ -329,7 +329,7 @@ async def test_a_request_that_is_lost_after_its_second_proof_may_have_run() -> N
 # -- proofs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_tells_nothing_of_itself_and_can_be_read_again() -> None:
+def test_a_key_reveals_nothing_of_itself_and_can_be_read_again() -> None:
     key = ProofKey.make()
     again = ProofKey.read(key.text())
     assert again.thumbprint == key.thumbprint
@@ -370,8 +370,8 @@ BODY = '{"id": "t",  "n": 1.50, "text": "\\u00e9 \u00e9"}'.encode()
 
 
 def test_a_body_is_signed_as_its_listener_reads_it(tmp_path: Path) -> None:
-    token = PushSigner(tmp_path / "state").token_for(BODY, NOW)
-    keys = PyJWKSet.from_dict(json.loads(PushSigner(tmp_path / "state").key_set()))
+    token = PushSigner(PushKeyFile(tmp_path / "state")).token_for(BODY, NOW)
+    keys = PyJWKSet.from_dict(json.loads(PushSigner(PushKeyFile(tmp_path / "state")).key_set()))
     key = keys[jwt.get_unverified_header(token)["kid"]]
     claims = jwt.decode(token, key, algorithms=["RS256"], options={"verify_iat": False})
     read = '{"id":"t","n":1.5,"text":"\u00e9 \u00e9"}'.encode()
@@ -380,19 +380,19 @@ def test_a_body_is_signed_as_its_listener_reads_it(tmp_path: Path) -> None:
 
 def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    assert PushSigner(state).key_set() == PushSigner(state).key_set()
+    assert PushSigner(PushKeyFile(state)).key_set() == PushSigner(PushKeyFile(state)).key_set()
     assert [file.name for file in state.iterdir()] == [PUSH_KEY_FILE]
     assert stat.S_IMODE((state / PUSH_KEY_FILE).stat().st_mode) == 0o600
-    assert b'"d"' not in PushSigner(state).key_set()
+    assert b'"d"' not in PushSigner(PushKeyFile(state)).key_set()
 
 
 @pytest.mark.parametrize("body", [b'{"n": 1e400}', b'{"text": "\\ud800"}'])
 def test_what_its_listener_cannot_write_again_is_not_signed(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever Python says of it
-        PushSigner(tmp_path).token_for(body, NOW)
+        PushSigner(PushKeyFile(tmp_path)).token_for(body, NOW)
 
 
 def test_a_damaged_key_is_no_key(tmp_path: Path) -> None:
     (tmp_path / PUSH_KEY_FILE).write_text("abcd")
     with pytest.raises(ValueError, match="does not contain an RSA key"):
-        PushSigner(tmp_path).key_set()
+        PushSigner(PushKeyFile(tmp_path)).key_set()

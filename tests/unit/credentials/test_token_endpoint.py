@@ -60,7 +60,7 @@ def test_a_client_proves_itself_as_the_server_wants_it(
 
 
 @pytest.mark.parametrize(("key", "algorithm"), [(P256, "ES256"), (RSA, "RS256")])
-def test_a_client_with_a_key_signs_who_it_is(
+def test_a_client_with_a_key_signs_its_identity(
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, algorithm: str
 ) -> None:
     settings = OAuthSettings(client_id="me", private_key=pem_of(key))

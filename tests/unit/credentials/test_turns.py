@@ -31,7 +31,7 @@ async def test_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
     assert order == ["another's", "first", "second"]
 
 
-async def test_who_stands_still_is_not_waited_for_and_where_there_can_be_no_file_nobody_waits(
+async def test_a_stopped_process_is_not_waited_for_and_without_a_file_there_is_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vault, "TURN_SECONDS", 0.05)
@@ -42,7 +42,7 @@ async def test_who_stands_still_is_not_waited_for_and_where_there_can_be_no_file
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-async def test_where_files_cannot_be_locked_nobody_waits(
+async def test_where_files_cannot_be_locked_there_is_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """As on some network folders: a login must be renewed there all the same."""

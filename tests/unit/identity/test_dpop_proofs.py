@@ -291,7 +291,7 @@ def test_a_nonce_is_asked_for_and_good_for_some_minutes() -> None:
 
 
 @pytest.mark.parametrize("nonce", ["", "x", "6553f100.AAAAAAAAAAAAAAAAAAAAAA", "ä.b", 5, ["x"], "f" * 5000])
-def test_a_nonce_of_somebody_else_is_not_taken(nonce: object) -> None:
+def test_a_foreign_nonce_is_not_accepted(nonce: object) -> None:
     refused = World().refused(by_hand({"nonce": nonce}), wants_nonce=True)
     assert refused is not None
     assert refused.nonce

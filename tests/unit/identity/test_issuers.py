@@ -79,9 +79,9 @@ def test_a_good_token_makes_a_caller() -> None:
     assert not issuers.knows(Caller("corp/bob", "acme", Grants(("files.*",))))
 
 
-def test_where_tokens_are_exchanged_callers_are_told_apart_by_what_their_tokens_may_do() -> None:
+def test_where_tokens_are_exchanged_callers_are_distinguished_by_the_rights_of_their_tokens() -> None:
     issuer = made(Clock())
-    issuer.tells_rights = True
+    issuer.separates_rights = True
     issuers = Issuers([issuer])
 
     def rights(**claims: Any) -> str:
@@ -146,7 +146,7 @@ def test_the_same_subject_of_two_issuers_is_two_callers() -> None:
         ({"sub": 7}, "not a name"),
     ],
 )
-def test_a_claim_that_is_wrong_or_missing_is_told(claims: dict[str, Any], reason: str) -> None:
+def test_a_wrong_or_missing_claim_is_reported(claims: dict[str, Any], reason: str) -> None:
     assert reason in why(Issuers([made(Clock())]), token(**claims)).reason
 
 
@@ -229,7 +229,7 @@ def test_tokens_of_a_key_that_was_given_up_are_refused() -> None:
     assert isinstance(issuers.caller_of(token("two", 1)), Caller)
 
 
-def test_a_key_that_comes_or_goes_leaves_alone_who_came_by_another() -> None:
+def test_an_added_or_removed_key_leaves_callers_of_others_alone() -> None:
     one, two = (jwk_of(private_key("ES256", number), kid=kid) for number, kid in enumerate(("one", "two")))
     issuer = made(Clock())
     issuers = Issuers([issuer])
@@ -260,7 +260,7 @@ def test_an_unknown_key_is_asked_for() -> None:
     assert "signature" in why(issuers, token("one", 1)).reason
 
 
-def test_without_keys_nobody_can_tell() -> None:
+def test_without_keys_no_token_can_be_verified() -> None:
     clock = Clock()
     issuer = Issuer(settings(), lambda caller: caller, clock, clock)
     issuers = Issuers([issuer])
@@ -329,7 +329,7 @@ def test_a_tenant_and_a_name_may_be_claims() -> None:
     assert "client_id is not a name" in why(issuers, token(org="acme")).reason
 
 
-def test_nobody_gets_more_than_its_tenant() -> None:
+def test_no_caller_gets_more_than_its_tenant() -> None:
     less = Grants(("files.read",))
     issuers = Issuers([made(Clock(), bound=lambda caller: Caller(caller.name, caller.tenant, less))])
     caller = issuers.caller_of(token())
@@ -337,7 +337,7 @@ def test_nobody_gets_more_than_its_tenant() -> None:
     assert caller.grants == less
 
 
-def test_what_has_not_the_form_of_a_token_is_somebody_elses() -> None:
+def test_a_text_without_the_form_of_a_token_is_for_other_verifiers() -> None:
     issuers = Issuers([made(Clock())])
     for credential in (b"0123456789abcdef", b"a.b.c", b""):
         assert issuers.caller_of(credential) is None
@@ -432,7 +432,7 @@ def test_a_token_that_is_bound_to_nothing_is_no_bound_token() -> None:
 
 
 @pytest.mark.parametrize("jkt", ["", "short", 5, None, "ü" * 43])
-def test_a_key_that_cannot_be_read_binds_a_token_to_nobody(jkt: object) -> None:
+def test_an_unreadable_key_binds_a_token_to_no_caller(jkt: object) -> None:
     world = Bound()
     odd = token(cnf={"jkt": jkt})
     assert world.all.caller_of(odd) is None

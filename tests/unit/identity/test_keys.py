@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import string
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.frontends.http.request_cycle import join_headers
-from isthmus.identity.keys import KeyRing, bound_of, credential_of, digest_of, parse_key
-from isthmus.model.callers import Caller, Grants
+from isthmus.identity.keys import LIFETIME_SECONDS, AccessTokens, KeyRing, bound_of, credential_of, digest_of, parse_key
+from isthmus.model.callers import Caller, Grants, Unprovable
 
 KEY = "k3y-of-the-planner-0123"
 PLANNER = Caller("planner", "default", Grants(("*",)))
@@ -131,3 +133,98 @@ def test_a_token_that_is_bound_to_a_key_is_found_with_its_proof(
 
 def test_a_key_beside_a_bound_token_is_none() -> None:
     assert credential_of({b"authorization": b"DPoP a.b.c", b"x-api-key": KEY.encode()}) is None
+
+
+SECRET = b"s" * 32
+ALICE = Caller("alice", "acme", Grants(("*",)))
+DIGEST = digest_of("a-key-of-alice-alone")
+
+
+class Keys:
+    """The keys that are good now, and the time."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, Caller | Unprovable] = {DIGEST: ALICE}
+        self.now = 1_700_000_000.0
+
+    def tokens(self, secret: bytes = SECRET) -> AccessTokens:
+        return AccessTokens(lambda: secret, self.held.get, lambda: self.now)
+
+
+def test_a_token_is_its_keys_callers() -> None:
+    keys = Keys()
+    token = keys.tokens().make(DIGEST)
+
+    assert re.fullmatch(r"ist1_[A-Za-z0-9_-]{91}", token)
+    assert keys.tokens().caller_of(token.encode()) is ALICE
+    assert keys.tokens().make(DIGEST) != token
+    assert DIGEST.hex() not in token
+
+
+def test_a_token_outlasts_the_process_that_made_it_and_not_its_hour() -> None:
+    keys = Keys()
+    token = keys.tokens().make(DIGEST).encode()
+    later = keys.tokens()
+
+    keys.now += LIFETIME_SECONDS - 1
+    assert later.caller_of(token) is ALICE
+    keys.now += 2
+    assert later.caller_of(token) is None
+    assert later.has_made(token), "who shows it does not guess"
+    assert not later.has_made(token[:-8] + b"AAAAAAAA")
+
+
+def test_a_token_ends_with_its_key() -> None:
+    keys = Keys()
+    tokens = keys.tokens()
+    token = tokens.make(DIGEST).encode()
+
+    keys.held[DIGEST] = Unprovable("nobody knows")
+    assert tokens.caller_of(token) == Unprovable("nobody knows")
+    del keys.held[DIGEST]
+    assert tokens.caller_of(token) is None
+    assert not tokens.knows(ALICE)
+
+
+def test_a_token_with_any_change_is_invalid() -> None:
+    keys = Keys()
+    tokens = keys.tokens()
+    token = tokens.make(DIGEST).encode()
+    for position in range(len(token)):
+        for change in (1, 2, 16):
+            other = bytearray(token)
+            other[position] ^= change
+            assert tokens.caller_of(bytes(other)) is None
+
+
+def test_a_token_has_one_spelling() -> None:
+    """Its last letter has two bits more than are needed."""
+    tokens = Keys().tokens()
+    token = tokens.make(DIGEST)
+    letters = string.ascii_letters + string.digits + "-_"
+    assert [letter for letter in letters if tokens.has_made((token[:-1] + letter).encode())] == [token[-1]]
+
+
+@pytest.mark.parametrize(
+    "credential", [b"", b"ist1_", b"ist1_" + b"A" * 91, b"ist1_" + b"=" * 91, b"ist1_" + b"A" * 92]
+)
+def test_a_text_that_is_not_a_token_is_invalid(credential: bytes) -> None:
+    assert Keys().tokens().caller_of(credential) is None
+
+
+def test_a_token_under_another_secret_is_invalid() -> None:
+    keys = Keys()
+    assert keys.tokens(b"t" * 32).caller_of(keys.tokens().make(DIGEST).encode()) is None
+
+
+def test_the_secret_is_not_asked_for_before_it_is_needed() -> None:
+    keys = Keys()
+    secrets = iter([SECRET])
+    tokens = AccessTokens(lambda: next(secrets), keys.held.get, lambda: keys.now)
+    tokens.caller_of(b"0123456789abcdef")
+    assert next(iter([*secrets])) == SECRET, "not asked for by somebody's key"
+
+    secrets = iter([SECRET])
+    tokens.make(DIGEST)
+    tokens.make(DIGEST)
+    assert not [*secrets], "asked for once"

@@ -131,7 +131,7 @@ def test_revoking_is_for_good_and_keeps_its_time() -> None:
     assert revoked(key, NOW + 5) is key
 
 
-def test_the_current_key_is_the_one_that_nobody_has_replaced() -> None:
+def test_the_current_key_is_the_one_that_was_not_replaced() -> None:
     old, new = rotated_out(made(), NOW, 60.0), made()
     assert current((old, new, made("reader")), "planner", NOW) is new
     assert current((old, revoked(new, NOW)), "planner", NOW) is None
@@ -153,6 +153,6 @@ def test_what_ended_long_ago_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 129, "k0123456789ab", "0a1b0a1b0a1b0a1b"])
-def test_nobody_is_called_what_cannot_be_shown_or_looks_like_an_id(name: str) -> None:
+def test_names_that_are_unprintable_or_look_like_an_id_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name must"):
         check_name("name", name)

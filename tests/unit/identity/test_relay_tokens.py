@@ -202,7 +202,7 @@ def test_the_original_claims_both_ends_and_no_end() -> None:
         (sealed(b'{"agentId": "acme/kitchen"}'), NOT_READ),
     ],
 )
-def test_what_is_no_token_is_told_in_the_words_of_the_original(token: str, reason: str) -> None:
+def test_an_invalid_token_is_reported_in_the_words_of_the_original(token: str, reason: str) -> None:
     assert tokens().read(token) == reason
 
 
@@ -232,7 +232,7 @@ def test_the_original_kind_can_be_turned_off() -> None:
         Claim("a b"),
     ],
 )
-def test_our_own_says_for_whom_for_which_end_and_until_when(claim: Claim) -> None:
+def test_our_own_token_has_its_agent_its_end_and_its_expiry(claim: Claim) -> None:
     read = tokens().read(tokens().mint(claim))
     assert isinstance(read, Claim)
     assert (read.agent, read.tenant, read.role, read.expires_at) == (
@@ -324,7 +324,7 @@ def test_a_token_that_devices_would_refuse_is_made_anew() -> None:
     assert agent_of(ours.read(token)) == agent
 
 
-def test_an_agent_whose_own_letters_are_in_the_way_is_told_so() -> None:
+def test_an_agent_whose_own_letters_are_in_the_way_is_reported() -> None:
     def is_fit(text: bytes) -> bool:
         return text.isascii() and text.decode().isprintable() and not set(text) & set(b'"/\\')
 

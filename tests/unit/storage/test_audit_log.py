@@ -17,6 +17,7 @@ from isthmus.core.audit import (
     AuditRow,
     Fact,
     Point,
+    RecordBatch,
     RecordEncoder,
     Seal,
     SealKind,
@@ -136,6 +137,25 @@ async def test_however_many_are_written_together(place: Place, counts: tuple[int
         assert [row.at for row in rows] == [number for count in counts for number in range(count)]
         assert is_whole(rows, notary.points[-1])
         assert len(notary.points) == len(counts)
+
+
+async def test_a_batch_is_written_with_its_own_digests_or_with_those_that_its_place_demands(place: Place) -> None:
+    notary = Sealing()
+    batch, late = RecordBatch(), RecordBatch(Point(77, b"elsewhere"))
+    times = [0.0, 0.1, 12.345679, 1_795_033_927.612600, 4_102_444_799.999999]
+    for at in times:
+        for made in (batch, late):
+            made.add(*notary.record(fact(at, text="ä" * int(at % 7))))
+    digests = list(batch.digests)
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        assert await write(journal, ([], batch), ([document("a")], [fact(5)])) == ["kept", "kept"]
+        assert await write(journal, ([], late)) == ["kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [*times, 5.0, *times]
+        assert [row.digest for row in rows[:5]] == digests
+        assert is_whole(rows, notary.points[-1])
+        assert late.head == notary.points[-1], "what comes next can follow it"
 
 
 class Choosy(Sealing):

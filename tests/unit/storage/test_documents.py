@@ -157,7 +157,7 @@ async def test_all_owners_newest_documents_come_in_pages_that_neither_skip_nor_r
     assert await journal.newest("push", ["working", "failed"], limit=9) == []
 
 
-async def test_documents_of_one_id_are_found_whoever_owns_them(journal: Journal) -> None:
+async def test_documents_of_one_id_are_found_for_every_owner(journal: Journal) -> None:
     for owner in ("me", "you"):
         await write(journal, document("a", owner=owner), document(f"b-{owner}", owner=owner))
     assert {each.owner for each in await journal.named("task", "a", limit=9)} == {"me", "you"}

@@ -22,7 +22,7 @@ def test_a_listener_that_fails_does_not_keep_the_others_from_their_verdicts() ->
     assert told == ["kept", "conflict"]
 
 
-async def test_who_stopped_waiting_is_not_told() -> None:
+async def test_a_cancelled_waiter_is_not_called() -> None:
     waiting: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
     set_result_once(waiting, "kept")
     set_result_once(waiting, "refused")
@@ -33,13 +33,13 @@ async def test_a_failed_write_counts_only_if_one_of_our_own_fails_too(monkeypatc
     monkeypatch.setattr(journal_base, "PROBE_SECONDS", 0.0)
     answers: deque[WriteResult] = deque(["kept", "refused", "unknown", "conflict"])
     seen: list[bool] = []
-    is_over = asyncio.Event()
+    is_done = asyncio.Event()
 
     def write(done: OnWritten) -> None:
         seen.append(probe.is_failing)
         asyncio.get_running_loop().call_soon(done, answers.popleft())
         if not answers:
-            is_over.set()
+            is_done.set()
 
     probe = WriteProbe(write)
     probe.probe()
@@ -49,7 +49,7 @@ async def test_a_failed_write_counts_only_if_one_of_our_own_fails_too(monkeypatc
     assert seen == [False]
     assert not probe.is_failing
     probe.probe()
-    await is_over.wait()
+    await is_done.wait()
     assert seen == [False, False, True, True]
     await asyncio.sleep(0)
     assert not probe.is_failing

@@ -156,8 +156,40 @@ async def test_tables_of_a_newer_hub_are_left_alone(database: Database) -> None:
     url = database.url(schema="newer")
     async with opened(url):
         database.psql("UPDATE newer.about SET version = 99")
-    with pytest.raises(StateUnusable, match="version 99 of a newer hub; this hub supports up to 4"):
+    with pytest.raises(StateUnusable, match="version 99 of a newer hub; this hub supports up to 5"):
         await PostgresJournal.open(StorageSettings(url))
+
+
+async def test_hubs_of_one_database_are_at_most_one_minor_version_apart(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = database.url(schema="skewed")
+    monkeypatch.setattr(postgres, "RELEASE", (0, 7))
+    async with opened(url):
+        assert database.psql("SELECT release FROM skewed.about") == "0.7"
+    # The next release adds to the tables; the one before it can still use them.
+    monkeypatch.setattr(postgres, "RELEASE", (0, 8))
+    with monkeypatch.context() as then:
+        then.setattr(postgres, "STEPS", (*STEPS, "ALTER TABLE documents ADD COLUMN more text"))
+        async with opened(url):
+            assert database.psql("SELECT version FROM skewed.about") == str(len(STEPS) + 1)
+    monkeypatch.setattr(postgres, "RELEASE", (0, 7))
+    async with opened(url) as journal:
+        assert await write(journal, [document("a")]) == ["kept"]
+    monkeypatch.setattr(postgres, "RELEASE", (0, 6))
+    with pytest.raises(StateUnusable, match=r"Hubs of 0\.8 have used them, and this one is 0\.6"):
+        await PostgresJournal.open(StorageSettings(url))
+    database.psql(f"UPDATE skewed.about SET version = {len(STEPS)}")
+    with pytest.raises(StateUnusable, match=r"hubs of version 0\.8 use the tables, and this one is 0\.6"):
+        await PostgresJournal.open(StorageSettings(url))
+    # Two at once is a step too far only while nodes of the old one run.
+    monkeypatch.setattr(postgres, "RELEASE", (0, 10))
+    database.psql("INSERT INTO skewed.nodes (id, name, expires) VALUES ('x', 'old', now() + interval '1 hour')")
+    with pytest.raises(StateUnusable, match=r"nodes of version 0\.8 run on this database, and this one is 0\.10"):
+        await PostgresJournal.open(StorageSettings(url))
+    database.psql("DELETE FROM skewed.nodes")
+    async with opened(url):
+        assert database.psql("SELECT release FROM skewed.about") == "0.10"
 
 
 async def test_tables_of_an_older_hub_are_brought_up_to_date(
@@ -176,7 +208,7 @@ async def test_tables_of_an_older_hub_are_brought_up_to_date(
     assert "documents_by_time" not in indexes
 
 
-async def test_who_may_not_make_a_schema_uses_one_that_is_there(database: Database) -> None:
+async def test_a_user_that_may_not_make_a_schema_uses_an_existing_one(database: Database) -> None:
     database.psql("CREATE ROLE plain LOGIN; CREATE SCHEMA given AUTHORIZATION plain")
     async with opened(database.url(user="plain", schema="given")) as journal:
         assert await write(journal, [document("a")]) == ["kept"]
@@ -184,7 +216,7 @@ async def test_who_may_not_make_a_schema_uses_one_that_is_there(database: Databa
         await PostgresJournal.open(StorageSettings(database.url(user="plain", schema="other")))
 
 
-async def test_a_password_is_used_and_never_told(database: Database) -> None:
+async def test_a_password_is_used_and_never_printed(database: Database) -> None:
     database.psql("CREATE DATABASE guarded")
     database.psql(f"CREATE ROLE someone LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
     url = database.url(user=f"someone:{PASSWORD.replace(' ', '%20')}").replace("/postgres?", "/guarded?")
@@ -205,7 +237,7 @@ async def test_a_password_is_used_and_never_told(database: Database) -> None:
         ("postgresql://hub@/postgres?host={folder}&sslmode=perhaps", "sslmode"),
     ],
 )
-async def test_a_database_that_cannot_be_used_is_told_with_the_reason(
+async def test_an_unusable_database_is_reported_with_the_reason(
     database: Database, monkeypatch: pytest.MonkeyPatch, url: str, reason: str
 ) -> None:
     monkeypatch.setattr(postgres, "OPEN_SECONDS", 0.0)
@@ -232,7 +264,7 @@ async def test_a_broken_connection_is_made_again_before_anybody_notices(database
         assert await journal.read("task", "me", "before") is not None
 
 
-async def test_when_the_connection_breaks_in_the_commit_nobody_knows(database: Database) -> None:
+async def test_when_the_connection_breaks_in_the_commit_the_result_is_unknown(database: Database) -> None:
     """A trigger that is put off to the commit ends the connection just then."""
     url = database.url(schema="broken")
     async with opened(url) as journal:
@@ -290,7 +322,7 @@ async def test_reads_end_though_the_database_never_answers_however_many_there_ar
         await other._connection.execute("ROLLBACK")
 
 
-async def test_who_waits_for_a_write_that_outlasts_the_journal_hears_that_nobody_knows(
+async def test_a_waiter_for_a_write_that_outlasts_the_journal_gets_unknown(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[WriteResult] = []
@@ -448,7 +480,7 @@ async def test_reads_wait_for_a_database_that_comes_back_and_give_up_on_one_that
 
 
 @pytest.mark.parametrize("lines", [1, 700])
-async def test_a_killed_writer_leaves_all_that_it_was_told_is_kept(database: Database, lines: int) -> None:
+async def test_a_killed_writer_leaves_every_confirmed_write(database: Database, lines: int) -> None:
     url = database.url()
     child = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -15,6 +16,7 @@ from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.postgres_cluster import SharedPostgresJournal
 from isthmus.storage.settings import LeaseSettings, StorageSettings
+from tests.cluster.servers import BUSY
 from tests.databases import Database
 from tests.faults.watching import eventually
 
@@ -401,3 +403,41 @@ async def test_the_fence_takes_no_round_trip_of_its_own(database: Database) -> N
         assert len(sent) == 3
         assert sent[0].startswith("BEGIN; SELECT FROM nodes")
         assert sent[2] == "COMMIT"
+
+
+async def test_a_database_that_gives_no_sign_of_life_ends_all_waits_within_a_second(database: Database) -> None:
+    clock = asyncio.get_running_loop().time
+    async with joined(database.url(), "a") as (journal,):
+        assert await write(journal, document("1")) == "kept"
+        database.signal_all(signal.SIGSTOP)
+        try:
+            for number in range(2, 4):  # the second time it is known
+                began = clock()
+                writing = asyncio.ensure_future(write(journal, document(f"{number}")))
+                with pytest.raises(OSError, match="the journal cannot be read"):
+                    await journal.read("task", "me", "1")
+                assert await writing == "refused"
+                assert clock() - began < 1.0 * BUSY
+                assert journal.is_failing
+        finally:
+            database.signal_all(signal.SIGCONT)
+        await eventually(lambda: not journal.is_failing, "it is well again", 5.0 * BUSY)
+        assert await write(journal, document("4")) == "kept"
+        assert [await journal.read("task", "me", id) is None for id in "1234"] == [False, True, True, False]
+
+
+async def test_a_database_that_is_slow_is_waited_for(database: Database) -> None:
+    async with joined(url := database.url(), "a") as (journal,):
+        assert await write(journal, document("1")) == "kept"
+        schema = StorageSettings(url).schema
+        locking = f"BEGIN; LOCK TABLE {schema}.documents; SELECT pg_sleep(1.5); COMMIT"
+        held = asyncio.ensure_future(asyncio.to_thread(database.psql, locking))
+        locks = f"SELECT count(*) FROM pg_locks WHERE relation = '{schema}.documents'::regclass AND granted"
+
+        async def is_locked() -> bool:
+            return await asyncio.to_thread(database.psql, f"{locks} AND mode = 'AccessExclusiveLock'") == "1"
+
+        await eventually(is_locked, "the table is locked")
+        assert await write(journal, document("2")) == "kept"
+        assert held.done() or not journal.is_failing
+        await held

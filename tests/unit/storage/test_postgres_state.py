@@ -32,7 +32,8 @@ def url(database: Database) -> str:
 
 @pytest.fixture
 def pair(url: str) -> Iterator[tuple[PostgresState, PostgresState]]:
-    with closing(PostgresState(StorageSettings(url))) as one, closing(PostgresState(StorageSettings(url))) as other:
+    settings = StorageSettings(url)
+    with closing(PostgresState(settings, "keys")) as one, closing(PostgresState(settings, "keys")) as other:
         yield one, other
 
 
@@ -77,7 +78,7 @@ def test_a_lost_notification_is_healed_by_the_poll(
 
 
 def test_a_database_that_is_away_is_reported_and_found_again(database: Database, url: str) -> None:
-    with closing(PostgresState(StorageSettings(url))) as state:
+    with closing(PostgresState(StorageSettings(url), "keys")) as state:
         assert state.write("keys", {"list": StateDocument(0, b"one")})
         database.stop()
         try:

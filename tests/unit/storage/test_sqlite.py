@@ -113,7 +113,7 @@ def files_no_longer_than(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_after_a_failed_commit_nobody_knows_and_the_next_write_is_kept(tmp_path: Path) -> None:
+async def test_after_a_failed_commit_the_result_is_unknown_and_the_next_write_is_kept(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         assert await write(journal, [document("before")]) == ["kept"]
         size_bytes = (tmp_path / f"{FILE}-wal").stat().st_size
@@ -232,7 +232,7 @@ async def test_a_file_that_is_no_journal_is_refused_and_the_folder_left_free(tmp
 
 
 @pytest.mark.parametrize("lines", [1, 100, 700])
-async def test_a_killed_writer_leaves_all_that_it_was_told_is_kept(tmp_path: Path, lines: int) -> None:
+async def test_a_killed_writer_leaves_every_confirmed_write(tmp_path: Path, lines: int) -> None:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         str(writing_child.__file__),
@@ -296,7 +296,7 @@ async def test_what_comes_in_one_turn_goes_together_and_in_order() -> None:
     assert await batches.next() == [1, 2, 3]
 
 
-async def test_who_comes_alone_waits_for_nobody() -> None:
+async def test_a_single_write_does_not_wait() -> None:
     batches = Batches()
     for number in range(3):
         batches.add(number)
@@ -336,7 +336,7 @@ async def test_after_many_one_that_comes_alone_waits_only_once() -> None:
     assert await batches.next() == [2]
 
 
-async def test_a_full_batch_waits_for_nobody() -> None:
+async def test_a_full_batch_does_not_wait() -> None:
     batches = Batches(at_most=4)
     batches.add(*range(100))
     await batches.next()
