@@ -18,7 +18,7 @@ from isthmus.core.cassette import (
     RULED,
     AnswerLine,
     FaultLine,
-    GivenCall,
+    IncomingCall,
     ListName,
     LogLine,
     Player,
@@ -107,7 +107,7 @@ class ReplayLink(BaseLink):
             return
         call = inflight.call
         extra = Raw(msgspec.json.encode(call.extra)) if call.extra else ABSENT
-        found = self._player.find(GivenCall(self.server, call.kind, inflight.name, call.arguments, extra))
+        found = self._player.find(IncomingCall(self.server, call.kind, inflight.name, call.arguments, extra))
         if isinstance(found, str):
             inflight.finish(NotRecorded(self.server, found))
             return
@@ -181,7 +181,7 @@ class _Playback:
         """Replay what is due, and come back for the rest."""
         steps = self._recorded.steps
         while self._at <= len(steps):
-            if self._inflight.is_over:
+            if self._inflight.is_done:
                 self._link.withdraw(self._inflight, "")
                 return
             line = steps[self._at] if self._at < len(steps) else self._recorded.ending
@@ -232,7 +232,7 @@ class _Playback:
                 self._end(line)
 
     def _answered(self, number: int, reply: Reply) -> None:
-        if self._inflight.is_over:
+        if self._inflight.is_done:
             return
         self._answers[number] = reply
         if self._awaited == number:

@@ -27,9 +27,12 @@ class McpDialect(Protocol):
     """The cheapest method that every server of the era answers."""
 
     def params(
-        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+        self,
+        members: Mapping[str, Payload] = _NO_MEMBERS,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        meta: Mapping[str, Payload] = _NO_MEMBERS,
     ) -> bytes:
-        """Parameters of any request, for clients with these capabilities."""
+        """Parameters of any request, for clients with these capabilities; `meta` is for `_meta` besides."""
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """Parameters of a call of the feature that the server calls `name`; `token` requests progress."""
@@ -45,10 +48,13 @@ class LegacyDialect:
         self.version = version
 
     def params(
-        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+        self,
+        members: Mapping[str, Payload] = _NO_MEMBERS,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        meta: Mapping[str, Payload] = _NO_MEMBERS,
     ) -> bytes:
         """The members only; the capabilities were sent in `initialize`."""
-        return render(members)
+        return render({**members, "_meta": render(meta)} if meta else members)
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` only if it has members."""
@@ -72,11 +78,15 @@ class ModernDialect:
         self._envelopes: dict[ClientCapabilities, bytes] = {}
 
     def params(
-        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+        self,
+        members: Mapping[str, Payload] = _NO_MEMBERS,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        meta: Mapping[str, Payload] = _NO_MEMBERS,
     ) -> bytes:
         """The members and the envelope."""
-        meta = modern.request_meta(self._envelope(client_caps), {}) if client_caps else self._bare
-        return render({**members, "_meta": meta})
+        is_bare = not client_caps and not meta
+        written = self._bare if is_bare else modern.request_meta(self._envelope(client_caps), meta)
+        return render({**members, "_meta": written})
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """Always with `_meta`: the envelope, and the caller's own members."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urljoin
 
 from isthmus.core.background import BackgroundTasks
@@ -21,7 +21,6 @@ from isthmus.upstream.waiters import PendingRequest
 OK = 200
 UNAUTHORIZED = 401
 FORBIDDEN = 403
-EVENT_STREAM = "text/event-stream"
 
 ADVICE = {
     401: "; check the credentials in its headers",
@@ -185,6 +184,11 @@ REPLY_SECONDS = 60.0
 """How long a reply to the server may wait for a connection while other POSTs are acknowledged slowly."""
 
 
+CANCEL_PAUSES = (0.05, 0.5)
+"""The pauses before a cancellation is sent again. A busy server reads its new connections some turns of its event loop
+later than those it knows, and each acknowledgement shows that it has had another turn."""
+
+
 class OneWayPosts:
     """Notifications and replies that are being posted. No call waits for them."""
 
@@ -199,8 +203,19 @@ class OneWayPosts:
 
     def send(self, head: bytes, message: bytes | None) -> None:
         """Post a message, unless too many are being posted; None is a request without a body."""
+        self.start(_OneWayPost(self, head, message))
+
+    def cancel_unread(self, head: bytes, message: bytes, is_wanted: Callable[[], bool]) -> None:
+        """Post the cancellation of a request that the server may read later than this; again while it is wanted.
+
+        Each travels over a connection of its own, and a server ignores the cancellation of a request that it has not
+        read: it would run on although its caller has left.
+        """
+        self.start(_Cancellation(self, head, message, is_wanted))
+
+    def start(self, notice: _OneWayPost) -> None:
+        """Send it, unless too many are being posted."""
         if self.has_room():
-            notice = _OneWayPost(self, head, message)
             self._under_way.add(notice)
             notice.send()
 
@@ -253,6 +268,32 @@ class _OneWayPost:
 
     def on_lost(self, lost: ConnectionLost) -> None:
         self.on_end()
+
+
+class _Cancellation(_OneWayPost):
+    """A cancellation that is repeated after it was acknowledged, lost, or given up."""
+
+    def __init__(self, notices: OneWayPosts, head: bytes, message: bytes, is_wanted: Callable[[], bool]) -> None:
+        super().__init__(notices, head, message)
+        self._is_wanted = is_wanted
+        self._pauses = iter(CANCEL_PAUSES)
+
+    def on_end(self) -> None:
+        super().on_end()
+        self._repeat_later()
+
+    def _expire(self, ticket: Ticket) -> None:
+        super()._expire(ticket)
+        self._repeat_later()
+
+    def _repeat_later(self) -> None:
+        pause = next(self._pauses, None)
+        if pause is not None and self._is_wanted():
+            self._loop.call_later(pause, self._repeat)
+
+    def _repeat(self) -> None:
+        if self._is_wanted():
+            self._one_way_posts.start(self)
 
 
 class _ReplyPost(_OneWayPost):

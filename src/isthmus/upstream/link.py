@@ -3,7 +3,7 @@
 There is one level of inheritance: each kind of link (stdio, Streamable HTTP, …) is one class below `BaseLink`. What a
 link does with its server's messages is here. Its parts are the table of pending requests (`waiters.RequestTable`), the
 server's questions (`questions.ServerQuestions`), its subscriptions, and for links over one channel the writer of
-messages (`channel.ChannelWriter`). A kind without such a channel overrides how a request is sent (`_dispatch`) and how
+messages (`ChannelWriter`). A kind without such a channel overrides how a request is sent (`_dispatch`) and how
 other messages are (`_say`). Reconnectors own links; server queues send calls on them.
 """
 
@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from functools import cached_property, partial
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import read_then
+from isthmus.core.event_loop import read_then
+from isthmus.core.ports import Subscriber
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import (
@@ -31,7 +33,7 @@ from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
-from isthmus.upstream.channel import ChannelRequest, ChannelWriter
+from isthmus.transport.flow_control import WriteBatch
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
@@ -74,6 +76,114 @@ from isthmus.wire.mcp.messages import (
     token_of,
 )
 from isthmus.wire.mcp.tasks import ID, STATUS_NOTIFICATION, state_of
+
+# -- links over one channel --------------------------------------------------------------------------------------------
+#
+# Stdio, WebSocket, and servers that dial in. Requests go out together, at the end of a turn of the event loop. While
+# the server has too much unread, requests are held here: a held request can still be withdrawn for certain, a written
+# one cannot.
+
+HOLD_ABOVE_BYTES = 64 * 1024
+"""With more than this unread by the server, further requests are held here, where they can still be withdrawn."""
+
+
+class Channel(Protocol):
+    """Carries bytes to the server and counts them."""
+
+    def write(self, data: bytes) -> int:
+        """Send `data`; return the offset of its end in everything ever written."""
+
+    def has_left(self, offset: int) -> bool:
+        """Whether the byte before `offset` may have reached the server."""
+
+    def buffered_bytes(self) -> int:
+        """Bytes that the server has not read yet."""
+
+    def kill(self) -> None:
+        """End the channel at once."""
+
+    async def aclose(self) -> None:
+        """End the channel in good order, within seconds."""
+
+
+class ChannelRequest(PendingRequest):
+    """A request on a channel. `frame` holds its bytes until they are written; they end at the offset `end` then."""
+
+    __slots__ = ("_channel", "end", "frame")
+
+    def __init__(self, id: int, waiter: Waiter, frame: bytes, channel: Channel) -> None:
+        super().__init__(id, waiter)
+        self.frame: bytes | None = frame
+        self.end = 0
+        self._channel = channel
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the request can still be withdrawn for certain. A written request will be read one day."""
+        return self.frame is None
+
+    def abandon(self) -> None:
+        """Write nothing, if nothing is written yet."""
+        if self.frame is not None:
+            self.frame = b""
+
+    def break_off(self, *, is_dead: bool) -> bool:
+        """A living server may still read what was written; a dead one got only what had left."""
+        self.abandon()
+        return self.frame is None and (not is_dead or self._channel.has_left(self.end))
+
+
+class ChannelWriter:
+    """Writes the messages of one link; `channel` is None until it is open."""
+
+    __slots__ = ("_batch", "_held", "channel", "frame")
+
+    def __init__(self, frame: Callable[[bytes], bytes], channel: Channel | None = None) -> None:
+        """`frame` turns a message into the bytes that are written."""
+        self.channel = channel
+        self.frame = frame
+        self._batch = WriteBatch()
+        # A list: few are held, and a deque without entries takes 760 bytes on each of many thousand links.
+        self._held: list[ChannelRequest] = []
+
+    def hold(self, request: ChannelRequest) -> None:
+        """Hold a request until the end of this turn of the loop, or until the server reads again."""
+        if not self._held:
+            self._batch.add(self)
+        self._held.append(request)
+
+    def flush(self) -> None:
+        """Write held requests: at the end of a turn of the loop, or when the server reads again."""
+        channel = self.channel
+        while self._held and channel is not None and channel.buffered_bytes() <= HOLD_ABOVE_BYTES:
+            batch: list[ChannelRequest] = []
+            frames: list[bytes] = []
+            total_bytes = 0
+            while self._held and total_bytes <= HOLD_ABOVE_BYTES:
+                request = self._held.pop(0)
+                if request.frame:  # it was not abandoned
+                    batch.append(request)
+                    frames.append(request.frame)
+                    total_bytes += len(request.frame)
+            if not batch:
+                return
+            end = channel.write(b"".join(frames)) - total_bytes
+            for request, frame in zip(batch, frames, strict=True):
+                end += len(frame)
+                request.end = end
+                request.frame = None
+
+    def write(self, message: bytes) -> None:
+        """Write a message that has no response, ahead of held requests."""
+        if self.channel is not None:
+            self.channel.write(self.frame(message))
+
+    def can_reply(self) -> bool:
+        """Whether the server reads what it is sent. A server that asks without reading would fill our memory."""
+        return self.channel is not None and self.channel.buffered_bytes() <= HOLD_ABOVE_BYTES
+
+
+# -- all links ---------------------------------------------------------------------------------------------------------
 
 log = structlog.get_logger(__name__)
 
@@ -166,6 +276,9 @@ class BaseLink:
     is_duplex = False
     """Whether all messages share one stream, so that a question may not say which call it belongs to."""
 
+    modern_waiter: type[CallWaiter] = CallWaiter
+    """Gets the response of a modern server to a call."""
+
     can_ask = True
     """Whether the server may ask callers something, and so may list and do more for callers that can be asked."""
 
@@ -193,8 +306,11 @@ class BaseLink:
     fence: Callable[[], str | None] | None = None
     """Says why calls may no longer be sent, where this node may lose the right to; None while it has it."""
 
-    tells_era = True
+    knows_era = True
     """Whether the server's era is known from this link; another node speaks its own."""
+
+    knows_callers = False
+    """Whether it leads to a node of the cluster, which knows callers by name."""
 
     carrier = ""
     """The transport, in one word for people."""
@@ -266,9 +382,9 @@ class BaseLink:
         return ModernSubscriptions(self.server, self._listen_to)
 
     @cached_property
-    def _listen_requests(self) -> _ListenRequests:
+    def _listen_requests(self) -> ListenRequests:
         """Created on first use, like `_legacy_subscriptions`."""
-        return _ListenRequests(self)
+        return ListenRequests(self)
 
     @property
     def last_output(self) -> str | None:
@@ -283,7 +399,7 @@ class BaseLink:
             inflight.fail(NotConnected(self.server, why))
             return
         id = self.requests.next_id()
-        waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
+        waiter = waiter_for(inflight) if self.dialect.era == "legacy" else self.modern_waiter(inflight)
         params = self.dialect.call_params(inflight.call, inflight.name, id)
         self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
         if (request := self.requests.pending.get(id)) is not None:
@@ -332,6 +448,10 @@ class BaseLink:
                 params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
                 self._dispatch(self.requests.next_id(), CANCEL, params, IgnoredResponse())
         request.abandon()
+
+    def _is_cancel_wanted(self, request: PendingRequest) -> bool:
+        """Whether the cancellation of this request may be sent again: not about another one with its id."""
+        return not self.lost.done() and not self.requests.has_id_of(request)
 
     def _note_abandoned(self, inflight: InFlight) -> None:
         self.questions.note_abandoned(inflight)
@@ -610,6 +730,10 @@ class BaseLink:
         if not self.lost.done():
             (self._legacy_subscriptions if self.dialect.era == "legacy" else self._modern_subscriptions).drop(uri)
 
+    def share_of(self, follower: Subscriber) -> FollowerLink | None:
+        """The subscriptions of one caller on this link, if it leads to a node that knows callers by name."""
+        return None
+
     # -- the stream of changes -------------------------------------------------------------------------------------
 
     def listen(self) -> None:
@@ -684,10 +808,82 @@ class BaseLink:
             await self._writer.channel.aclose()
 
 
-class _ListenRequests:
+class FollowerLink:
+    """One caller's share of a link to a node that knows callers by name: its subscriptions to resources.
+
+    The caller may have a process of its own there, whose updates concern nobody else. `on_updated` and `on_gap` are as
+    in `BaseLink`.
+    """
+
+    def __init__(self, link: BaseLink, listens: dict[bytes, FollowerLink], params: Callable[[bytes], bytes]) -> None:
+        """`listens` finds it by the id of its requests; `params` adds the caller to a filter."""
+        self.server = link.server
+        self.requests = link.requests
+        self.lost = link.lost
+        self.on_updated: Callable[[str], None] = _ignore
+        self.on_gap: Callable[[], None] = _ignore
+        self._link = link
+        self._listens = listens
+        self._ids: set[int] = set()
+        """Those of its open requests."""
+        self._params = params
+        self._modern_subscriptions = ModernSubscriptions(link.server, self._listen_to)
+        self._listen_requests = ListenRequests(self)
+        self.acknowledged = self._listen_requests.acknowledged
+
+    async def subscribe(self, uri: str) -> None:
+        """See `core.ports.SubscriptionLink`."""
+        if self.lost.done():
+            raise NotConnected(self.server, self.lost.result())
+        if "subscribe" not in self._link.abilities():
+            raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It sends no updates of resources")
+        await self._modern_subscriptions.want(uri)
+
+    def unsubscribe(self, uri: str) -> None:
+        """See `core.ports.SubscriptionLink`."""
+        if not self.lost.done():
+            self._modern_subscriptions.drop(uri)
+
+    def listen(self) -> None:
+        """Subscribe again, after the other node has ended it."""
+        if self._modern_subscriptions.wanted and not self.lost.done():
+            self._modern_subscriptions.again()
+
+    def _listen_to(self, uris: Collection[str]) -> None:
+        if uris:
+            self._listen_requests.send(uris)
+        else:
+            self._listen_requests.close()
+        for id in [id for id in self._ids if id not in self.requests.pending]:
+            self._ids.discard(id)
+            self._listens.pop(str(id).encode(), None)
+
+    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
+        self._ids.add(id)
+        self._listens[str(id).encode()] = self
+        self._link._dispatch(id, method, params, waiter)
+
+    def _notify(self, method: str, params: Payload | None) -> None:
+        self._link._notify(method, params)
+
+    def _listen_params(self, uris: Collection[str]) -> bytes:
+        return self._params(modern.write_listen_filter(modern.ListenFilter(frozenset(), tuple(uris))))
+
+    def _expect_listening(self) -> None:
+        """Nothing waits for it."""
+
+    def _listen_done(self, refusal: Fault | None = None) -> None:
+        """Nothing waits for it."""
+
+    def stop(self) -> None:
+        """The link is lost."""
+        self._modern_subscriptions.stop()
+
+
+class ListenRequests:
     """The subscription of a link over one channel to a modern server: its request, and the one that replaces it."""
 
-    def __init__(self, link: BaseLink) -> None:
+    def __init__(self, link: BaseLink | FollowerLink) -> None:
         self._link = link
         self._active: int | None = None
         """The request on which the server announces changes."""
@@ -707,9 +903,15 @@ class _ListenRequests:
         link._expect_listening()
         link._dispatch(id, modern.LISTEN, link._listen_params(uris), _ListenWaiter(self, id))
 
-    def _stop(self, id: int | None) -> None:
+    def close(self) -> None:
+        """End the subscription: nothing is wanted any more."""
+        for id in (self._active, self._next):
+            self._stop(id, "nothing is followed any more")
+        self._active = self._next = None
+
+    def _stop(self, id: int | None, why: str = "another takes its place") -> None:
         if id is not None and self._link.requests.pending.pop(id, None) is not None:
-            self._link._notify(CANCELLED, cancelled_params(str(id).encode(), "another takes its place"))
+            self._link._notify(CANCELLED, cancelled_params(str(id).encode(), why))
 
     def acknowledged(self, params: Members) -> None:
         """The new subscription is active: drop the one before it. Acknowledgements of older ones are ignored."""
@@ -756,7 +958,7 @@ class _ListenRequests:
 class _ListenWaiter(IgnoredResponse):
     """Waits for the end of a subscription. If the link is lost, `on_lost` reports that."""
 
-    def __init__(self, requests: _ListenRequests, id: int) -> None:
+    def __init__(self, requests: ListenRequests, id: int) -> None:
         self._requests = requests
         self._id = id
 

@@ -29,7 +29,7 @@ from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, LogMe
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.link import BaseLink, ConnectFailed, FollowerLink
 from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.redaction import Redact
 from isthmus.upstream.server_settings import ServerSettings
@@ -54,6 +54,9 @@ RECHECK_SECONDS = 1.0
 MISSED_MAX = 1_000
 """Closed links that are remembered because they had subscriptions."""
 
+
+FOR_LISTS = ("", "", "")
+"""The scope of a link on which only lists were read, until a caller's first call uses it."""
 
 BASE_LENGTH = 3
 """Parts of a scope that identify the owner; a further part numbers links of the same owner."""
@@ -82,7 +85,7 @@ class _PooledLink:
         self.calls = 0
         self.has_carried = False
         """A call was sent on it, which may have left state on the server."""
-        self.is_over = False
+        self.is_done = False
         """Its session has ended."""
         self.guests: dict[LinkKey, None] = {}
         """Sessions bound to this shared link, each by the key that a link of its own would have."""
@@ -143,6 +146,8 @@ class LinkPool:
         """
         self.shares_subscriptions = False
         """Subscriptions apply to everybody with calls on these links."""
+        self.node_link: BaseLink | None = None
+        """The shared link, if it leads to the node that runs the program: callers have their own links there."""
         self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _client_caps, _topic: None
         """Called with changes that servers announce on these links, and the client capabilities of the link."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
@@ -153,7 +158,7 @@ class LinkPool:
 
     def __bool__(self) -> bool:
         """See `core.ports.PrivateLinks`."""
-        return bool(self._members) or self._settings.credentials.is_divided
+        return bool(self._members) or self.node_link is not None or self._settings.credentials.is_divided
 
     def adjust(self, settings: ServerSettings) -> None:
         """Change the limit; existing links stay."""
@@ -202,7 +207,7 @@ class LinkPool:
             if member is None and key in self._members:  # a further link for calls without a session
                 self._calls += 1
                 key = key._replace(scope=(*key.scope, str(self._calls)))
-            member = member or self._admit(key)
+            member = member or self._adopt(key) or self._admit(key)
         else:
             member = self._members.get(key) or self._adopt(key) or self._admit(key)
         if is_bound and member is not None and member.key != guest:
@@ -266,12 +271,12 @@ class LinkPool:
         return LinkKey((), client_caps)
 
     def _adopt(self, key: LinkKey) -> _PooledLink | None:
-        """Use a link on which only lists were read for its caller's first session.
+        """Use a link on which only lists were read for the first session of any caller.
 
         Not if its server asked something and got no answer: a new link asks again, when there is a call.
         """
-        fresh = self._members.get(key._replace(scope=(*key.scope[:2], "")))
-        if fresh is None or fresh.has_carried or _has_declined(fresh) or self._wanted(fresh.key):
+        fresh = self._members.get(key._replace(scope=FOR_LISTS))
+        if fresh is None or fresh.has_carried or _has_declined(fresh):
             return None
         del self._members[fresh.key]
         fresh.key = key
@@ -353,12 +358,19 @@ class LinkPool:
     def left(self, session: str) -> None:
         """Close the links of a session: at once, or after its last call."""
         for member in [member for member in self._members.values() if session and member.key.scope[2:3] == (session,)]:
-            member.is_over = True
+            member.is_done = True
             self._rest(member)
         for guest in list(self._homes.get(session, ())):
             self._unbind(guest)
         for key in [key for key in self._missed if session and key.scope[2:3] == (session,)]:
             del self._missed[key]
+
+    def is_per_caller(self, client_caps: ClientCapabilities) -> bool:
+        """See `core.ports.CallerLinks`."""
+        isolation = self._settings.isolation
+        if self._settings.owners or isolation == "call":  # one node has all links, or none lasts
+            return False
+        return isolation == "caller" or bool(self.differs_by_client and self.is_duplex and client_caps)
 
     def _rest(self, member: _PooledLink) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
@@ -367,7 +379,7 @@ class LinkPool:
         if self._is_worn(member) and member.link.questions.abandoned_session not in sessions:
             self._subscription_sync.gap(member.link)  # while it still is the subscribers' link
             self._retire(member)
-        elif self._settings.isolation == "call" or member.is_over:
+        elif self._settings.isolation == "call" or member.is_done:
             self._retire(member)
         elif member.idle is None:
             is_spare = _has_no_session(member.key) and not member.guests
@@ -395,7 +407,10 @@ class LinkPool:
             Fault: there can be none now.
         """
         # With the common credentials: the result is listed to all clients with these capabilities.
-        member = self._latest(client_caps) or self._admit(self._key_in(None, caller, client_caps))
+        key = self._key_in(None, caller, client_caps)
+        if _has_no_session(key):
+            key = key._replace(scope=FOR_LISTS)
+        member = self._latest(client_caps) or self._admit(key)
         if member is None:
             raise Overloaded(self._settings.name, len(self._members), 0)
         member.borrowers += 1  # a link that is only used for listing still counts as idle
@@ -418,8 +433,10 @@ class LinkPool:
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def own(self, follower: Subscriber) -> list[BaseLink]:
+    def own(self, follower: Subscriber) -> Sequence[SubscriptionLink]:
         """The existing links of this follower's calls that are not shared by all."""
+        if (share := self._share_of(follower)) is not None:
+            return [share]
         home = self._home(follower)
         if home is None:
             return []
@@ -435,7 +452,23 @@ class LinkPool:
 
     def is_separate(self, follower: Subscriber) -> bool:
         """See `core.ports.PrivateLinks`."""
-        return self._subject_of(follower.caller) is not None
+        return self._subject_of(follower.caller) is not None or self._share_of(follower) is not None
+
+    def _share_of(self, follower: Subscriber) -> FollowerLink | None:
+        """The subscriptions of a follower at another node, where its calls may have a link of their own."""
+        link, isolation = self.node_link, self._settings.isolation
+        if link is None or isolation == "call" or not (follower.client_caps or isolation == "caller"):
+            return None
+        share = link.share_of(follower)
+        if share is not None:
+            self._subscription_sync.attend(share)
+        return share
+
+    def resume_shares(self) -> None:
+        """The program runs at another node, or the link to it is a new one: repeat its callers' subscriptions."""
+        for follower, uris in list(self._subscription_sync.followers().items()):
+            if (share := self._share_of(follower)) is not None:
+                self._subscription_sync.resume_share(share, uris)
 
     def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
         """See `core.ports.PrivateLinks`."""
@@ -532,7 +565,7 @@ class LinkPool:
         def unauthorized() -> None:
             # The next call gets a new link.
             link.on_credentials_refused()
-            member.is_over = True
+            member.is_done = True
 
         link.on_lost, link.on_unauthorized, link.on_log = lost, unauthorized, self._on_log
         return link
@@ -560,11 +593,11 @@ class LinkPool:
 
     def renew(self, subject: Subject) -> None:
         """A caller's credentials changed: its links are closed when idle."""
-        whose = subject.at_large
+        at_large = subject.at_large
         for member in [
-            each for each in self._members.values() if each.key.subject and each.key.subject.at_large == whose
+            each for each in self._members.values() if each.key.subject and each.key.subject.at_large == at_large
         ]:
-            member.is_over = True
+            member.is_done = True
             self._rest(member)
 
     def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
@@ -628,7 +661,7 @@ class LinkPool:
     def _send_cleared(self, inflight: InFlight) -> None:
         """The journal has recorded that the call may be sent: send it, on another link if its own is gone."""
         member = self._of.get(inflight)
-        if inflight.is_over or member is None:
+        if inflight.is_done or member is None:
             return
         inflight.carriage = None
         if member.link is not None and not member.link.lost.done():

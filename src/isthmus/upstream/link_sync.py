@@ -18,7 +18,7 @@ from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
-from isthmus.upstream.link import BaseLink
+from isthmus.upstream.link import BaseLink, FollowerLink
 from isthmus.upstream.waiters import HubRequest
 
 log = structlog.get_logger(__name__)
@@ -42,12 +42,14 @@ class SubscriptionSync:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    async def follow(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None] = lambda _: None) -> None:
+    async def follow(
+        self, link: SubscriptionLink, uris: Sequence[str], then: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Subscribe a link to these resources and call `then` for each; a refusal is only logged."""
         for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
             await asyncio.gather(*(self._ask(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
 
-    async def _ask(self, link: BaseLink, uri: str, then: Callable[[str], None]) -> None:
+    async def _ask(self, link: SubscriptionLink, uri: str, then: Callable[[str], None]) -> None:
         fault = await self._subscriptions.subscribe(link, uri)
         if fault is not None:
             level = log.debug if isinstance(fault, NotConnected) else log.warning
@@ -69,7 +71,7 @@ class SubscriptionSync:
         self.forget(link)
         self._follow_soon(link, uris, partial(self._missed, link=link))
 
-    def _follow_soon(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None]) -> None:
+    def _follow_soon(self, link: SubscriptionLink, uris: Sequence[str], then: Callable[[str], None]) -> None:
         if uris:
             self._background.spawn(f"subscriptions of {self._server}", self.follow(link, uris, then))
 
@@ -83,12 +85,16 @@ class SubscriptionSync:
 
     # -- hearing ---------------------------------------------------------------------------------------------------
 
-    def attend(self, link: BaseLink) -> None:
-        """Handle updates of a pool's link."""
+    def resume_share(self, share: FollowerLink, uris: Collection[str]) -> None:
+        """Subscribe one caller, on a new link, to what it follows; updates may have been missed until then."""
+        self._follow_soon(share, list(uris), partial(self._missed, link=share))
+
+    def attend(self, link: BaseLink | FollowerLink) -> None:
+        """Handle updates of a pool's link, or of one caller's share of a link."""
         link.on_updated = partial(self.updated, link=link)
         link.on_gap = partial(self.gap, link)
 
-    def updated(self, uri: str, link: BaseLink | None = None) -> None:
+    def updated(self, uri: str, link: SubscriptionLink | None = None) -> None:
         """The server reports an update of a resource."""
         self._recall.forget(self._server, uri)
         self._subscriptions.updated(self._server, uri, link)
@@ -102,13 +108,13 @@ class SubscriptionSync:
         """All resources with subscribers."""
         return self._subscriptions.wanted(self._server)
 
-    def gap(self, link: BaseLink | None = None) -> None:
+    def gap(self, link: SubscriptionLink | None = None) -> None:
         """Updates may have been missed: notify all subscribers."""
         wanted = self.wanted() if link is None else self._subscriptions.subscribed(link)
         for uri in wanted:
             self._missed(uri, link)
 
-    def _missed(self, uri: str, link: BaseLink | None = None) -> None:
+    def _missed(self, uri: str, link: SubscriptionLink | None = None) -> None:
         self._recall.forget(self._server, uri)
         self._subscriptions.missed(self._server, uri, link)
 

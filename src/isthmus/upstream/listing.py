@@ -7,7 +7,7 @@ stores the lists of the last run, so that a starting hub has complete lists at o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.core.catalog.snapshot import FeatureLists
-from isthmus.core.pauses import LONG_BYTES, aside, pause_after
+from isthmus.core.event_loop import ReaderFailed, offload, pause
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, ServerError
@@ -27,16 +27,26 @@ from isthmus.upstream.dialect import McpDialect
 from isthmus.upstream.server_settings import PythonSettings, ServerSettings
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list
+from isthmus.wire.mcp.lists import (
+    PROBLEMS_MAX,
+    PROMPTS,
+    RESOURCES,
+    TEMPLATES,
+    TOOLS,
+    ListPage,
+    ListShape,
+    array_of,
+    read_entry,
+    read_list,
+    read_page,
+)
 from isthmus.wire.mcp.messages import MISSING_MAX
 
 log = structlog.get_logger(__name__)
 
-PAGES_MAX = 1_000
-"""Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
-
-PAGE_BYTES_MAX = 4 * 1024 * 1024
-"""One page of a list: a thousand tools of four kilobytes. Reading a larger one would hold up every other call."""
+ENTRIES_AT_ONCE = 64
+ENTRIES_BYTES = 64 * 1024
+"""Entries that are read in one turn of the event loop: about half a millisecond."""
 
 NOTES_MAX = 100
 """Notes for the operator on one list."""
@@ -81,6 +91,10 @@ class Listing(msgspec.Struct, frozen=True):
         """The notes on all lists."""
         return tuple(note for notes in self.notes.values() for note in notes)
 
+    def cuts(self) -> frozenset[str]:
+        """The notes on lists whose end is missing."""
+        return frozenset(note for note in self.all_notes() if CUT in note)
+
 
 def written_lists(listing: Listing) -> bytes:
     """The four lists as members of a JSON object, without its braces; entries as their servers wrote them."""
@@ -105,10 +119,7 @@ def read_lists(server: ServerName, body: bytes) -> Listing:
 
 
 def _read_features(shape: ListShape, kind: type[F], server: ServerName, body: bytes) -> tuple[F, ...]:
-    page = read_list(shape, body)
-    if isinstance(page, str):
-        raise ValueError(page)
-    return tuple(kind.of(server, FeatureName(name), definition) for name, definition in page.entries)
+    return tuple(kind.of(server, FeatureName(name), definition) for name, definition in read_list(shape, body))
 
 
 def offered(listing: Listing, abilities: frozenset[Ability]) -> FeatureLists:
@@ -142,7 +153,7 @@ async def read_topic(
     Raises:
         Fault: the server gave no usable list.
     """
-    reading = _Reading(link, client_caps)
+    reading = _ListReading(link, client_caps)
     changes: dict[str, object]
     match topic:
         case "tools":
@@ -166,7 +177,23 @@ def leave_out(listing: Listing, tools: Set[FeatureName], why: str) -> Listing:
     return msgspec.structs.replace(listing, tools=kept, notes={**listing.notes, "tools": tuple(notes[:NOTES_MAX])})
 
 
-class _Reading:
+CUT = " and was cut"
+"""In the note on a list whose end is missing."""
+
+
+class ListCut(NamedTuple):
+    """Why the end of a list is missing, and how the operator gets it."""
+
+    what: str
+    limit: str = ""
+    """The setting that cut the list; empty if no setting helps."""
+
+    def __str__(self) -> str:
+        advice = f"; to read all of it, raise limits.{self.limit}" if self.limit else ""
+        return f"{self.what}{CUT}{advice}"
+
+
+class _ListReading:
     """One reading of one or two lists."""
 
     def __init__(self, link: ListSource, client_caps: ClientCapabilities) -> None:
@@ -175,36 +202,40 @@ class _Reading:
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
         self.missing: dict[str, str] = {}
-        self._page_bytes = 0
 
     async def read(self, shape: ListShape, kind: type[F]) -> tuple[F, ...]:
         found: dict[FeatureName, F] = {}
+        cut = await self._read_pages(shape, kind, found)
+        if cut is not None:
+            self.notes.append(f"its list of {shape.noun}s {cut}")
+        return tuple(found.values())
+
+    async def _read_pages(self, shape: ListShape, kind: type[F], found: dict[FeatureName, F]) -> ListCut | None:
+        """Read every page, until the list ends or must be cut."""
+        limits = self._link.limits
         cursors: set[bytes] = set()
         members: Mapping[str, Payload] = {}
-        limit = self._link.limits.tools_per_server
-        cut = f"has over {PAGES_MAX} pages"
-        for _ in range(PAGES_MAX):
+        read_bytes = 0
+        for _ in range(limits.list_pages):
             page = await self._page(shape, members)
-            self._note(*page.problems)
             if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
-            took_all = await self._take(kind, page.entries, found)
-            await pause_after(self._page_bytes)
+            taken = await self._take(shape, kind, page, found, limits.list_bytes - read_bytes)
             cursor = page.next_cursor
-            if took_all and cursor is None:
-                return tuple(found.values())
-            if cursor is None or len(found) >= limit:
-                cut = f"has over {limit} entries"
-                break
-            # A digest, because a cursor may have megabytes, and there may be a thousand of them.
+            if isinstance(taken, ListCut):
+                return taken
+            if cursor is None:
+                return None
+            if len(found) >= limits.tools_per_server:
+                return over_entries(limits)
+            read_bytes += taken
+            # A digest, because a cursor may have megabytes, and there may be thousands of them.
             mark = hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if mark in cursors:
-                cut = "runs in a circle"
-                break
+                return ListCut("runs in a circle")
             cursors.add(mark)
             members = {"cursor": msgspec.json.encode(cursor)}
-        self.notes.append(f"its list of {shape.noun}s {cut} and was cut")
-        return tuple(found.values())
+        return ListCut(f"has over {limits.list_pages} pages", "list_pages")
 
     async def read_templates(self) -> tuple[Template, ...]:
         """Many servers have resources and do not know templates."""
@@ -218,42 +249,62 @@ class _Reading:
         return ()
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
+        server = self._link.server
         answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._client_caps))
-        if len(memoryview(answer)) > PAGE_BYTES_MAX:
-            raise BadReply(self._link.server, f"a page of its list of {shape.noun}s has over {PAGE_BYTES_MAX} bytes")
-        self._page_bytes = len(memoryview(answer))
-        page = await aside(self._page_bytes, partial(read_list, shape, answer))
+        try:
+            page = await offload(len(memoryview(answer)), partial(read_page, shape, answer), owner=server)
+        except ReaderFailed as failed:
+            page = f"a page of its list of {shape.noun}s cannot be read: {failed}"
         if isinstance(page, str):
-            raise BadReply(self._link.server, page)
+            raise BadReply(server, page)
         if page.ttl_seconds is not None:
             known = page.ttl_seconds if self.ttl_seconds is None else self.ttl_seconds
             self.ttl_seconds = min(page.ttl_seconds, known)
         return page
 
     async def _take(
-        self, kind: type[F], entries: list[tuple[str, dict[str, msgspec.Raw]]], found: dict[FeatureName, F]
-    ) -> bool:
-        """Take a page's entries; False if there is no room for all of them."""
+        self, shape: ListShape, kind: type[F], page: ListPage, found: dict[FeatureName, F], room_bytes: int
+    ) -> int | ListCut:
+        """Take a page's entries; return how many bytes they have, or why the list is cut there."""
         limits = self._link.limits
-        taken_bytes = 0
-        for text, definition in entries:
+        taken_bytes = slice_bytes = problems = 0
+        for position, raw in enumerate(page):
+            raw_bytes = len(memoryview(raw))
+            if (slice_bytes := slice_bytes + raw_bytes) > ENTRIES_BYTES or not (position + 1) % ENTRIES_AT_ONCE:
+                await pause()
+                slice_bytes = raw_bytes
+            try:
+                entry = await offload(raw_bytes, partial(read_entry, shape, raw), owner=self._link.server)
+            except ReaderFailed as failed:
+                entry = str(failed)
+            if isinstance(entry, str):
+                problems += 1
+                if problems > PROBLEMS_MAX:
+                    self._note("more was wrong with its list, and the rest of it was left out")
+                    break
+                self._note(f"{shape.noun} {position} left out: {entry}")
+                continue
+            name, definition = FeatureName(entry[0]), entry[1]
             size = sum(len(memoryview(value)) for value in definition.values())
-            if (taken_bytes := taken_bytes + size) > LONG_BYTES:
-                await pause_after(taken_bytes)
-                taken_bytes = 0
-            name = FeatureName(text)
             if name in found:
-                self._note(f"{text!r} is listed twice; the first is used")
+                self._note(f"{name!r} is listed twice; the first is used")
             elif len(found) >= limits.tools_per_server:
-                return False
+                return over_entries(limits)
             elif size > limits.schema_bytes:
-                self._note(f"{text!r} left out: its description is over {limits.schema_bytes} bytes")
+                self._note(f"{name!r} left out: its description is over {limits.schema_bytes} bytes")
+            elif (taken_bytes := taken_bytes + size) > room_bytes:
+                return ListCut(f"has over {limits.list_bytes} bytes", "list_bytes")
             else:
                 found[name] = kind.of(self._link.server, name, definition)
-        return True
+        return taken_bytes
 
     def _note(self, *notes: str) -> None:
         self.notes.extend(notes[: max(0, NOTES_MAX - len(self.notes))])
+
+
+def over_entries(limits: Limits) -> ListCut:
+    """The cut of a list with too many entries."""
+    return ListCut(f"has over {limits.tools_per_server} entries", "tools_per_server")
 
 
 RELIST_SECONDS = 1.0
@@ -271,12 +322,32 @@ class RelistSchedule:
         self._stale: dict[Topic, bool] = {}
         """Stale lists, and whether a change was announced."""
         self._rests: dict[Topic, float] = {}
+        self._elsewhere: set[Topic] = set()
+        """Stale lists that nobody but another node has announced."""
+        self._hurried_at: dict[Topic, float] = {}
+        self.own: frozenset[Topic] = frozenset()
+        """Of the lists that `take` returned last, those that were not only announced by another node: it has told all
+        others, and these would tell each other without end of a list that differs whenever it is read."""
 
     def __bool__(self) -> bool:
         return bool(self._stale)
 
     def announce(self, topics: Iterable[Topic]) -> bool:
         """The server announced changes; False if all of them are known already."""
+        self._elsewhere.difference_update(topics)
+        return self._add(topics)
+
+    def announce_elsewhere(self, topics: Iterable[Topic], now: float) -> bool:
+        """Another node found changes: read these lists at once, but so at most once a second, too."""
+        for topic in topics:
+            if topic not in self._stale:
+                self._elsewhere.add(topic)
+            if now >= self._hurried_at.get(topic, now):
+                self._hurried_at[topic] = now + RELIST_SECONDS
+                self._rests.pop(topic, None)
+        return self._add(topics)
+
+    def _add(self, topics: Iterable[Topic]) -> bool:
         new = [topic for topic in topics if not self._stale.get(topic)]
         self._stale |= dict.fromkeys(new, True)
         return bool(new)
@@ -293,6 +364,8 @@ class RelistSchedule:
         """Take the lists that are due, with whether each was announced; they are no longer stale."""
         due = {topic: since for topic, since in self._stale.items() if self._rests.get(topic, now) <= now}
         self._stale = {topic: since for topic, since in self._stale.items() if topic not in due}
+        self.own = frozenset(due.keys() - self._elsewhere)
+        self._elsewhere -= due.keys()
         return due
 
     def rest(self, topics: Iterable[Topic], now: float) -> None:
@@ -303,12 +376,13 @@ class RelistSchedule:
         """Everything was just read."""
         self._stale.clear()
         self._rests.clear()
+        self._elsewhere.clear()
 
 
 # -- the lists of the last run -------------------------------------------------------------------------------------
 
-LISTS_BYTES_MAX = 1024 * 1024
-"""Larger lists are not stored. Reading this much takes a few milliseconds at the start."""
+LISTS_BYTES_MAX = 64 * 1024 * 1024
+"""Longer lists are not stored."""
 
 
 class ListStore(Protocol):
@@ -317,8 +391,8 @@ class ListStore(Protocol):
     async def read(self, key: str) -> bytes | None:
         """What was written under this key; None if there is nothing readable."""
 
-    def write(self, key: str, body: bytes) -> None:
-        """Write this under the key, soon."""
+    def write(self, key: str, body: Callable[[], bytes]) -> None:
+        """Write what this returns under the key, soon. It is called on another thread."""
 
 
 class CachedLists(NamedTuple):
@@ -333,6 +407,50 @@ class _CacheHead(msgspec.Struct):
 
     server: str
     abilities: list[str]
+
+
+class _StoredLists(NamedTuple):
+    """A document, with its lists up to their entries."""
+
+    server: str
+    abilities: list[str]
+    pages: tuple[ListPage, ...]
+
+
+def _read_document(body: bytes) -> _StoredLists:
+    """Read a document. Raises `ValueError` if it is damaged."""
+    try:
+        head = msgspec.json.decode(body, type=_CacheHead)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    pages = [read_page(shape, body) for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)]
+    for page in pages:
+        if isinstance(page, str):
+            raise ValueError(page)
+    return _StoredLists(head.server, head.abilities, tuple(page for page in pages if not isinstance(page, str)))
+
+
+async def _features(shape: ListShape, kind: type[F], server: ServerName, page: ListPage) -> tuple[F, ...]:
+    """The entries of a stored list, some in each turn of the event loop."""
+    found: list[F] = []
+    slice_bytes = 0
+    for position, raw in enumerate(page):
+        raw_bytes = len(memoryview(raw))
+        if (slice_bytes := slice_bytes + raw_bytes) > ENTRIES_BYTES or not (position + 1) % ENTRIES_AT_ONCE:
+            await pause()
+            slice_bytes = raw_bytes
+        entry = read_entry(shape, raw)
+        if not isinstance(entry, str):
+            found.append(kind.of(server, FeatureName(entry[0]), entry[1]))
+    return tuple(found)
+
+
+def _cached_form(head: _CacheHead, lists: Listing) -> bytes:
+    """The document of a server; nothing if its lists are too long: then what is stored is outdated."""
+    size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
+    if size_bytes > LISTS_BYTES_MAX:
+        return b""
+    return msgspec.json.encode(head)[:-1] + b"," + written_lists(lists) + b"}"
 
 
 class ListCache:
@@ -356,14 +474,19 @@ class ListCache:
         if not body:
             return None
         try:
-            head = msgspec.json.decode(body, type=_CacheHead)
-            if head.server != settings.name:
-                raise ValueError(f"it is about {head.server!r}")
-            known = CachedLists(
-                read_lists(settings.name, body),
-                frozenset(ability for ability in get_args(Ability) if ability in head.abilities),
+            stored = await offload(len(body), partial(_read_document, body), owner=settings.name)
+            if stored.server != settings.name:
+                raise ValueError(f"it is about {stored.server!r}")
+            tools, prompts, resources, templates = stored.pages
+            listing = Listing(
+                await _features(TOOLS, Tool, settings.name, tools),
+                await _features(PROMPTS, Prompt, settings.name, prompts),
+                await _features(RESOURCES, Resource, settings.name, resources),
+                await _features(TEMPLATES, Template, settings.name, templates),
             )
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            abilities = frozenset(ability for ability in get_args(Ability) if ability in stored.abilities)
+            known = CachedLists(listing, abilities)
+        except (ValueError, ReaderFailed) as error:
             log.warning("what a server listed last is damaged", server=settings.name, file=key, reason=str(error))
             return None
         self._kept[settings.name] = (key, known)
@@ -378,12 +501,7 @@ class ListCache:
         if self._kept.get(settings.name) == kept:
             return
         self._kept[settings.name] = kept
-        size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
-        if size_bytes > LISTS_BYTES_MAX:
-            self._store.write(kept[0], b"")  # what is stored is outdated
-            return
-        head = msgspec.json.encode(_CacheHead(settings.name, sorted(abilities)))
-        self._store.write(kept[0], head[:-1] + b"," + written_lists(lists) + b"}")
+        self._store.write(kept[0], partial(_cached_form, _CacheHead(settings.name, sorted(abilities)), lists))
 
     def _key(self, settings: ServerSettings) -> str:
         """A digest of everything that a server is reached by; it reveals no secret."""

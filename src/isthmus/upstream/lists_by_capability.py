@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
@@ -82,13 +82,18 @@ class ListsByCapability:
         *,
         is_at_hand: Callable[[ClientCapabilities], bool],
         on_known: Callable[[], None],
+        on_changed: Callable[[Iterable[Topic]], None] = lambda _topics: None,
     ) -> None:
-        """`is_at_hand` says whether lists for these capabilities can be read without a new link."""
+        """`is_at_hand` says whether lists for these capabilities can be read without a new link.
+
+        `on_changed` is called when lists that were known have changed.
+        """
         self._is_at_hand = is_at_hand
         self._server = server
         self._background = background
         self._link_for_listing = lend
         self._on_known = on_known
+        self._on_changed = on_changed
         self._loop = asyncio.get_running_loop()
         self._of: OrderedDict[ClientCapabilities, _CapabilityLists] = OrderedDict()
         self._is_open = False
@@ -164,13 +169,21 @@ class ListsByCapability:
     def end(self) -> None:
         """The server is gone for good. Breaks the reference cycle with the reconnector, so that both are freed."""
         self.forget()
-        del self._link_for_listing, self._is_at_hand, self._on_known
+        del self._link_for_listing, self._is_at_hand, self._on_known, self._on_changed
 
     def changed(self, topics: Iterable[Topic], client_caps: ClientCapabilities | None = None) -> None:
         """The server announced a change: to clients with these capabilities, or to the hub, which means to all."""
         found = self._of.get(client_caps) if client_caps is not None else None
         for variant in self._of.values() if client_caps is None else () if found is None else (found,):
             variant.schedule.announce(topics)
+            self._read_soon(variant)
+
+    def changed_elsewhere(self, topics: Sequence[Topic]) -> None:
+        """Another node found a change, and may have told callers of it: they wait here until the lists are read."""
+        for variant in self._of.values():
+            variant.schedule.announce_elsewhere(topics, self._loop.time())
+            if variant.listing is not None and variant.learning.done.done():
+                variant.learning = ListLoad(self._loop.create_future(), self._loop.time())
             self._read_soon(variant)
 
     def doubt(self, topics: Iterable[Topic]) -> None:
@@ -205,7 +218,8 @@ class ListsByCapability:
     async def _read_while_due(self, variant: _CapabilityLists) -> None:
         try:
             while due := variant.schedule.take(self._loop.time()):
-                topics = {*TOPICS} if variant.listing is None else {*due}
+                before, own = variant.listing, variant.schedule.own
+                topics = {*TOPICS} if before is None else {*due}
                 delayed = {topic for topic, is_announced in due.items() if is_announced}
                 try:
                     async with self._link_for_listing(variant.caller, variant.client_caps) as link:
@@ -222,6 +236,8 @@ class ListsByCapability:
                 variant.schedule.rest(delayed, self._loop.time())
                 variant.settle()
                 self._on_known()
+                if own and before is not None and variant.listing != before:
+                    self._on_changed(own)
         finally:
             if variant.task is asyncio.current_task():  # else it was stopped, and another may be running
                 variant.task = None

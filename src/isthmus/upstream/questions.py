@@ -164,8 +164,8 @@ class ServerQuestions:
         if waiter is None:
             say(_render_reply(request, UNSURE))
             return
-        whose = self.server if "_meta" in request.params else None
-        question = Question(request.method, msgspec.Raw(render(request.params)), whose)
+        source = self.server if "_meta" in request.params else None
+        question = Question(request.method, msgspec.Raw(render(request.params)), source)
         # An answer may take hours: keep only the id, not the whole message.
         bare = Request(request.id.copy(), request.method, {})
         asked = waiter.ask(question, partial(self._reply, bare, say))

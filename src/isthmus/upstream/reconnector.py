@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -29,12 +29,12 @@ from isthmus.model.calls import ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Tool, Topic
+from isthmus.model.names import FeatureName
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
-from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, sharing
+from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, offered, sharing
 from isthmus.upstream.lists_by_capability import ListsByCapability
-from isthmus.upstream.loop_detection import depth_notes, find_loop
 from isthmus.upstream.server_settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
@@ -115,7 +115,7 @@ HEALTHY_SECONDS = 10.0
 LINE_LENGTH_MAX = 500
 """How much of a server's log line the operator sees."""
 
-HEARING_SECONDS = 0.25
+LISTEN_ACK_SECONDS = 0.25
 """How long the first listing waits for the acknowledgement of the subscription."""
 
 FORBIDDEN = (401, 403)
@@ -140,6 +140,44 @@ class Reconnector:
     While `is_hidden` nothing is published: a successor before it takes over, and a predecessor afterwards. `tried` ends
     with the first attempt.
     """
+
+    # Slots, as of links: a dictionary of so many members takes 1.6 KB for each server.
+    __slots__ = (
+        "__weakref__",
+        "_awaited",
+        "_background",
+        "_backoff",
+        "_carrier",
+        "_connect",
+        "_due",
+        "_era",
+        "_holds_calls",
+        "_hub",
+        "_is_doubtful",
+        "_is_unauthorized",
+        "_link",
+        "_listing",
+        "_lists",
+        "_lists_by_capability",
+        "_log_level_sync",
+        "_logged_cuts",
+        "_login",
+        "_news",
+        "_pool",
+        "_relist_problem",
+        "_schedule",
+        "_subscription_sync",
+        "grace",
+        "is_hidden",
+        "is_leaving",
+        "on_lists_changed",
+        "server_queue",
+        "server_status",
+        "settings",
+        "tried",
+    )
+
+    _is_dial_in = False
 
     absent: ServerState = "retrying"
     """The state of a server whose link was lost."""
@@ -166,6 +204,10 @@ class Reconnector:
         self._lists = lists
         self.grace = 0.0
         """How long calls wait for a new link after the last one."""
+        self.on_lists_changed: Callable[[Sequence[Topic]], None] = lambda _: None
+        """Called when lists are others than before."""
+        self._awaited: frozenset[Topic] = frozenset()
+        """Lists that another node has found changed, and that are not read since: lists of all servers wait for it."""
         self._holds_calls = False
         """Whether calls wait for the first attempt."""
         self._backoff = Backoff()
@@ -182,10 +224,14 @@ class Reconnector:
             on_known=lambda: self._publish_status(
                 variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities)
             ),
+            on_changed=lambda topics: self.on_lists_changed(tuple(topics)),
         )
         self._pool = self._make_pool()
         server_queue.pool = self._pool
         self._listing = Listing()
+        self._relist_problem: str | None = None
+        """Why the lists could not be read again; the last ones stay."""
+        self._logged_cuts: frozenset[str] = frozenset()
         self._schedule = RelistSchedule()
         self._is_doubtful = False
         self._due = 0.0
@@ -219,7 +265,7 @@ class Reconnector:
         known = None if self._lists is None or self.is_hidden else await self._lists.recall(self.settings)
         if known is None:
             return
-        await self._hub.review.prepare(known.listing.everything())
+        await self._hub.review.prepare_lists(self.settings.name, offered(known.listing, known.abilities))
         if self.is_hidden or self.is_leaving:
             return
         self._listing = known.listing
@@ -403,7 +449,7 @@ class Reconnector:
 
     async def _run_link(self, link: BaseLink, carrier: Carrier) -> None:
         await link.handshake(self._known_era())
-        if link.tells_era:
+        if link.knows_era:
             self._era = link.dialect.era
         self._carrier = carrier
         self._check_loop(link)
@@ -419,7 +465,7 @@ class Reconnector:
 
     async def _reviewed(self, link: BaseLink, listing: Listing) -> Listing:
         """Review a listing, which may take a while. Raises `NotConnected` if the link is lost meanwhile."""
-        await self._hub.review.prepare(listing.everything())
+        await self._hub.review.prepare_lists(self.settings.name, offered(listing, frozenset()))
         if link.lost.done():
             raise NotConnected(link.server, link.lost.result())
         if listing.is_unlisted and self._hub.review.withholds(self.settings.name):
@@ -439,7 +485,10 @@ class Reconnector:
         if not link.can_ask:  # such lists came from an earlier state of the server
             self._lists_by_capability.forget()
         self._link = link
-        gone = {tool.name for tool in self.server_status.tools} - {tool.name for tool in self._listing.tools}
+        self._relist_problem = None
+        gone: set[FeatureName] = set()
+        if self.server_status.tools and self.server_status.tools != self._listing.tools:
+            gone = {tool.name for tool in self.server_status.tools} - {tool.name for tool in self._listing.tools}
         self._publish_status(
             state="ready",
             reason=None,
@@ -464,9 +513,22 @@ class Reconnector:
         if link.can_ask and link.lists_by_client:
             self._lists_by_capability.open()
         self._log_ready(link)
+        self._log_cuts()
         self._log_level_sync.attend(link)
         self._resubscribe()
         self._plan_refresh()
+
+    def _log_cuts(self) -> None:
+        """Log each list whose end is missing, once until that changes."""
+        cuts = self._listing.cuts()
+        for note in sorted(cuts - self._logged_cuts):
+            log.warning("list of a server was cut", server=self.settings.name, reason=note)
+        self._logged_cuts = cuts
+
+    def _with_advice(self, reason: str) -> str:
+        """The reason, with the limit that the operator can raise."""
+        is_too_long = reason.endswith(f"of over {self._hub.limits.reply_bytes} bytes")
+        return f"{reason}; to allow that, raise limits.reply_bytes" if is_too_long else reason
 
     def _log_ready(self, link: BaseLink) -> None:
         self.server_queue.log.add(time.time(), "hub", f"ready: {len(self._listing.tools)} tools")
@@ -478,7 +540,9 @@ class Reconnector:
         It would list our tools for ever, under longer and longer names. Its lists are removed at once: otherwise two
         hubs that detect the loop together would wait for each other.
         """
-        if (why := find_loop(link.hubs, self._hub.id)) is not None:
+        # Programs of other nodes, and servers that dialled in there, are reached through these nodes.
+        others = () if self.settings.owners or self._is_dial_in else self._hub.other_ids
+        if (why := find_loop(link.hubs, self._hub.id, others)) is not None:
             self._listing = Listing()
             self._cache_lists(link)
             self._publish_status(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
@@ -490,6 +554,7 @@ class Reconnector:
         A server that does not acknowledge in a moment is listed all the same, and again once it does.
         """
         self._schedule.clear()
+        self._awaited = frozenset()
         link.recheck, link.may_send = partial(self._recheck, link), partial(is_visible_now, self._hub)
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
@@ -498,7 +563,7 @@ class Reconnector:
         listen_ack = link.listen_ack
         if listen_ack is None or not link.capabilities.announces_changes:
             return
-        await asyncio.wait({listen_ack}, timeout=HEARING_SECONDS)
+        await asyncio.wait({listen_ack}, timeout=LISTEN_ACK_SECONDS)
         if listen_ack.done():
             return
 
@@ -526,6 +591,7 @@ class Reconnector:
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
         pool.shares_subscriptions = not link.lists_by_client
+        pool.node_link = link if link.knows_callers else None
         self.server_queue.uses_pool = pool.differs_by_client or carried_by is pool
         return carried_by
 
@@ -637,6 +703,19 @@ class Reconnector:
         """How long a list is used whose server does not say how long it is valid."""
         return REFRESH_SECONDS
 
+    def lists_changed(self, topics: Sequence[Topic]) -> None:
+        """Another node found that these lists of the server have changed: lists wait until they are read here.
+
+        A caller that was told of the change there may ask here for the list.
+        """
+        if self._link is None or not self.server_status.is_settled:
+            return  # they are read when it connects
+        self._awaited |= frozenset(topics)
+        self._hub.unsettle(self.settings.name)
+        self._lists_by_capability.changed_elsewhere(topics)
+        self._schedule.announce_elsewhere(topics, asyncio.get_running_loop().time())
+        self._wake()  # also if they are stale already: they may be due sooner now
+
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list once, however often it repeats that."""
         self._lists_by_capability.changed((topic,))
@@ -685,25 +764,42 @@ class Reconnector:
 
     async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
         """List again what is `due`; the values say whether the change was announced."""
-        before = self._listing
+        before, own = self._listing, self._schedule.own
         weary = {topic for topic, is_announced in due.items() if is_announced}
+        # What another node finds while these are read needs another reading; what the server says meanwhile does not:
+        # a list that never stands still would be awaited without end.
+        awaited, self._awaited = self._awaited & due.keys(), self._awaited - due.keys()
         try:
             if link.hubs:
                 await link.refresh_hubs()
                 self._check_loop(link)
             self._listing = await self._reviewed(link, await link.list_features({*due}, self._listing))
+            if own and self._listing != before:
+                self.on_lists_changed(tuple(own))
         except Fault as failed:
             # A failed listing is no reason to drop running calls.
             weary = {*due}
-            log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
+            problem = self._with_advice(link.redact(str(getattr(failed, "why", failed))))
+            if problem != self._relist_problem:
+                text = "server gave no list; the hub keeps the last one"
+                log.warning(text, server=link.server, reason=problem)
+                self._relist_problem = problem
+                self._publish_status(**self._offer())
             if not isinstance(failed, BadReply | ServerError):
                 self._schedule.announce(due)
+                self._awaited |= awaited
                 self._is_doubtful = True
         else:
+            self._relist_problem = None
             self._publish_status(state="ready", reason=None, **self._offer())
             self._cache_lists(link)
+            self._log_cuts()
             if self._listing != before:
                 self._lists_by_capability.doubt({*due} - weary)  # unannounced changes may exist for all capabilities
+        if self._awaited:
+            self._hub.unsettle(self.settings.name)
+        else:
+            self._hub.settled(self.settings.name)
         self._plan_refresh()
         self._schedule.rest(weary, asyncio.get_running_loop().time())
 
@@ -712,6 +808,8 @@ class Reconnector:
     def _resubscribe(self) -> None:
         if self._link is not None and not self.is_hidden:
             self._subscription_sync.resume(self._link)
+            if self._pool is not None and self._pool.node_link is not None:
+                self._pool.resume_shares()
 
     def _on_gap(self) -> None:
         """Notifications may have been missed: relist, and notify subscribers."""
@@ -736,7 +834,7 @@ class Reconnector:
 
     def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """The link failed or was lost: publish the reason to calls, listings and the log."""
-        reason = self.settings.reason(reason)
+        reason = self.settings.reason(self._with_advice(reason))
         detail = None if last_output is None else self.settings.redact(last_output)
         if reason != self.server_status.reason:
             self.server_queue.log.add(time.time(), "hub", f"not connected: {reason}")
@@ -754,13 +852,15 @@ class Reconnector:
         listing = self._listing
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
+        problem = self._relist_problem
+        stale = () if problem is None else (f"its lists could not be read again, and are the last ones: {problem}",)
         return {
             "tools": listing.tools,
             "prompts": listing.prompts,
             "resources": listing.resources,
             "templates": listing.templates,
             "is_unlisted": listing.is_unlisted,
-            "notes": (*listing.all_notes(), *depth_notes(hubs)),
+            "notes": (*listing.all_notes(), *stale, *depth_notes(hubs)),
             "variants": self._lists_by_capability.offers(listing, abilities),
             "hubs": hubs,
             "missing": listing.missing,
@@ -769,7 +869,8 @@ class Reconnector:
     def _publish_status(self, **changes: object) -> None:
         self.server_status = msgspec.structs.replace(self.server_status, **changes)
         if not self.is_hidden:
-            self._hub.publish(self.server_status)
+            is_awaited = bool(self._awaited) and self.server_status.state == "ready"
+            self._hub.publish(self.server_status, is_awaited=is_awaited)
         if self.server_status.is_settled and not self.tried.done():
             self.tried.set_result(None)
 
@@ -797,3 +898,33 @@ def _is_answer(failed: Exception) -> bool:
     if isinstance(failed, NotConnected):
         return failed.status not in (None, *FORBIDDEN)
     return isinstance(failed, BadReply | ServerError | ConnectFailed)
+
+
+# -- chains of hubs ----------------------------------------------------------------------------------------------------
+#
+# Whether a server leads back to this hub, and how many hubs are in a row. In its handshake a hub lists the ids of the
+# hubs behind it, with their distances. Reconnectors and the dial-in registry check them; `app.links` uses the same
+# limit for child hubs.
+
+HOPS_MAX = 8
+"""Hubs in a row, this one included. A longer chain is probably a mistake; the operator gets a note."""
+
+
+def find_loop(hubs: Mapping[str, int], own: str, others: Iterable[str] = ()) -> str | None:
+    """Why a server with these hubs behind it cannot be used by the hub with the id `own`; None if it can.
+
+    `others` are the ids of hubs that serve the same servers at the same address.
+    """
+    for id in (own, *others):
+        if id in hubs:
+            return "it leads back to this hub" if hubs[id] else "it is this hub itself"
+    return None
+
+
+def depth_notes(hubs: Mapping[str, int]) -> tuple[str, ...]:
+    """A note if the chain is too long.
+
+    The server is used all the same: any server behind a hub could have made the chain up.
+    """
+    is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
+    return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()

@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import in_turn, read_then
+from isthmus.core.event_loop import in_turn, offload, read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.calls import ClientCapabilities, Result
@@ -28,7 +28,7 @@ from isthmus.transport.http import ConnectionLost, header_lines
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, HttpEndpoint, HttpRequest, login_url
 from isthmus.upstream.link import BaseLink
-from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
+from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
@@ -196,7 +196,7 @@ class RpcLink(BaseLink):
 class _Post(HttpRequest):
     """One POST and its JSON response; reports the end to the waiter."""
 
-    __slots__ = ("_body", "_link", "_login", "_size", "_status", "is_over")
+    __slots__ = ("_body", "_link", "_login", "_size", "_status", "is_done")
 
     wire_id: bytes
 
@@ -204,7 +204,7 @@ class _Post(HttpRequest):
         super().__init__(id, waiter)
         self.wire_id = b"%d" % id
         self._link = link
-        self.is_over = False
+        self.is_done = False
         self._status = 0
         self._login: str | None = None
         self._body = Collected()
@@ -216,12 +216,12 @@ class _Post(HttpRequest):
         super().abandon()
 
     def _fail(self, fault: Fault) -> None:
-        if not self.is_over:
+        if not self.is_done:
             self._finish()
             self.waiter.fail(fault)
 
     def _finish(self) -> None:
-        self.is_over = True
+        self.is_done = True
         self._link.requests.pending.pop(self.id, None)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
@@ -237,30 +237,31 @@ class _Post(HttpRequest):
         self._size += len(chunk)
         if self._size <= limit:
             self._body.add(chunk)
-        elif not self.is_over:
+        elif not self.is_done:
             self._fail(BadReply(self._link.server, f"an answer of over {limit} bytes"))
             self.abandon()
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke."""
-        if not self.is_over:
+        if not self.is_done:
             self._link.on_doubt()
             self._fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
     def on_end(self) -> None:
         """The response is complete."""
-        if self.is_over:
+        if self.is_done:
             return
         body = self._body.take()
         depth = self._link.limits.depth
         if len(body) > LATER_BYTES:
             whole = partial(decode_untouched, body, max_depth=depth)
-            read_then(whole, untouched_passes, partial(self._take_late, body), _unreadable, self._link.server)
+            then, owner = partial(self._take_late, body), self._link.server
+            read_then(whole, untouched_passes, then, _unreadable, owner, over=LATER_BYTES)
         else:
             self._take(body, jsonrpc.decode_reply(bytes(body), max_depth=depth) if body else None)
 
     def _take_late(self, body: bytes | memoryview, read: tuple[jsonrpc.Message, Result | None]) -> None:
-        if not self.is_over:
+        if not self.is_done:
             self._take(body, *read)
 
     def _take(self, body: bytes | memoryview, message: jsonrpc.Message | None, result: Result | None = None) -> None:
@@ -341,8 +342,7 @@ class _Lister:
         answer = await self._link.ask(method, params)
         if untouched_result(answer).is_error:  # some answer so if there is no such tool
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
-        # The reader refuses what is too large for a page.
-        return answer if len(memoryview(answer)) > PAGE_BYTES_MAX else in_mcp_shape(answer)
+        return await offload(len(memoryview(answer)), partial(in_mcp_shape, answer), owner=self.server)
 
 
 def in_mcp_shape(answer: msgspec.Raw) -> msgspec.Raw:

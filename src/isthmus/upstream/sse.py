@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Credentials
@@ -15,10 +16,9 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import ConnectionLost, Ticket, media_type
+from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, media_type
 from isthmus.upstream.http_shared import (
     ADVICE,
-    EVENT_STREAM,
     OK,
     UNAUTHORIZED,
     CallerHeaders,
@@ -158,9 +158,14 @@ class SseLink(BaseLink):
         posted.ticket = self._client.send(self._present_head() + lines, body, posted)
 
     def _say(self, message: bytes, *, about: PendingRequest | None = None, is_awaited: bool = False) -> None:
-        if self._head is not None and not self.lost.done():
+        if self._head is None or self.lost.done():
+            return
+        head = self._present_head() + (b"" if about is None else about.lines)
+        if about is not None and not about.was_read:
+            self._one_way_posts.cancel_unread(head, message, partial(self._is_cancel_wanted, about))
+        else:
             post = self._one_way_posts.answer if is_awaited else self._one_way_posts.send
-            post(self._present_head() + (b"" if about is None else about.lines), message)
+            post(head, message)
 
     def _can_reply(self) -> bool:
         return self._one_way_posts.has_room()
@@ -207,19 +212,24 @@ class SseLink(BaseLink):
 class PostedRequest(HttpRequest):
     """One request's POST. Its HTTP response only says whether the message was accepted."""
 
-    __slots__ = ("_is_over", "_link", "_login", "_status", "_words")
+    __slots__ = ("_is_done", "_link", "_login", "_status", "_words")
 
     def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
         super().__init__(id, waiter)
         self._link = link
-        self._is_over = False
+        self._is_done = False
         self._status = 0
         self._login: str | None = None
         self._words = b""
 
+    @property
+    def was_read(self) -> bool:
+        """Whether the server has said that it accepts the message."""
+        return self._status != 0
+
     def on_response(self) -> None:
         """The response came on the stream, perhaps before the server accepted the POST."""
-        if not self._is_over and self.ticket is not None:
+        if not self._is_done and self.ticket is not None:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -238,7 +248,7 @@ class PostedRequest(HttpRequest):
 
     def on_end(self) -> None:
         """The POST was accepted or refused."""
-        self._is_over = True
+        self._is_done = True
         if self._status not in ACCEPTED:
             message = jsonrpc.decode(self._words) if self._words else None
             words = f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
@@ -246,7 +256,7 @@ class PostedRequest(HttpRequest):
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; an accepted message stays accepted."""
-        self._is_over = True
+        self._is_done = True
         if self._status not in ACCEPTED:
             self._link.undelivered(self, lost_)
 
@@ -257,7 +267,7 @@ class _Stream:
     def __init__(self, link: SseLink) -> None:
         self._link = link
         self._decoder: SseDecoder | None = None
-        self._is_over = False
+        self._is_done = False
         self._has_endpoint = False
         self.ticket: Ticket | None = None
         self.opened: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
@@ -269,7 +279,7 @@ class _Stream:
 
     def close(self) -> None:
         """Stop reading."""
-        self._is_over = True
+        self._is_done = True
         if self.ticket is not None:
             self.ticket.abort()
 
@@ -278,7 +288,7 @@ class _Stream:
         if status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
             return
-        self._is_over = True
+        self._is_done = True
         if self.opened.done():
             return
         if status in REDIRECTS:
@@ -297,7 +307,7 @@ class _Stream:
         if self._decoder is None:
             return
         for event in self._decoder.feed(chunk):
-            if self._is_over:
+            if self._is_done:
                 return
             if isinstance(event, Oversized):
                 reason = f"it sent an event of over {event.limit_bytes} bytes"
@@ -322,9 +332,9 @@ class _Stream:
         self._over(lost_.reason)
 
     def _over(self, reason: str) -> None:
-        if self._is_over:
+        if self._is_done:
             return
-        self._is_over = True
+        self._is_done = True
         if self._has_endpoint:
             self._link.ended(reason)
         elif not self.opened.done():

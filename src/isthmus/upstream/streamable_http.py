@@ -19,7 +19,7 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import in_turn, read_then
+from isthmus.core.event_loop import read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
@@ -29,10 +29,9 @@ from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import ConnectionLost, Ticket, header_lines, media_type
+from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, header_lines, media_type
 from isthmus.upstream.http_shared import (
     ADVICE,
-    EVENT_STREAM,
     OK,
     UNAUTHORIZED,
     CallerHeaders,
@@ -310,7 +309,12 @@ class StreamableLink(BaseLink):
 
     def _notify(self, method: str, params: Payload | None, about: PendingRequest | None = None) -> None:
         head = self._head(method) + (b"" if about is None else about.lines)
-        self._one_way_posts.send(head, jsonrpc.notification(method, params))
+        message = jsonrpc.notification(method, params)
+        # A server without sessions cannot match a request id to a call: repeating the cancellation is useless.
+        if about is None or about.was_read or self._session is None:
+            self._one_way_posts.send(head, message)
+        else:
+            self._one_way_posts.cancel_unread(head, message, partial(self._is_cancel_wanted, about))
 
     # -- streams that ended too soon -------------------------------------------------------------------------------
 
@@ -324,7 +328,7 @@ class StreamableLink(BaseLink):
 
     def _ask_for_rest(self, post: Post) -> None:
         _, event_id = self._resumes.pop(post)
-        if post.is_over:
+        if post.is_done:
             return
         if post.session != self._session:
             post.fail(lost(self.server, "its session expired while the stream was away", may_have_left=True))
@@ -403,7 +407,7 @@ class StreamableLink(BaseLink):
             self._is_rechecking = False
         waiting, self._expired = self._expired or [], None
         for post in waiting:
-            if not post.is_over and not self._fail_if_barred(post):
+            if not post.is_done and not self._fail_if_barred(post):
                 self._transmit(post)
         self.listen()  # the notification stream belonged to the old session
         self.on_renewed()  # with its session a server forgets subscriptions, and its lists may have changed
@@ -562,7 +566,7 @@ class Post(HttpRequest):
         "_useless",
         "_was_expired",
         "body",
-        "is_over",
+        "is_done",
         "method",
         "name",
         "session",
@@ -578,7 +582,7 @@ class Post(HttpRequest):
         self.body = body
         self.session: str | None = None
         """The session it was sent in; the link may have another one when the response comes."""
-        self.is_over = False
+        self.is_done = False
         self._was_expired = False
         self._status = 0
         self._login: str | None = None
@@ -600,6 +604,11 @@ class Post(HttpRequest):
         """False while the request provably has not left, or provably did not run."""
         return self._rest is not None or (self.ticket is not None and self.ticket.may_have_left)
 
+    @property
+    def was_read(self) -> bool:
+        """Whether the server has begun to answer."""
+        return self._status != 0 or self._rest is not None
+
     def abandon(self) -> None:
         """Close the connection of this request."""
         self._finish()
@@ -607,12 +616,12 @@ class Post(HttpRequest):
 
     def fail(self, fault: Fault) -> None:
         """There will be no response."""
-        if not self.is_over:
+        if not self.is_done:
             self._finish()
             self.waiter.fail(fault)
 
     def _finish(self) -> None:
-        self.is_over = True
+        self.is_done = True
         self._link.requests.pending.pop(self.id, None)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
@@ -639,7 +648,7 @@ class Post(HttpRequest):
                 if isinstance(event, Oversized):
                     self._spoil(f"an event of over {event.limit_bytes} bytes")
                     return
-                if self.is_over:
+                if self.is_done:
                     return
                 if event.event == "endpoint":
                     # The older HTTP+SSE transport, at an address that accepts any verb.
@@ -656,7 +665,7 @@ class Post(HttpRequest):
 
     def on_end(self) -> None:
         """The response is complete."""
-        if self.is_over:
+        if self.is_done:
             return
         if self._is_reading:
             self._after_reading = self.on_end
@@ -665,25 +674,24 @@ class Post(HttpRequest):
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to the request to resume its stream", self._rest)
         elif self._size > LATER_BYTES:
-            in_turn(self._read_late)
+            self._read_late()
         else:
             body = bytes(self._body.take())
             self._take(jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None)
 
     def _read_late(self) -> None:
         """Read a long response in turns of the event loop of its own."""
-        if not self.is_over:
-            body = self._body.take()
-            whole = partial(jsonrpc.decode_long, body, max_depth=self._link.limits.depth, max_values=None)
-            read_then(whole, jsonrpc.decode_passes, self._take_late, jsonrpc.unreadable, self._link.server)
+        body = self._body.take()
+        whole = partial(jsonrpc.decode_long, body, max_depth=self._link.limits.depth, max_values=None)
+        read_then(whole, jsonrpc.decode_passes, self._take_late, jsonrpc.unreadable, self._link.server)
 
     def _take_late(self, message: jsonrpc.Message) -> None:
-        if not self.is_over:
+        if not self.is_done:
             self._take(message)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
-        if self.is_over:
+        if self.is_done:
             return
         if self._is_reading:
             self._after_reading = partial(self.on_lost, lost_)
@@ -789,9 +797,9 @@ class Post(HttpRequest):
         """A long answer was read; the stream may have ended meanwhile."""
         self._is_reading = False
         happened, self._after_reading = self._after_reading, None
-        if not self.is_over:
+        if not self.is_done:
             self._take_event(message)
-        if not self.is_over and happened is not None:
+        if not self.is_done and happened is not None:
             happened()
 
     def _take_event(self, message: jsonrpc.Message) -> None:

@@ -8,7 +8,6 @@ which stays open and replaces the one before (`ModernSubscriptions`). The link s
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeAlias
@@ -32,7 +31,7 @@ AGREE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
 """How long the next subscriber waits for a pending unsubscribe."""
 
-HEARING_SECONDS = 5.0
+LISTEN_ACK_SECONDS = 5.0
 """How long a modern server may take to acknowledge a subscription; after that it counts as accepted."""
 
 REFUSALS_MAX = 100
@@ -130,7 +129,7 @@ class ModernSubscriptions:
         self._wanted_bytes = 0
         self._subscribed: set[str] = set()
         """Resources that the server has accepted."""
-        self._groups: deque[set[str]] = deque()
+        self._groups: list[set[str]] = []
         self._newest: set[str] = set()
         """The waiting group that new resources join."""
         self._trial: set[str] | None = None
@@ -209,7 +208,7 @@ class ModernSubscriptions:
         self._stop_soon()
         is_free = self._trial is None or self._is_overdue
         if self._groups and (is_free or not self._trial):  # a request without new resources is not waited for
-            self._try(self._groups.popleft())
+            self._try(self._groups.pop(0))
         elif self._is_due and is_free:
             self._try(set())
         elif not self.is_asking:
@@ -221,7 +220,7 @@ class ModernSubscriptions:
         named = self._subscribed | self._trial
         self._named = len(named)
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(HEARING_SECONDS, self._believe)
+        self._timer = asyncio.get_running_loop().call_later(LISTEN_ACK_SECONDS, self._believe)
         self._ask(sorted(named))
 
     def _stop_soon(self) -> None:
@@ -273,7 +272,7 @@ class ModernSubscriptions:
         """The subscription ended: the server may refuse next time what it accepted before."""
         self._is_open = False
         if self._subscribed:
-            self._groups.appendleft(self._subscribed)
+            self._groups.insert(0, self._subscribed)
             self._subscribed = set()
 
     def stop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -13,6 +13,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.credentials import Subject
+from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
 from isthmus.upstream.listing import ListCache
 from isthmus.upstream.reconnector import Connect, Reconnector
@@ -34,6 +35,8 @@ class Supervisor:
         """Without `lists`, nothing is known of servers before they respond."""
         self.grace_of: Callable[[ServerSettings], float] = lambda _: 0.0
         """How long calls of a server wait for a new link after the last one."""
+        self.on_lists_changed: Callable[[ServerName, Sequence[Topic]], None] = lambda _server, _topics: None
+        """Called when lists of a server are others than before."""
         self._lists = lists
         self._hub = hub
         self._background = background
@@ -71,6 +74,7 @@ class Supervisor:
         )
         reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
         reconnector.grace = server_queue.grace = self.grace_of(settings)
+        reconnector.on_lists_changed = lambda topics: self.on_lists_changed(settings.name, topics)
         task = self._background.spawn(
             f"reconnector of {settings.name}", reconnector.run(), on_crash=reconnector.crashed
         )

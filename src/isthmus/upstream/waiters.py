@@ -17,13 +17,13 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.pauses import LONG_BYTES, in_turn
+from isthmus.core.event_loop import LONG_BYTES, in_turn
 from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink, UnaskedExchange
 from isthmus.model.calls import (
     NOT_ASKED,
     TASK_KINDS,
+    Answered,
     Call,
-    Declined,
     LogMessage,
     OnReply,
     Outcome,
@@ -33,6 +33,7 @@ from isthmus.model.calls import (
 )
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
+from isthmus.model.json_members import known_members
 from isthmus.model.names import ServerName
 from isthmus.transport.http import Ticket
 from isthmus.upstream.redaction import Redacting, redact_result
@@ -48,6 +49,7 @@ from isthmus.wire.mcp.calls import (
     read_call_result,
     read_input_required,
     read_resource_result,
+    write_refusal,
 )
 from isthmus.wire.mcp.messages import Members, read_progress
 from isthmus.wire.mcp.tasks import RELATED, TASK, TASKS_CAPABILITY, is_task_required, read_state
@@ -85,7 +87,7 @@ def ask_caller(
     """Ask the caller, if its client capabilities allow it; see `InFlight.ask`."""
     if CAPABILITY_NEEDED[question.method] in inflight.call.client_caps:
         return inflight.ask(question, reply, others, lasts=lasts)
-    if isinstance(inflight.exchange, UnaskedExchange) and not inflight.is_over:
+    if isinstance(inflight.exchange, UnaskedExchange) and not inflight.is_done:
         inflight.exchange.unasked(question)
     reply(NOT_ASKED)
     return None
@@ -94,8 +96,10 @@ def ask_caller(
 class InputRound:
     """The questions of one `input_required` result for a caller that is asked by requests, and the answers so far."""
 
-    def __init__(self, inflight: InFlight, inputs: InputRequests) -> None:
+    def __init__(self, inflight: InFlight, inputs: InputRequests, *, is_from_node: bool = False) -> None:
+        """Another node passes on what its server asks, however often, and what the caller refuses."""
         self._inflight = inflight
+        self._is_from_node = is_from_node
         self._inputs = inputs
         self._answers: dict[str, Payload] = {}
         self._server = inflight.target.feature.server
@@ -103,7 +107,7 @@ class InputRound:
     def ask(self) -> None:
         """Ask all questions at once; without questions, send the call again at once."""
         self._inflight.rounds += 1
-        if self._inflight.rounds > ROUNDS_MAX:
+        if self._inflight.rounds > ROUNDS_MAX and not self._is_from_node:
             self._inflight.finish(Unanswered(self._server, f"it went on asking after {ROUNDS_MAX} rounds"))
         elif not self._inputs.questions:
             self._send_again()
@@ -113,10 +117,13 @@ class InputRound:
     def _answered(self, key: str, reply: Reply) -> None:
         if self._inflight.outcome is not None:
             return
-        if isinstance(reply, Declined):
+        if isinstance(reply, Answered):
+            self._answers[key] = reply.result
+        elif self._is_from_node:
+            self._answers[key] = write_refusal(reply)
+        else:
             self._inflight.finish(Unanswered(self._server, reply.message))
             return
-        self._answers[key] = reply.result
         if len(self._answers) == len(self._inputs.questions):
             self._send_again()
 
@@ -183,6 +190,11 @@ class PendingRequest(ABC):
     def may_have_left(self) -> bool:
         """False while the request provably has not left, or provably did not run."""
 
+    @property
+    def was_read(self) -> bool:
+        """Whether the server reads it before whatever is sent from now on; a channel keeps the order."""
+        return True
+
     @abstractmethod
     def abandon(self) -> None:
         """Stop sending it, and ignore its response."""
@@ -243,6 +255,10 @@ class RequestTable:
         except ValueError:
             return None
 
+    def has_id_of(self, request: PendingRequest) -> bool:
+        """Whether a pending request has the same id on the wire; the link's own ids are used once."""
+        return request.wire_id is not None and any(each.wire_id == request.wire_id for each in self.pending.values())
+
     def forget(self, waiter: Waiter) -> None:
         """Abandon the request of this waiter, if it is still pending."""
         for request in self.pending.values():
@@ -279,6 +295,9 @@ class CallWaiter:
 
     __slots__ = ("inflight", "server")
 
+    is_from_node = False
+    """Whether another node of the cluster responds, and not the server itself."""
+
     def __init__(self, inflight: InFlight) -> None:
         route = inflight.route
         assert route is not None, "only what was found is sent"
@@ -288,9 +307,12 @@ class CallWaiter:
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """End the call with the server's result, if it is valid; a long result ends it in a later turn of the loop."""
         call = self.inflight.call
-        if len(memoryview(payload)) > BULKY_BYTES and not is_later and self._is_refused_or_deferred(payload):
-            return
-        if is_later and self.inflight.is_over:  # it ended between two turns, and must not be sent again
+        if (size := len(memoryview(payload))) > BULKY_BYTES and not is_later:
+            if known_members(payload) is not None:  # all that is left to do is to write it
+                is_later = size > LATER_BYTES
+            elif self._is_refused_or_deferred(payload):
+                return
+        if is_later and self.inflight.is_done:  # it ended between two turns, and must not be sent again
             self._end(BadReply(self.server, "the result came after the end of the call"))
             return
         answer = _READERS.get(call.kind, read_call_result)(payload)
@@ -316,12 +338,12 @@ class CallWaiter:
         else:
             is_typed = answer.result_type is not None
             is_about_task = call.kind in TASK_KINDS or TASK in call.extra
-            whose = self.server if is_about_task else None
+            task_of = self.server if is_about_task else None
             keeps = answer.ttl_seconds, answer.is_public
-            if whose is not None:
+            if task_of is not None:
                 note_task(self.inflight, self.server, payload)
             visible = self._hidden(payload) if answer.is_error else payload
-            ending = Result(visible, answer.is_error, is_typed, *keeps, task_of=whose)
+            ending = Result(visible, answer.is_error, is_typed, *keeps, task_of=task_of)
             if is_later:
                 self._end_soon(ending)
             else:
@@ -364,7 +386,7 @@ class CallWaiter:
             self._end(Result(payload, is_typed=True, asked_by=self.server))
         else:
             self.inflight.carriage = None
-            InputRound(self.inflight, inputs).ask()
+            InputRound(self.inflight, inputs, is_from_node=self.is_from_node).ask()
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Ask the caller, if its client capabilities allow it."""
@@ -528,6 +550,14 @@ def waiter_for(inflight: InFlight) -> CallWaiter:
     return _TaskStart(inflight)
 
 
+class NodeCallWaiter(CallWaiter):
+    """A caller's call on a link to another node of the cluster."""
+
+    __slots__ = ()
+
+    is_from_node = True
+
+
 def is_hidden_task(inflight: InFlight) -> bool:
     """Whether the call waits for the result of a task that its caller does not know of."""
     return inflight.call.kind == "task_result" and _is_task(inflight.target.feature)
@@ -546,7 +576,7 @@ class _TaskStart(CallWaiter):
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """The server responded: with a task, or with the result at once."""
         inflight, link = self.inflight, self.inflight.link
-        if inflight.is_over:  # a long answer takes several turns to read
+        if inflight.is_done:  # a long answer takes several turns to read
             return
         state = read_state(payload)
         inflight.call = call = msgspec.structs.replace(inflight.call, extra={})

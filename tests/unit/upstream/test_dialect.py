@@ -62,7 +62,7 @@ def test_progress_is_asked_for_under_a_token_of_this_hop() -> None:
     assert written(MODERN, asked)["_meta"] == {**ENVELOPE, "progressToken": 7}
 
 
-def test_only_a_modern_server_is_told_with_the_call_how_much_to_log() -> None:
+def test_only_a_modern_server_gets_the_log_level_with_the_call() -> None:
     asked = msgspec.structs.replace(call(), log_level="warning")
     assert "_meta" not in written(LEGACY, asked)
     assert written(MODERN, asked)["_meta"] == {**ENVELOPE, KEY + "logLevel": "warning"}
@@ -83,7 +83,7 @@ def test_the_version_is_the_one_agreed_on() -> None:
     )
 
 
-def test_a_list_is_asked_for_on_behalf_of_those_who_can_be_asked_this() -> None:
+def test_a_list_is_requested_with_the_client_capabilities_of_its_callers() -> None:
     client_caps = frozenset({"elicitation", "elicitation.url", "roots"})
     asked = json.loads(MODERN.params({"cursor": raw("c")}, client_caps))
     told: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}

@@ -39,7 +39,7 @@ PLACE = "https://bank.example/.well-known/oauth-protected-resource"
         f"Bearer resource_metadata={PLACE}, realm=x",
     ],
 )
-def test_a_challenge_says_where_to_prove_who_one_is(challenge: str) -> None:
+def test_a_challenge_says_where_to_log_in(challenge: str) -> None:
     assert login_url(401, {"www-authenticate": challenge}) == PLACE
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_address_of_a_page_is_none(challenge: str) -> None:
     assert login_url(401, {"www-authenticate": challenge}) is None
 
 
-def test_only_who_is_not_known_is_told() -> None:
+def test_only_unauthenticated_requests_get_a_challenge() -> None:
     assert login_url(401, {}) is None
     assert login_url(403, {"www-authenticate": f'Bearer resource_metadata="{PLACE}"'}) is None
 
@@ -104,12 +104,12 @@ def test_what_is_no_address_is_refused(reference: str) -> None:
 
 
 @pytest.mark.parametrize("reference", ["/v1/sse/", "/v1/sse", "https://tools.example/v1/sse/"])
-def test_who_must_stay_may_be_sent_to_the_same_place_behind_a_slash(reference: str) -> None:
+def test_a_confined_request_may_be_redirected_to_the_same_place_behind_a_slash(reference: str) -> None:
     assert same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to", stays=True).rstrip("/") == "/v1/sse"
 
 
 @pytest.mark.parametrize("reference", ["/v1/other", "/", "/v1/sse/x", "/v1/sse?x=1", "/V1/sse"])
-def test_who_must_stay_is_sent_nowhere_else(reference: str) -> None:
+def test_a_confined_request_is_redirected_nowhere_else(reference: str) -> None:
     with pytest.raises(ConnectFailed, match="another path"):
         same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to", stays=True)
 

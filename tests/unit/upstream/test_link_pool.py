@@ -162,7 +162,7 @@ async def test_a_deadline_that_passes_while_a_link_is_made_proves_that_nothing_r
     assert listener.fault.executed == "no"
 
 
-async def test_a_link_that_nobody_wants_any_more_is_closed_as_it_comes(pooled: Pooled) -> None:
+async def test_an_unwanted_link_is_closed_as_it_arrives(pooled: Pooled) -> None:
     pooled.opened.clear()
     inflight, _ = pooled.start()
     await asyncio.sleep(0)
@@ -173,7 +173,7 @@ async def test_a_link_that_nobody_wants_any_more_is_closed_as_it_comes(pooled: P
     assert len(pooled.pool) == 0
 
 
-async def test_who_comes_back_while_the_link_is_made_has_it(pooled: Pooled) -> None:
+async def test_a_caller_that_returns_while_the_link_is_made_gets_it(pooled: Pooled) -> None:
     pooled.opened.clear()
     pooled.start()[0].cancel("enough")
     again, _ = pooled.start()
@@ -182,7 +182,7 @@ async def test_who_comes_back_while_the_link_is_made_has_it(pooled: Pooled) -> N
     assert len(pooled.links) == 1
 
 
-async def test_a_link_that_cannot_be_made_is_told_to_who_waits_and_tried_for_the_next(pooled: Pooled) -> None:
+async def test_a_link_that_cannot_be_made_is_reported_to_its_waiters_and_tried_for_the_next(pooled: Pooled) -> None:
     pooled.refusal = ConnectFailed("no such command hunter22")
     listeners = [pooled.start()[1] for _ in range(2)]
     await pooled.until_quiet()
@@ -207,7 +207,7 @@ async def test_a_long_reason_is_cut_after_its_secrets_are_gone(pooled: Pooled) -
     assert refused.value.why == told
 
 
-async def test_a_defect_while_a_link_is_made_costs_only_those_who_wait_for_it(pooled: Pooled) -> None:
+async def test_a_defect_while_a_link_is_made_costs_only_its_waiters(pooled: Pooled) -> None:
     steady = await pooled.sent(OTHER)
     pooled.refusal = ZeroDivisionError("a defect")
     _, listener = pooled.start()
@@ -242,7 +242,7 @@ async def test_a_withdrawal_reaches_the_callers_own_link(pooled: Pooled) -> None
     assert one.outcome is None
 
 
-async def test_a_lost_link_ends_its_callers_calls_and_nobody_elses(pooled: Pooled) -> None:
+async def test_a_lost_link_ends_only_the_calls_of_its_callers(pooled: Pooled) -> None:
     one, other = await pooled.sent(), await pooled.sent(OTHER)
     pooled.carrier_of(one).die("crashed")
     assert isinstance(one.outcome, Lost)
@@ -333,7 +333,7 @@ async def test_with_every_link_in_use_a_call_is_refused_and_the_others_go_on() -
     assert pooled.is_empty()
 
 
-async def test_a_link_being_made_for_nobody_gives_its_place_up_and_is_closed_when_it_comes() -> None:
+async def test_a_link_being_made_without_waiters_frees_its_place_and_is_closed_when_it_arrives() -> None:
     pooled = Pooled(max_calls=1)
     pooled.opened.clear()
     pooled.start()[0].cancel("enough")
@@ -362,7 +362,7 @@ async def test_more_links_are_allowed_from_the_moment_that_is_said() -> None:
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_closes_every_link_and_tells_who_waits() -> None:
+async def test_closing_closes_every_link_and_notifies_waiters() -> None:
     pooled = Pooled()
     running = await pooled.sent()
     finish(await pooled.sent(OTHER))
@@ -409,7 +409,7 @@ MORE = frozenset({"roots", "roots.listChanged"})
 
 
 @pytest.mark.parametrize("isolation", ["shared", "caller"])
-async def test_a_server_that_is_told_profiles_has_a_link_for_each(isolation: str) -> None:
+async def test_a_server_with_capabilities_at_initialize_has_a_link_for_each(isolation: str) -> None:
     pooled = Pooled(isolation)
     pooled.pool.differs_by_client = True
     one, same, more = [await pooled.sent(client_caps=client_caps) for client_caps in (ROOTS, ROOTS, MORE)]
@@ -419,7 +419,7 @@ async def test_a_server_that_is_told_profiles_has_a_link_for_each(isolation: str
     await pooled.pool.aclose()
 
 
-async def test_a_server_that_is_told_with_every_call_has_one_link_for_all_profiles() -> None:
+async def test_a_server_with_capabilities_in_every_call_has_one_link_for_all() -> None:
     pooled = Pooled("caller")
     one, more = await pooled.sent(client_caps=ROOTS), await pooled.sent(client_caps=MORE)
     assert pooled.carrier_of(one) is pooled.carrier_of(more)
@@ -504,7 +504,7 @@ async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: 
     assert (kept, len(pooled.links)) == (True, 1)
 
 
-async def test_who_has_most_links_gives_way_and_nobody_else() -> None:
+async def test_only_the_caller_with_most_links_gives_way() -> None:
     pooled = Pooled(max_calls=4)
     pooled.pool.is_duplex = pooled.pool.differs_by_client = True
     others = await pooled.sent(OTHER, ROOTS)
@@ -578,7 +578,7 @@ async def test_where_each_call_has_its_own_link_a_borrowed_one_is_closed_when_it
     assert pooled.is_empty()
 
 
-async def test_who_borrows_is_told_why_it_cannot(pooled: Pooled) -> None:
+async def test_a_borrower_learns_why_it_cannot(pooled: Pooled) -> None:
     pooled.refusal = ConnectFailed("hunter22 is wrong")
     with pytest.raises(NotConnected, match=r"\*\*\* is wrong"):
         async with pooled.pool.borrowed(ANYONE, ABLE) as link:
@@ -595,7 +595,7 @@ async def test_a_full_pool_lends_nothing() -> None:
     await pooled.pool.aclose()
 
 
-async def test_what_is_announced_on_a_link_is_heard_for_those_whose_it_is(pooled: Pooled) -> None:
+async def test_a_change_on_a_link_counts_for_the_callers_of_that_link(pooled: Pooled) -> None:
     heard: list[tuple[ClientCapabilities, str]] = []
     renewed: list[BaseLink] = []
     pooled.pool.on_changed = lambda client_caps, topic: heard.append((client_caps, topic))
@@ -836,7 +836,7 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
     assert all(member.calls == 0 for member in asking.pool._members.values())
 
 
-async def test_a_link_whose_server_may_ask_about_a_call_that_was_given_up_serves_nobody_else(asking: Pooled) -> None:
+async def test_a_link_whose_server_may_ask_about_a_cancelled_call_serves_no_other(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
     asking.links[0].questions.on_question()
     asking.links[0].questions.abandoned_session = ""
@@ -901,7 +901,7 @@ async def test_a_question_without_a_call_waits_for_the_next_only_where_that_is_t
     assert asking.carrier_of(other).questions.can_wait == bool(session)
 
 
-async def test_no_more_links_are_made_than_there_may_be_calls_and_who_finds_none_is_told(asking: Pooled) -> None:
+async def test_links_are_limited_by_the_number_of_calls_and_a_caller_without_one_gets_an_error(asking: Pooled) -> None:
     first = await asking.sent(client_caps=ROOTS)
     asking.links[0].questions.on_question()
     for _ in range(3):
@@ -1020,7 +1020,7 @@ async def test_what_is_followed_while_a_link_is_asked_is_asked_for_too(followed:
     assert subscribed(await followed.called("a")) == [PAGE, OTHER_PAGE]
 
 
-async def test_a_server_that_does_not_answer_who_follows_holds_a_call_up_no_longer_than_a_while(
+async def test_a_server_that_does_not_answer_a_subscriber_delays_a_call_only_for_a_while(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.01)
@@ -1049,18 +1049,18 @@ async def test_a_link_that_was_made_to_list_is_asked_before_it_is_a_conversation
     assert (len(followed.links), subscribed(followed.links[0])) == (1, [PAGE])
 
 
-async def test_a_link_on_which_who_has_no_conversation_follows_is_no_conversations(followed: Followed) -> None:
+async def test_a_link_for_lists_follows_nothing_until_a_caller_uses_it(followed: Followed) -> None:
     await followed.follow("")
     async with followed.pool.borrowed(ANYONE, ABLE):
         pass
-    assert subscribed(followed.links[0]) == [PAGE]
-    await followed.called("a")
-    assert len(followed.links) == 2
+    assert subscribed(followed.links[0]) == []
+    await followed.called("")
+    assert (len(followed.links), subscribed(followed.links[0])) == (1, [PAGE])
     followed.links[0].on_updated(PAGE)
     assert followed.told == [f" {PAGE}"]
 
 
-async def test_who_follows_on_a_lost_link_is_told_once_and_the_next_one_is_asked(followed: Followed) -> None:
+async def test_a_subscriber_on_a_lost_link_is_notified_once_and_the_next_one_is_asked(followed: Followed) -> None:
     await followed.follow("a")
     await followed.follow("b")
     (await followed.called("a")).die("crashed")
@@ -1124,7 +1124,7 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
     assert (link.is_closed, len(followed.pool), told) == (True, 0, [])
 
 
-async def test_room_is_made_by_links_on_which_nothing_is_followed_and_others_tell_when_they_are_back() -> None:
+async def test_links_without_subscriptions_make_room_and_others_notify_when_they_are_back() -> None:
     followed = Followed(max_calls=2)
     await followed.follow("a")
     a, b = await followed.called("a"), await followed.called("b")
@@ -1165,7 +1165,7 @@ async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_l
 @pytest.mark.parametrize(
     ("isolation", "client_caps", "links"), [("shared", NO_CAPABILITIES, 0), ("caller", NO_CAPABILITIES, 1)]
 )
-async def test_who_cannot_be_asked_has_a_link_of_its_own_where_every_caller_has(
+async def test_a_caller_without_capabilities_has_a_link_of_its_own_where_every_caller_has(
     isolation: str, client_caps: ClientCapabilities, links: int
 ) -> None:
     followed = Followed(isolation)
@@ -1185,7 +1185,7 @@ async def test_where_each_call_has_its_own_link_nothing_is_followed_there() -> N
     assert followed.links[0].is_closed
 
 
-async def test_who_has_no_conversation_hears_from_all_links_of_its_calls(followed: Followed) -> None:
+async def test_a_subscriber_without_a_conversation_gets_updates_from_all_links_of_its_calls(followed: Followed) -> None:
     await followed.follow("")
     one = pooled_call(followed)
     await followed.until_sent(one)
@@ -1200,7 +1200,7 @@ async def test_who_has_no_conversation_hears_from_all_links_of_its_calls(followe
         inflight.finish(DONE)
 
 
-async def test_who_follows_on_a_link_that_serves_nobody_any_more_is_told_once_to_look(followed: Followed) -> None:
+async def test_a_subscriber_on_an_unused_link_is_notified_once_to_look(followed: Followed) -> None:
     await followed.follow("")
     inflight = pooled_call(followed)
     await followed.until_sent(inflight)
@@ -1228,7 +1228,7 @@ async def test_where_a_call_is_answered_is_its_own_links_to_say(pooled: Pooled) 
     assert pooled.pool.link_session_of(one) is None
 
 
-async def test_a_callers_link_is_listened_to_where_its_server_may_tell_of_tasks(pooled: Pooled) -> None:
+async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_tasks(pooled: Pooled) -> None:
     heard: list[str] = []
 
     class Telling(Scripted):
@@ -1281,7 +1281,7 @@ async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> Non
     await pooled.background.aclose()
 
 
-async def test_where_everybody_needs_their_own_nobody_is_called_for_by_the_common_ones() -> None:
+async def test_where_each_caller_needs_its_own_credentials_the_common_ones_are_unused() -> None:
     demanded = ServerCredentials(own=OWN.own, are_demanded=True)
     pooled = await own_pool(demanded)
     _, listener = pooled.start(ANYONE)

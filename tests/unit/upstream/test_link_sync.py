@@ -87,7 +87,7 @@ async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
     assert followed.hub.subscriptions.subscribed(followed.link) == []
 
 
-async def test_what_the_own_link_tells_is_its_followers_and_the_rest_everybody_elses(followed: Followed) -> None:
+async def test_updates_of_the_own_link_are_for_its_followers_and_the_rest_for_all_others(followed: Followed) -> None:
     await followed.follow(URIS[0])
     followed.link.on_updated(URIS[0])
     assert (followed.mine, followed.others) == (URIS[:1], [])
@@ -95,7 +95,7 @@ async def test_what_the_own_link_tells_is_its_followers_and_the_rest_everybody_e
     assert (followed.mine, followed.others) == (URIS[:1], URIS[:1])
 
 
-async def test_after_a_gap_only_those_look_who_hear_from_that_link(followed: Followed) -> None:
+async def test_after_a_gap_only_followers_of_that_link_look(followed: Followed) -> None:
     for uri in URIS[:2]:
         await followed.follow(uri)
     followed.link.on_gap()
@@ -113,7 +113,7 @@ async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_foll
     assert (followed.mine, followed.others) == (URIS[:1], [])
 
 
-async def test_a_new_common_link_is_asked_for_everything_and_those_look_who_hear_from_it(followed: Followed) -> None:
+async def test_a_new_common_link_is_asked_for_everything_and_its_followers_look(followed: Followed) -> None:
     await followed.follow(URIS[0])
     fresh = Scripted()
     followed.hub.subscriptions.attach(NAME, fresh)
@@ -133,7 +133,7 @@ async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -
     assert forgotten == [(NAME, URIS[1]), (NAME, URIS[0])]
 
 
-async def test_the_common_link_is_asked_too_while_nobody_waits(followed: Followed) -> None:
+async def test_the_common_link_is_asked_too_without_waiters(followed: Followed) -> None:
     await followed.hub.subscriptions.add((NAME, URIS[0]), lambda: None, ME)
     assert (subscribed(followed.link), len(followed.background)) == (URIS[:1], 1)
     while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
@@ -241,7 +241,7 @@ async def test_a_new_link_is_waited_for_but_not_for_ever(room: Room, monkeypatch
     await room.loudness.prepare(Slow())
 
 
-async def test_who_chose_knows_when_every_link_has_taken_it(room: Room) -> None:
+async def test_choosing_a_level_returns_when_every_link_has_accepted_it(room: Room) -> None:
     room.loudness.attend(room.link)
     for level in ("error", "debug"):
         room.levels.want("a", level)

@@ -21,7 +21,6 @@ from isthmus.upstream import listing as module
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
 from isthmus.upstream.listing import (
     NOTES_MAX,
-    PAGES_MAX,
     RELIST_SECONDS,
     CachedLists,
     ListCache,
@@ -106,7 +105,9 @@ async def test_more_than_a_server_may_have_is_left_out_and_said_wherever_a_page_
     lister = Lister(numbered(size, 10_000 // size + 1), tools_per_server=100)
     listing = await tools_of(lister)
     assert names(listing) == [f"t{n}" for n in range(100)]
-    assert listing.all_notes() == ("its list of tools has over 100 entries and was cut",)
+    assert listing.all_notes() == (
+        "its list of tools has over 100 entries and was cut; to read all of it, raise limits.tools_per_server",
+    )
     assert len(lister.asked) <= 100 // size + 1
 
 
@@ -128,10 +129,27 @@ async def test_a_list_that_runs_in_a_circle_is_cut_where_it_closes(cursors: list
 
 
 async def test_a_list_without_an_end_is_cut_after_a_bounded_number_of_pages() -> None:
-    lister = Lister(lambda _method, cursor: page(cursor=str(int(cursor or 0) + 1)))
+    lister = Lister(lambda _method, cursor: page(cursor=str(int(cursor or 0) + 1)), list_pages=50)
     listing = await tools_of(lister)
-    assert len(lister.asked) == PAGES_MAX
-    assert listing.all_notes() == (f"its list of tools has over {PAGES_MAX} pages and was cut",)
+    assert len(lister.asked) == 50
+    assert listing.all_notes() == (
+        "its list of tools has over 50 pages and was cut; to read all of it, raise limits.list_pages",
+    )
+
+
+async def test_a_list_of_too_many_bytes_is_cut_and_the_limit_named() -> None:
+    lister = Lister(numbered(100, 100), list_bytes=4096)
+    listing = await tools_of(lister)
+    assert len(b"".join(msgspec.json.encode(tool.name) for tool in listing.tools)) <= 4096
+    assert listing.all_notes() == (
+        "its list of tools has over 4096 bytes and was cut; to read all of it, raise limits.list_bytes",
+    )
+    assert len(lister.asked) < 100
+
+
+async def test_bad_entries_end_a_page_and_not_the_list() -> None:
+    pages = {None: {"tools": [7] * 5000 + [{"name": "behind"}], "nextCursor": "2"}, "2": page("good")}
+    assert names(await tools_of(Lister(lambda _method, cursor: pages[cursor]))) == ["good"]
 
 
 async def test_servers_that_are_missing_are_counted_over_all_pages() -> None:
@@ -147,12 +165,6 @@ async def test_an_empty_cursor_is_the_end() -> None:
     lister = Lister(lambda _method, _cursor: page("t", cursor=""))
     assert names(await tools_of(lister)) == ["t"]
     assert len(lister.asked) == 1
-
-
-async def test_a_page_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE_BYTES_MAX", 100)
-    with pytest.raises(BadReply, match="over 100 bytes"):
-        await tools_of(Lister(lambda _method, _cursor: page("t" * 100)))
 
 
 # -- entries -------------------------------------------------------------------------------------------------------
@@ -173,7 +185,7 @@ async def test_a_description_that_is_too_large_costs_only_its_tool() -> None:
     assert listing.all_notes() == ("'big' left out: its description is over 1024 bytes",)
 
 
-async def test_a_list_of_nonsense_is_told_in_so_many_words_and_no_more() -> None:
+async def test_a_list_of_nonsense_is_reported_within_a_bound() -> None:
     def answer(_method: str, cursor: str | None) -> Any:
         number = int(cursor or 0)
         return {"tools": [7] * 90, "nextCursor": str(number + 1)} if number < 5 else {"tools": [{"name": "t"}]}
@@ -316,6 +328,33 @@ def test_a_doubt_takes_nothing_from_an_announcement() -> None:
     assert schedule.take(5.0) == {"tools": True, "prompts": True, "resources": False}
 
 
+def test_a_change_that_another_node_found_is_read_at_once_and_then_once_a_second() -> None:
+    schedule = RelistSchedule()
+    schedule.rest(["tools"], 5.0)
+    schedule.announce_elsewhere(["tools"], 5.25)
+    assert schedule.take(5.25) == {"tools": True}
+    schedule.rest(["tools"], 5.25)
+    schedule.announce_elsewhere(["tools"], 5.5)
+    assert schedule.take(5.5) == {}
+    assert schedule.take(6.25) == {"tools": True}
+
+
+def test_only_what_was_announced_here_is_told_to_others() -> None:
+    schedule = RelistSchedule()
+    schedule.announce_elsewhere(["tools", "prompts"], 5.0)
+    schedule.announce(["prompts"])
+    assert schedule.take(5.0) == {"tools": True, "prompts": True}
+    assert schedule.own == {"prompts"}
+    schedule.announce(["tools"])
+    schedule.announce_elsewhere(["tools"], 6.0)
+    schedule.take(6.0)
+    assert schedule.own == {"tools"}
+    schedule.doubt(["tools"])
+    schedule.announce_elsewhere(["tools"], 7.0)
+    schedule.take(7.0)
+    assert schedule.own == {"tools"}
+
+
 def test_after_everything_was_read_the_next_announcement_is_the_first() -> None:
     schedule = RelistSchedule()
     schedule.rest(["tools"], 5.0)
@@ -350,9 +389,9 @@ class Store:
     async def read(self, key: str) -> bytes | None:
         return self.bodies.get(key)
 
-    def write(self, key: str, body: bytes) -> None:
+    def write(self, key: str, body: Callable[[], bytes]) -> None:
         self.writes += 1
-        self.bodies[key] = body
+        self.bodies[key] = body()
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=lambda reach: type(reach).__name__)
@@ -424,10 +463,10 @@ async def test_functions_of_this_process_are_not_remembered() -> None:
 async def test_files_are_the_owners_and_outlast_the_hub(tmp_path: Path) -> None:
     files = ServerListFiles(tmp_path / "state")
     assert await files.read("a") is None
-    files.write("a", b"one")
-    files.write("a", b"two")
+    files.write("a", lambda: b"one")
+    files.write("a", lambda: b"two")
     await files.aclose()
-    files.write("a", b"too late")
+    files.write("a", lambda: b"too late")
     (kept,) = (tmp_path / "state" / "lists").iterdir()
     assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"two", 0o600)
     assert await ServerListFiles(tmp_path / "state").read("a") == b"two"
@@ -446,12 +485,12 @@ async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
     assert len(logs) == 3
 
 
-async def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "lists").write_text("in the way")
     files = ServerListFiles(tmp_path)
     with capture_logs() as logs:
-        files.write("a", b"one")
-        files.write("b", b"two")
+        files.write("a", lambda: b"one")
+        files.write("b", lambda: b"two")
         await files.aclose()
     assert [line["event"] for line in logs] == ["cannot store the lists of servers for the next start"]
 
@@ -461,7 +500,7 @@ async def test_of_too_many_files_the_oldest_go(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("isthmus.storage.server_lists.FILES_MAX", 2)
     files = ServerListFiles(tmp_path)
     for key in "abc":
-        files.write(key, b"x")
+        files.write(key, lambda: b"x")
     await files.aclose()
     left = {file.stem for file in (tmp_path / "lists").iterdir()}
     assert len(left) == 2

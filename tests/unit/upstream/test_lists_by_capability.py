@@ -66,7 +66,7 @@ async def test_an_earlier_server_is_asked_on_the_link_of_the_callers_calls(kept:
     finish(running)
 
 
-async def test_who_is_listed_the_same_as_everybody_shares_the_view(kept: Kept) -> None:
+async def test_a_caller_with_the_common_list_shares_the_view(kept: Kept) -> None:
     await kept.ready()
     await listed(kept)
     assert kept.server_status.variants == {}
@@ -167,7 +167,7 @@ async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkey
     assert set(kept.server_status.variants) == set(all_client_caps[-2:])
 
 
-async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_callers_capabilities_crowd_out_no_others(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPABILITIES_PER_CALLER_MAX", 2)
     generous(kept, is_modern=True)
     await kept.ready()
@@ -202,7 +202,7 @@ async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_
     await kept.until(lambda: len(kept.links) == 3 and len(kept.links[2].profiled) == 1)
 
 
-async def test_who_asks_while_a_server_starts_is_told_when_it_is_there(kept: Kept) -> None:
+async def test_a_caller_that_lists_while_a_server_starts_learns_when_it_is_there(kept: Kept) -> None:
     generous(kept, is_modern=True)
     kept.refuse("not yet")
     kept.keep()
@@ -275,3 +275,20 @@ async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, m
     for size in (2, 3, 4):
         link.on_changed("tools")
         await kept.until(lambda size=size: len(link.profiled) == size)  # type: ignore[misc]
+
+
+async def test_other_nodes_hear_of_a_change_for_some_callers_and_those_wait_for_it_there(kept: Kept) -> None:
+    generous(kept, is_modern=False)
+    changes: list[tuple[str, ...]] = []
+    kept.supervisor.on_lists_changed = lambda _server, topics: changes.append(tuple(topics))
+    await kept.ready()
+    await listed(kept)
+    own = kept.links[1]
+    own.more.append("more")
+    own.on_changed("tools")
+    await kept.until(lambda: bool(changes))
+    assert changes == [("tools",)]
+    # As at a node that has only heard of it: the next list waits until it is read again.
+    own.more.append("again")
+    kept.supervisor.reconnectors[NAME].lists_changed(("tools",))
+    assert await listed(kept) == ["files.read", "files.ask", "files.more", "files.again"]

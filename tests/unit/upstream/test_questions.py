@@ -35,7 +35,7 @@ def started(exchange: Listener) -> InFlight:
     return Stage().hub.start(call(), exchange)
 
 
-async def test_a_caller_is_told_once_while_its_call_runs() -> None:
+async def test_a_caller_is_notified_once_while_its_call_runs() -> None:
     told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told))
     elsewhere.sent(raw("e1"), inflight)
@@ -45,7 +45,7 @@ async def test_a_caller_is_told_once_while_its_call_runs() -> None:
 
 
 @pytest.mark.parametrize(("is_reached", "heard"), [(True, ['later "e1"']), (False, [])])
-async def test_after_its_call_a_caller_is_told_beside_its_calls(*, is_reached: bool, heard: list[str]) -> None:
+async def test_after_its_call_a_caller_is_notified_beside_its_calls(*, is_reached: bool, heard: list[str]) -> None:
     told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told, is_reached=is_reached))
     elsewhere.sent(raw("e1"), inflight)
@@ -67,7 +67,7 @@ async def test_a_call_that_is_over_is_not_kept() -> None:
     assert told == ['later "e1"']
 
 
-async def test_who_cannot_be_told_is_not() -> None:
+async def test_a_caller_without_notifications_gets_none() -> None:
     elsewhere = UrlElicitations()
     inflight = started(listener := Listener())
     elsewhere.sent(raw("e1"), inflight)
@@ -75,7 +75,7 @@ async def test_who_cannot_be_told_is_not() -> None:
     assert listener.events == []
 
 
-async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
+async def test_an_exchange_that_breaks_affects_no_other() -> None:
     class Broken(Sent):
         def done(self, id: msgspec.Raw) -> None:
             raise RuntimeError("a defect of a frontend")

@@ -13,7 +13,7 @@ from isthmus.core.calls.server_queue import LOG_LINES_MAX
 from isthmus.core.catalog.pins import Pinning, Pins
 from isthmus.core.catalog.review import Review
 from isthmus.core.ports import Subscriber
-from isthmus.model.calls import LogMessage
+from isthmus.model.calls import EVERYTHING, LogMessage
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.upstream import listing as paces
 from isthmus.upstream import reconnector as module
@@ -25,7 +25,7 @@ from isthmus.upstream.server_settings import HttpSettings, StdioSettings, Target
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import ANYONE, Stage, call, prompt, raw, ready, tool
-from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
+from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
 
 ADDRESS = HttpSettings("http://localhost/mcp")
 ANNOUNCING = msgspec.convert({"tools": {"listChanged": True}}, ServerCapabilities)
@@ -78,6 +78,47 @@ async def test_a_change_that_is_announced_while_a_server_is_listed_for_the_first
     assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
 
 
+async def test_lists_wait_for_one_reading_after_the_news_of_another_node_however_often_a_list_changes(
+    kept: Kept,
+) -> None:
+    link = await kept.ready()
+    listing = link.list_features
+
+    async def list_and_change(*given: Any) -> Listing:
+        listed = await listing(*given)
+        link.on_changed("tools")
+        return listed
+
+    link.list_features = list_and_change  # type: ignore[method-assign, assignment]
+    kept.supervisor.reconnectors[NAME].lists_changed(("tools",))
+    assert kept.hub.settling
+    await kept.until(lambda: not kept.hub.settling)
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_lists_wait_for_a_reading_that_begins_after_news_of_another_node(kept: Kept) -> None:
+    link = await kept.ready()
+    listing, began, gate = link.list_features, asyncio.Event(), asyncio.Event()
+
+    async def list_slowly(*given: Any) -> Listing:
+        listed = await listing(*given)
+        began.set()
+        await gate.wait()
+        return listed
+
+    link.list_features = list_slowly  # type: ignore[method-assign, assignment]
+    link.on_changed("tools")
+    await began.wait()
+    kept.supervisor.reconnectors[NAME].lists_changed(("tools",))
+    asked = asyncio.ensure_future(kept.hub.settle(EVERYTHING))
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(SECONDS):
+        await asked
+    assert not kept.hub.settling
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}, {"tools"}]
+
+
 async def test_a_link_that_is_lost_while_its_list_is_looked_at_is_not_taken_up(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +136,7 @@ async def test_a_link_that_is_lost_while_its_list_is_looked_at_is_not_taken_up(
     assert "ready" not in states
 
 
-async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Kept) -> None:
+async def test_a_server_with_change_notifications_is_listed_at_these_and_once(kept: Kept) -> None:
     asked: list[int] = []
 
     def told(link: Scripted) -> None:
@@ -115,10 +156,10 @@ async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Ke
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-async def test_a_server_that_says_late_that_it_tells_is_listed_again(
+async def test_a_server_that_confirms_its_notifications_late_is_listed_again(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
 ) -> None:
-    monkeypatch.setattr(module, "HEARING_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LISTEN_ACK_SECONDS", 0.0)
 
     def slow(link: Scripted) -> None:
         link.capabilities = ANNOUNCING
@@ -134,7 +175,7 @@ async def test_a_server_that_says_late_that_it_tells_is_listed_again(
     assert link.listings[1] == ({"prompts"} if is_refused else {"tools", "prompts", "resources"})
 
 
-async def test_a_change_that_nobody_announces_is_found_by_looking(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unannounced_change_is_found_by_polling(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PING_SECONDS", 0.005)
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
     link = await kept.ready()
@@ -188,7 +229,7 @@ async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_w
     assert (kept.server_status.state, link.pings) == ("ready", 0)
 
 
-async def test_a_list_that_finds_nobody_is_asked_for_again_once_the_server_answers(kept: Kept) -> None:
+async def test_a_list_request_without_an_answer_is_repeated_once_the_server_answers(kept: Kept) -> None:
     link = await kept.ready()
     link.list_refusal = NotConnected(NAME, "nobody there")
     link.names.append("write")
@@ -307,8 +348,8 @@ class MemoryLists:
     async def read(self, key: str) -> bytes | None:
         return self._bodies.get(key)
 
-    def write(self, key: str, body: bytes) -> None:
-        self._bodies[key] = body
+    def write(self, key: str, body: Callable[[], bytes]) -> None:
+        self._bodies[key] = body()
 
 
 # -- carriers ------------------------------------------------------------------------------------------------------
@@ -381,7 +422,7 @@ NAMED = TargetHttpSettings(
         NotConnected(NAME, "it answered HTTP 406", status=406),
     ],
 )
-async def test_who_is_at_an_address_that_a_caller_named_is_tried_in_every_way(kept: Kept, answer: Exception) -> None:
+async def test_an_address_that_a_caller_named_is_tried_with_every_transport(kept: Kept, answer: Exception) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = None if link.by == "rpc" else answer
 
@@ -401,9 +442,7 @@ async def test_who_is_at_an_address_that_a_caller_named_is_tried_in_every_way(ke
         Lost(NAME, "it hung up", executed="unknown"),
     ],
 )
-async def test_where_nobody_is_or_credentials_are_wanted_there_is_only_one_attempt(
-    kept: Kept, failure: Exception
-) -> None:
+async def test_an_unreachable_or_protected_address_gets_only_one_attempt(kept: Kept, failure: Exception) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = failure
 
@@ -423,9 +462,7 @@ def shut() -> ConnectFailed:
 
 
 @pytest.mark.parametrize("failure", [shut(), NotConnected(NAME, "it answered HTTP 401", status=401, login=PLACE)])
-async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_calls(
-    kept: Kept, failure: Exception
-) -> None:
+async def test_a_login_before_the_first_message_is_reported_to_callers(kept: Kept, failure: Exception) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = failure
 
@@ -453,7 +490,7 @@ async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_ha
     assert len(kept.links) == 2
 
 
-async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
+async def test_a_call_to_a_server_that_wants_a_login_triggers_another_attempt(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOGIN_LOOK_SECONDS", 0.0)
@@ -488,7 +525,7 @@ async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_f
     assert kept.server_status.reason == "it requires a login: run isthmus login files (it answered HTTP 401)"
 
 
-async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:
+async def test_a_server_that_answers_in_no_known_way_is_reported_with_all_answers(kept: Kept) -> None:
     kept.prepare = speaks()
     kept.keep(reach=NAMED)
     await kept.until(lambda: kept.server_status.state == "retrying")
@@ -505,7 +542,7 @@ async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kep
 # -- what callers want beside their calls --------------------------------------------------------------------------
 
 
-async def test_a_server_of_the_earlier_era_is_told_how_much_to_log(kept: Kept) -> None:
+async def test_a_legacy_server_gets_the_log_level(kept: Kept) -> None:
     def earlier(link: Scripted) -> None:
         link.is_modern = False
 
@@ -544,7 +581,7 @@ async def test_a_change_that_is_announced_on_a_callers_link_has_everybodys_list_
 
 
 @pytest.mark.parametrize("is_modern", [True, False])
-async def test_a_server_that_cannot_be_told_is_not(kept: Kept, *, is_modern: bool) -> None:
+async def test_a_server_without_logging_gets_no_level(kept: Kept, *, is_modern: bool) -> None:
     def unable(link: Scripted) -> None:
         link.is_modern = is_modern
         link.can = link.can - {"logging"} if not is_modern else link.can
@@ -575,7 +612,7 @@ async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is
     assert kept.server_status.state == "ready"
 
 
-async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kept) -> None:
+async def test_an_update_is_notified_and_drops_the_cached_result(kept: Kept) -> None:
     link = await kept.ready()
     told: list[str] = []
     await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
@@ -675,7 +712,7 @@ async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
     await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.background) == 0)
 
 
-async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> None:
+async def test_after_a_loss_followers_of_a_resource_are_notified_once(kept: Kept) -> None:
     link = await kept.ready()
     told: list[str] = []
     for uri in ("file:///x", "file:///x/y"):
@@ -687,7 +724,7 @@ async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> N
     assert kept.links[1]._modern_subscriptions.wanted == {"file:///x", "file:///x/y"}
 
 
-async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_follows_is_told_once(kept: Kept) -> None:
+async def test_a_server_that_forgot_subscriptions_is_asked_again_and_followers_are_notified_once(kept: Kept) -> None:
     kept.prepare = lambda link: setattr(link, "is_modern", False)
     link = await kept.ready()
     told: list[str] = []
@@ -697,7 +734,7 @@ async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_fol
     assert [method for method, _ in link.asked] == ["resources/subscribe"] * 2
 
 
-async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_reconnector_has_none(kept: Kept) -> None:
+async def test_a_caller_with_its_own_link_gets_updates_while_the_reconnector_has_none(kept: Kept) -> None:
     common = await kept.ready(isolation="caller")
     told: list[str] = []
     assert (
@@ -715,7 +752,7 @@ async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_reconnecto
     finish(inflight)
 
 
-async def test_after_a_change_of_the_server_who_follows_hears_from_the_new_links(kept: Kept) -> None:
+async def test_after_a_change_of_the_server_followers_get_updates_from_the_new_links(kept: Kept) -> None:
     await kept.ready(isolation="shared")
     told: list[str] = []
     await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Subscriber(ANYONE))
@@ -729,7 +766,7 @@ async def test_after_a_change_of_the_server_who_follows_hears_from_the_new_links
     finish(inflight)
 
 
-async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(kept: Kept) -> None:
+async def test_after_a_gap_everything_is_read_and_followers_are_notified_once(kept: Kept) -> None:
     link = await kept.ready()
     told: list[str] = []
     await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))

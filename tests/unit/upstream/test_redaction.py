@@ -62,7 +62,7 @@ def test_a_result_keeps_the_words_of_the_protocol() -> None:
     assert hidden(result, RESULT_LENGTH_MIN) == result.replace(b"the text", b"the ***")
 
 
-def test_an_error_is_told_without_it() -> None:
+def test_an_error_is_reported_without_it() -> None:
     reply = ErrorReply(msgspec.Raw(b"1"), -1, f"no: {SECRET}", msgspec.Raw(json.dumps([SECRET]).encode()))
     assert redact_error(reply, redact) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
     assert redact_error(reply, str) is reply

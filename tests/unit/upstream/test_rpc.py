@@ -315,7 +315,7 @@ async def listed(
         [{"name": "add", "description": "Add."}, "text"],
     ],
 )
-async def test_tools_are_learned_in_whatever_shape_they_are_told(scene: Scene, result: Any) -> None:
+async def test_tools_are_read_in_any_shape_that_servers_use(scene: Scene, result: Any) -> None:
     link = scene.dial()
     await link.handshake("legacy")
     tools = (await listed(scene, link, answer(result=result))).tools
@@ -450,7 +450,7 @@ async def plain_scene() -> AsyncIterator[PlainScene]:
 
 
 @pytest.mark.parametrize("members", [{"result": {"tools": []}}, {"error": {"code": -32601, "message": "no"}}])
-async def test_whoever_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, members: dict[str, Any]) -> None:
+async def test_any_server_that_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, members: dict[str, Any]) -> None:
     greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     _, told = await plain_scene.answer(**members)
     assert told["method"] == "tools/list"
@@ -459,7 +459,7 @@ async def test_whoever_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, me
     assert (listing.tools, listing.is_unlisted) == ((), True)
 
 
-async def test_who_answers_otherwise_does_not(plain_scene: PlainScene) -> None:
+async def test_a_server_that_answers_otherwise_does_not(plain_scene: PlainScene) -> None:
     greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     await plain_scene.answer(body=b"<h1>Hello</h1>")
     with pytest.raises(BadReply):

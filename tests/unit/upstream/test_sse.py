@@ -17,6 +17,7 @@ from isthmus.model.calls import LogMessage
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
+from isthmus.upstream import http_shared
 from isthmus.upstream import link as link_module
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
@@ -169,7 +170,9 @@ async def test_an_endpoint_elsewhere_is_refused_and_nothing_is_sent(held: Held, 
         (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", False, "not valid HTTP"),
     ],
 )
-async def test_what_gives_no_stream_is_told_apart(held: Held, answered: bytes, *, is_wrong: bool, words: str) -> None:
+async def test_an_address_without_a_stream_is_distinguished(
+    held: Held, answered: bytes, *, is_wrong: bool, words: str
+) -> None:
     greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
@@ -179,7 +182,7 @@ async def test_what_gives_no_stream_is_told_apart(held: Held, answered: bytes, *
     assert isinstance(refused.value, WrongCarrier) is is_wrong
 
 
-async def test_who_wants_a_login_before_there_is_a_stream_says_where(held: Held) -> None:
+async def test_a_server_that_wants_a_login_before_the_stream_says_where(held: Held) -> None:
     greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
@@ -206,7 +209,7 @@ async def test_a_server_that_does_not_answer_at_all_may_be_of_any_carrier(held: 
     assert not isinstance(failed.value, WrongCarrier)
 
 
-async def test_a_stream_that_ends_before_its_endpoint_is_told(held: Held) -> None:
+async def test_a_stream_that_ends_before_its_endpoint_is_reported(held: Held) -> None:
     greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
@@ -225,7 +228,7 @@ async def test_an_endless_line_before_the_endpoint_is_refused(held: Held) -> Non
     await stream.rest()
 
 
-async def test_nobody_there_is_told(held: Held) -> None:
+async def test_an_unreachable_server_is_reported(held: Held) -> None:
     link = dial("http://127.0.0.1:1/sse", held.background)
     with pytest.raises(ConnectFailed, match="connection refused"):
         await link.handshake("auto")
@@ -362,6 +365,20 @@ async def test_a_withdrawn_call_is_cancelled_in_words(held: Held) -> None:
     assert notice["params"] == {"requestId": 2, "reason": "changed my mind"}
 
 
+async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0,))
+    await held.greeted()
+    inflight, _ = held.start()
+    asked = await posted(await held.server.accept())
+    inflight.cancel("changed my mind")
+    told = [await held.taken() for _ in range(2)]
+    assert [each["params"]["requestId"] for each in told] == [asked["id"]] * 2
+    await held.link._one_way_posts.quiet()
+    assert not held.server.waiting()
+
+
 async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_nothing_else(held: Held) -> None:
     held.link.caller_headers = CallerHeaders(["X-User-Id"])
     await held.greeted()
@@ -392,7 +409,7 @@ async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: 
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_stream_is_told_first_and_then_loses_its_calls(held: Held) -> None:
+async def test_a_lost_stream_is_reported_first_and_then_loses_its_calls(held: Held) -> None:
     stream = await held.greeted()
     inflight, listener = held.start()
     inflight.exchange = Order(held.told)
@@ -473,7 +490,7 @@ async def test_changes_and_questions_come_on_the_stream(held: Held) -> None:
     assert held.told == ["changed: tools"]
 
 
-async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(held: Held) -> None:
+async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(held: Held) -> None:
     stream = await held.greeted()
     line = event(message(method="notifications/message", params={"level": "info", "data": "hm"}))
     mine = held.start()[1]

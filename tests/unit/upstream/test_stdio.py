@@ -136,7 +136,7 @@ async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: py
     await scene.link.aclose()
 
 
-async def test_answers_to_nobody_and_ids_that_are_none_are_passed_over(echo: Scene) -> None:
+async def test_answers_without_a_request_and_invalid_ids_are_ignored(echo: Scene) -> None:
     assert isinstance(echo.link, StdioLink)
     _, listener = echo.start()
     for id in (99, "1", 1.5, None):
@@ -147,7 +147,7 @@ async def test_answers_to_nobody_and_ids_that_are_none_are_passed_over(echo: Sce
     assert text_of(await over(listener)) == "done"
 
 
-async def test_progress_finds_its_call_and_a_log_its_caller_who_is_alone(echo: Scene) -> None:
+async def test_progress_finds_its_call_and_a_log_line_the_only_caller(echo: Scene) -> None:
     assert isinstance(echo.link, StdioLink)
     _, mine = echo.start()
     line = message(method="notifications/message", params={"level": "info", "data": "hm"})

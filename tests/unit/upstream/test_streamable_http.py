@@ -18,7 +18,7 @@ from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import UNSURE, Answered, LogMessage, Progress, Result, Surface
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.transport.egress import Egress
-from isthmus.upstream import questions, subscriptions
+from isthmus.upstream import http_shared, questions, subscriptions
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import Era
@@ -145,7 +145,7 @@ async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: 
     assert not isinstance(failed.value, WrongCarrier)
 
 
-async def test_nobody_there_is_no_wrong_carrier(background: BackgroundTasks) -> None:
+async def test_an_unreachable_server_is_not_a_wrong_transport(background: BackgroundTasks) -> None:
     link = dial("http://127.0.0.1:1/mcp", background)
     with pytest.raises(Fault):
         await link.handshake("auto")
@@ -184,7 +184,7 @@ def updated(uri: str) -> bytes:
     return event(message(method="notifications/resources/updated", params={"uri": uri}))
 
 
-async def test_the_stream_before_is_kept_until_the_next_one_tells(held: Held) -> None:
+async def test_the_stream_before_is_kept_until_the_next_one_is_acknowledged(held: Held) -> None:
     await held.greeted(is_modern=True)
     held.link.listen()
     first, asked = await held.request()
@@ -206,10 +206,10 @@ async def test_the_stream_before_is_kept_until_the_next_one_tells(held: Held) ->
     await eventually(lambda: held.told[1:] == ["updated: file:///a"], "the next one tells")
 
 
-async def test_a_stream_that_does_not_tell_for_long_is_overtaken_and_dropped_alone(
+async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dropped_alone(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.01)
+    monkeypatch.setattr(subscriptions, "LISTEN_ACK_SECONDS", 0.01)
     await held.greeted(is_modern=True)
     held.link.listen()
     first, asked = await held.request()
@@ -229,7 +229,7 @@ async def test_a_stream_that_does_not_tell_for_long_is_overtaken_and_dropped_alo
     assert await first.rest() == b""
 
 
-async def test_a_stream_that_has_not_told_yet_is_kept_if_it_is_the_only_one(held: Held) -> None:
+async def test_a_stream_without_an_acknowledgement_is_kept_if_it_is_the_only_one(held: Held) -> None:
     await held.greeted(is_modern=True)
     held.link.listen()
     first, _ = await held.request()
@@ -252,7 +252,9 @@ async def test_a_stream_that_has_not_told_yet_is_kept_if_it_is_the_only_one(held
     ],
     ids=["json", "status", "event"],
 )
-async def test_a_refused_subscription_is_told_to_who_asked(held: Held, answered: bytes, kind: type[Fault]) -> None:
+async def test_a_refused_subscription_is_reported_to_its_requester(
+    held: Held, answered: bytes, kind: type[Fault]
+) -> None:
     await held.greeted(is_modern=True)
     held.link.redact = lambda text: text.replace("a-secret", "***")
     subscribing = asyncio.ensure_future(held.link.subscribe("file:///a"))
@@ -301,7 +303,7 @@ async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
     assert await first.rest() == b""
 
 
-async def test_a_stream_that_ends_in_an_error_after_it_told_is_opened_again(held: Held) -> None:
+async def test_a_stream_that_ends_in_an_error_after_its_acknowledgement_is_opened_again(held: Held) -> None:
     await held.greeted(is_modern=True)
     held.link.listen()
     first, asked = await held.request()
@@ -312,7 +314,7 @@ async def test_a_stream_that_ends_in_an_error_after_it_told_is_opened_again(held
     assert asked["method"] == "subscriptions/listen"
 
 
-async def test_who_subscribes_anew_waits_until_the_earlier_server_has_let_go(held: Held) -> None:
+async def test_a_new_subscription_waits_until_the_earlier_server_has_unsubscribed(held: Held) -> None:
     await held.greeted(is_modern=False)
 
     async def answered(method: str) -> None:
@@ -350,7 +352,7 @@ async def test_a_lost_stream_is_opened_again_and_everything_is_looked_at(held: H
     assert held.told == ["changed: tools", "changed: prompts", "changed: resources"]
 
 
-async def test_a_log_that_names_no_call_is_the_callers_who_is_alone(held: Held) -> None:
+async def test_a_log_line_without_a_call_goes_to_the_only_caller(held: Held) -> None:
     await held.greeted(is_modern=False, session="s1")
     held.link.listen()
     stream, _ = await held.request()
@@ -446,7 +448,7 @@ async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]
 @pytest.mark.parametrize(
     ("sessions", "is_asked"), [([""], True), (["", ""], False), (["one", "one"], True), (["one", "two"], False)]
 )
-async def test_a_question_that_names_no_call_reaches_one_program_or_nobody_and_is_told_of(
+async def test_a_question_without_a_call_reaches_one_program_or_none_and_is_reported(
     held: Held, sessions: list[str], *, is_asked: bool
 ) -> None:
     told: list[str] = []
@@ -508,9 +510,7 @@ async def test_a_server_without_a_stream_for_questions_is_initialized_all_the_sa
 
 
 @pytest.mark.parametrize("answered", [STREAM, reply("405 No", b"", "connection: close")])
-async def test_what_is_followed_on_a_link_that_hears_nothing_yet_opens_its_stream_first(
-    held: Held, answered: bytes
-) -> None:
+async def test_a_subscription_on_a_link_without_a_stream_opens_it_first(held: Held, answered: bytes) -> None:
     await held.greeted(is_modern=False, session="s1")
     for uri in ("a:b", "a:c"):
         subscription_sync = asyncio.ensure_future(held.link.subscribe(uri))
@@ -674,6 +674,66 @@ async def test_a_users_headers_go_with_the_call_its_return_and_its_cancellation(
     assert [head.partition(b" ")[0] for head in heads] == [b"POST", b"GET", b"POST"]
     assert all(b"\r\nX-User-Id: ann\r\n" in head for head in heads)
     assert not any(b"x-other" in head.lower() for head in heads)
+
+
+async def cancelled_unread(held: Held, *said: bytes) -> dict[str, Any]:
+    """A call in a session that was withdrawn when its server had said this; returns the request."""
+    await held.greeted(is_modern=False, session="s1")
+    inflight, _ = held.start()
+    peer, asked = await held.request()
+    for each in said:
+        await peer.say(each)
+    if said:
+        await eventually(lambda: isinstance(post := inflight.carriage, Post) and post.was_read, "it was read")
+    inflight.cancel("by the caller")
+    return asked
+
+
+async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
+    asked = await cancelled_unread(held)
+    told = []
+    for said in (ACCEPTED, b"", ACCEPTED):
+        teller, heard = await held.request()
+        told.append((heard["method"], heard["params"]["requestId"]))
+        await teller.say(said)
+        teller.close()
+    assert told == [("notifications/cancelled", asked["id"])] * 3
+    await held.link._one_way_posts.quiet()
+    assert not held.server.waiting()
+
+
+async def test_a_server_that_has_begun_to_answer_is_told_once(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
+    await cancelled_unread(held, STREAM)
+    await held.answered(ACCEPTED)
+    await held.link._one_way_posts.quiet()
+    for _ in range(2):  # another cancellation would come before the second one
+        held.start()
+        assert (await held.request())[1]["method"] == "tools/call"
+
+
+async def test_a_call_with_the_id_of_a_withdrawn_one_is_not_cancelled(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
+    await held.greeted(is_modern=False, session="s1")
+    held.link.requests.dedicate_to_caller()
+    mine = msgspec.structs.replace(call(), request_id=msgspec.Raw(b"7"))
+    inflight, _ = held.put(mine)
+    assert (await held.request())[1]["id"] == 7
+    inflight.cancel("by the caller")
+    teller, told = await held.request()
+    assert told["params"]["requestId"] == 7
+    _, listener = held.put(mine)
+    peer, asked = await held.request()
+    await teller.say(ACCEPTED)
+    await held.link._one_way_posts.quiet()
+    await peer.say(reply("200 OK", answer(asked["id"]), *JSON))
+    assert text_of(await over(listener)) == "done"
+    assert not held.server.waiting()
 
 
 async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_for(held: Held) -> None:

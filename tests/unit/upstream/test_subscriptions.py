@@ -67,7 +67,7 @@ async def earlier() -> Earlier:
     return Earlier()
 
 
-async def test_who_comes_back_before_a_server_has_let_go_is_asked_for_after_it(earlier: Earlier) -> None:
+async def test_a_subscriber_that_returns_before_the_unsubscribe_ends_is_requested_after_it(earlier: Earlier) -> None:
     first = earlier.want("a")
     await turn()
     await earlier.answer()
@@ -82,7 +82,7 @@ async def test_who_comes_back_before_a_server_has_let_go_is_asked_for_after_it(e
     assert await ended(again) == [None]
 
 
-async def test_who_leaves_before_the_server_agrees_has_it_let_go_then(earlier: Earlier) -> None:
+async def test_a_subscriber_that_leaves_before_the_answer_is_unsubscribed_then(earlier: Earlier) -> None:
     first = earlier.want("a")
     await turn()
     earlier.watching.drop("a")
@@ -93,7 +93,7 @@ async def test_who_leaves_before_the_server_agrees_has_it_let_go_then(earlier: E
     assert len(earlier.forgotten) == 2
 
 
-async def test_who_comes_back_while_the_server_is_asked_hears_that_answer(earlier: Earlier) -> None:
+async def test_a_subscriber_that_returns_during_the_request_gets_that_answer(earlier: Earlier) -> None:
     first = earlier.want("a")
     await turn()
     earlier.watching.drop("a")
@@ -113,7 +113,7 @@ async def test_one_that_waits_no_more_leaves_the_answer_to_others(earlier: Earli
     assert await ended(second) == [None]
 
 
-async def test_a_refusal_is_told_and_what_was_refused_can_be_asked_for_again(earlier: Earlier) -> None:
+async def test_a_refusal_is_reported_and_the_refused_can_be_requested_again(earlier: Earlier) -> None:
     first, other = earlier.want("a"), earlier.want("b")
     await turn()
     await earlier.answer(REFUSED)
@@ -259,7 +259,7 @@ async def test_there_is_an_end_to_the_search_for_what_a_server_refuses(monkeypat
     assert await ended(*server.want("bad", "good")) == [REFUSED, None]  # another search begins anew
 
 
-async def test_the_lists_are_told_of_even_if_no_resource_is() -> None:
+async def test_list_changes_are_notified_even_without_a_resource() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     await server.settle()
@@ -284,7 +284,7 @@ async def test_a_server_may_spell_what_it_acknowledges_in_its_own_way() -> None:
     assert await ended(*wanting) == [None, None]
 
 
-async def test_who_leaves_with_many_has_the_server_asked_once() -> None:
+async def test_a_subscriber_that_leaves_with_many_makes_one_request() -> None:
     server = Modern()
     names = [f"{n}" for n in range(1000)]
     await ended(*server.want("kept", *names))
@@ -296,7 +296,7 @@ async def test_who_leaves_with_many_has_the_server_asked_once() -> None:
     assert server.told == ["kept"]
 
 
-async def test_what_nobody_wants_any_more_is_not_taken_for_agreed() -> None:
+async def test_an_unwanted_subscription_is_not_taken_for_accepted() -> None:
     server = Modern(is_silent=True)
     wanting = server.want("a", "b")
     await turn()
@@ -334,7 +334,7 @@ async def test_a_request_that_breaks_off_is_made_again_with_all_that_was_in_it()
 
 
 async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "LISTEN_ACK_SECONDS", 0.0)
     server = Modern(is_silent=True)
     assert await ended(*server.want("a")) == [None]
     assert await ended(*server.want("b")) == [None]
@@ -346,7 +346,7 @@ async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(mo
     assert (server.told, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
 
 
-async def test_there_is_an_end_to_what_one_server_is_asked_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscriptions_at_one_server_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "WATCHED_BYTES_MAX", 100)
     server = Modern()
     long = "x" * 90
@@ -358,7 +358,7 @@ async def test_there_is_an_end_to_what_one_server_is_asked_to_tell_of(monkeypatc
     assert server.told == ["y" * 10]
 
 
-async def test_a_lost_link_keeps_nobody_waiting() -> None:
+async def test_a_lost_link_leaves_no_waiter() -> None:
     server = Modern(is_silent=True)
     asked = server.want("a")
     await turn()

@@ -271,13 +271,13 @@ async def test_a_server_that_comes_back_under_its_name_is_a_new_one(kept: Kept) 
     assert kept.server_status.state == "ready"
 
 
-async def test_nobody_can_be_asked_about_the_resources_of_a_removed_server(kept: Kept) -> None:
+async def test_resources_of_a_removed_server_cannot_be_subscribed(kept: Kept) -> None:
     await kept.ready()
     kept.supervisor.remove(NAME)
     assert isinstance(await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None), NotConnected)
 
 
-async def test_closing_tells_who_waits_and_closes_everything_at_once() -> None:
+async def test_closing_notifies_waiters_and_closes_everything_at_once() -> None:
     kept = Kept()
     old, new, _ = await changing(kept)
     running, _ = kept.start()

@@ -116,7 +116,7 @@ async def test_a_result_with_more_members_than_anybody_means_is_no_answer(count:
     assert isinstance(outcome, BadReply if count > 1000 else Result)
 
 
-async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
+async def test_a_task_is_a_result_for_clients_with_tasks() -> None:
     stage = Stage()
     asked = msgspec.structs.replace(call(), client_caps=frozenset({TASKS_CAPABILITY}))
     inflight, listener = stage.start(asked)
@@ -126,7 +126,7 @@ async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
     assert (outcome.is_typed, outcome.task_of) == (True, SERVER)
 
 
-async def test_what_an_earlier_server_answers_to_who_asks_for_a_task_may_name_one() -> None:
+async def test_a_legacy_servers_answer_to_a_task_request_may_name_a_task() -> None:
     inflight, listener = Stage().start(msgspec.structs.replace(call(), extra={"task": raw({})}))
     CallWaiter(inflight).result(raw({"task": {"taskId": "t1"}}))
     (outcome,) = listener.ends
@@ -167,7 +167,7 @@ async def test_a_caller_is_asked_what_it_said_it_can_answer_and_nothing_else(met
     assert (unable.asked, answers) == ([], [NOT_ASKED])
 
 
-async def test_who_comes_back_is_given_the_servers_question_as_the_result() -> None:
+async def test_a_caller_with_input_required_gets_the_servers_question_as_the_result() -> None:
     listener, waiter = asked_by(frozenset({"roots"}), comes_back=True)
     waiter.result(raw(ASKS))
     (outcome,) = listener.ends
@@ -175,7 +175,7 @@ async def test_who_comes_back_is_given_the_servers_question_as_the_result() -> N
     assert (outcome.asked_by, outcome.is_typed, bytes(outcome.payload)) == (SERVER, True, bytes(raw(ASKS)))
 
 
-async def test_who_does_not_come_back_is_asked_and_the_call_goes_on() -> None:
+async def test_a_caller_without_input_required_is_asked_and_the_call_goes_on() -> None:
     listener, waiter = asked_by(frozenset({"roots"}))
     waiter.inflight.carriage = "the request that was answered"
     waiter.result(raw(ASKS))
@@ -238,7 +238,7 @@ def waiters_of(*sessions: str, caller: Caller = ANYONE) -> list[CallWaiter]:
     return [CallWaiter(inflight) for inflight, _ in started]
 
 
-async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
+async def test_a_question_among_calls_of_several_callers_is_dropped() -> None:
     others = Caller("other", "default", Grants(("*",)))
     assert lone_call([*waiters_of("one"), *waiters_of("one", caller=others)]) is None
     assert lone_call([HubRequest(SERVER)]) is None
@@ -261,7 +261,7 @@ async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
         ([""], "one", False),
     ],
 )
-async def test_a_question_is_put_to_one_program_for_certain_or_to_nobody(
+async def test_a_question_reaches_one_program_for_certain_or_none(
     sessions: list[str], abandoned_session: str | None, *, is_sure: bool
 ) -> None:
     waiters = waiters_of(*sessions)
@@ -332,7 +332,7 @@ async def test_progress_is_passed_on_without_the_token_of_this_hop() -> None:
     assert listener.events == [Progress({"progress": raw(1), "new": raw("x")})]
 
 
-async def test_an_inquiry_hands_its_answer_to_who_awaits_it() -> None:
+async def test_an_inquiry_returns_its_answer_to_its_waiter() -> None:
     own_request = HubRequest(SERVER)
     own_request.progress({})
     own_request.result(raw({"tools": []}))
@@ -375,7 +375,9 @@ def test_a_request_that_was_turned_away_did_not_run() -> None:
         ({"contents": [], "ttlMs": 1e300, "isError": "whatever"}, (1e297, False)),
     ],
 )
-async def test_a_resource_says_how_long_it_holds_and_for_whom(payload: object, kept: tuple[float, bool]) -> None:
+async def test_a_resource_says_how_long_and_for_which_callers_it_holds(
+    payload: object, kept: tuple[float, bool]
+) -> None:
     stage = Stage.of(ready(resources=[resource("file:///x")]))
     inflight, listener = stage.start(call("file:///x", kind="resource"))
     CallWaiter(inflight).result(raw(payload))
@@ -410,7 +412,7 @@ async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> N
     assert (first.events, latest.events) == ([], [LINE])
 
 
-async def test_a_line_that_names_no_call_is_nobodys_where_several_callers_have_calls_or_none() -> None:
+async def test_a_log_line_without_a_call_is_dropped_where_several_callers_have_calls_or_none() -> None:
     stage = Stage()
     (one, first), (two, second) = stage.start(), stage.start(call(caller=OTHER))
     assert not log_alone(LINE, [CallWaiter(one), CallWaiter(two)])
@@ -418,7 +420,7 @@ async def test_a_line_that_names_no_call_is_nobodys_where_several_callers_have_c
     assert (first.events, second.events) == ([], [])
 
 
-async def test_who_is_not_heard_says_nothing() -> None:
+async def test_a_call_without_a_listener_sends_no_events() -> None:
     waiters: list[Waiter] = [HubRequest(SERVER)]
     for waiter in waiters:
         waiter.progress({})
@@ -433,7 +435,7 @@ class Glance(Listener, HubExchange):
     """What the hub asks in a caller's name."""
 
 
-async def test_what_the_hub_asks_in_a_callers_name_is_asked_and_told_nothing() -> None:
+async def test_a_request_of_the_hub_in_a_callers_name_gets_no_questions_and_events() -> None:
     stage, line = Stage(), LogMessage("info", {"data": raw("x"), "_meta": raw({})})
     own, listener = stage.start()
     glance = Glance()
@@ -556,7 +558,7 @@ async def test_a_server_that_asks_for_ever_gets_nowhere() -> None:
     assert asked.listener.fault.why == f"it went on asking after {ROUNDS_MAX} rounds"
 
 
-async def test_a_declined_question_ends_the_call_and_the_other_answers_are_nobodys() -> None:
+async def test_a_declined_question_ends_the_call_and_the_other_answers_are_dropped() -> None:
     asked = Asked()
     asked.require("s", roots=ROOTS, name=FORM)
     asked.listener.asked.pop(0)[1](Declined(-1, "not now"))
@@ -645,7 +647,7 @@ async def test_a_task_that_its_server_decided_on_is_noted() -> None:
     assert (task.state.id, task.state.ttl_seconds) == ("t", 5.0)
 
 
-async def test_a_link_that_does_not_say_where_notes_a_task_that_nobody_can_be_told_of() -> None:
+async def test_a_link_without_a_place_notes_a_task_that_cannot_be_notified() -> None:
     (task,) = answer(Stage.of(ready(tool(), abilities=TASK_ABLE)), ASKING, {"task": STATE})
     assert task.place is None
 
@@ -707,7 +709,7 @@ async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> N
     assert (link.place.is_process, link.place.is_lost) == (False, False)
 
 
-async def test_a_modern_server_that_was_not_asked_to_tell_is_not_heard() -> None:
+async def test_unrequested_notifications_of_a_modern_server_are_ignored() -> None:
     link, heard = Scripted(), list[str]()
     link.dialect = ModernDialect(Implementation("isthmus", "1"))
     link.on_task = lambda _server, _place, state: heard.append(state.id)
@@ -715,7 +717,7 @@ async def test_a_modern_server_that_was_not_asked_to_tell_is_not_heard() -> None
     assert heard == []
 
 
-async def test_a_link_passes_on_progress_of_what_nobody_waits_for() -> None:
+async def test_a_link_passes_on_progress_without_a_waiter() -> None:
     link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
     link.on_progress = lambda place, request, event: heard.append((place, request, event()))
     link.on_notification(PROGRESS, {"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})

@@ -25,7 +25,7 @@ from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.websocket import SocketLink
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually
-from tests.peers.launch import HttpPeer, command
+from tests.peers.launch import HttpPeer, quick_command
 from tests.security.authority import checked
 from tests.unit.core.doubles import SERVER
 from tests.unit.transport.doubles import Server
@@ -120,7 +120,7 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(
 
 @pytest.mark.parametrize("peer", ["server_sdk1", "server_sdk2"])
 async def test_an_official_server_behind_a_socket_is_called(background: BackgroundTasks, peer: str) -> None:
-    async with bridged(command(peer)) as url:
+    async with bridged(quick_command(peer)) as url:
         scene = await greeted(url, background)
         assert "echo" in {tool.name for tool in (await scene.link.list_features()).tools}
         assert text_of(await scene.call("echo", text="hi")) == "hi"
@@ -175,7 +175,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_there_is_told(background: BackgroundTasks) -> None:
+async def test_an_unreachable_server_is_reported(background: BackgroundTasks) -> None:
     with pytest.raises(ConnectFailed, match="connection refused"):
         await dial("ws://127.0.0.1:1/", background).start()
 
@@ -183,7 +183,7 @@ async def test_nobody_there_is_told(background: BackgroundTasks) -> None:
 @pytest.mark.parametrize(
     ("status", "words"), [("404 Not Found", "HTTP 404"), ("401 Unauthorized", "HTTP 401.*check the credentials")]
 )
-async def test_what_is_no_websocket_is_told(background: BackgroundTasks, status: str, words: str) -> None:
+async def test_an_address_without_a_websocket_is_reported(background: BackgroundTasks, status: str, words: str) -> None:
     async with Server() as server:
         starting = asyncio.ensure_future(dial(f"ws://127.0.0.1:{server.origin.port}/", background).start())
         peer = await server.accept()
@@ -268,7 +268,7 @@ async def test_nonsense_between_messages_is_passed_over(
     await scene.link.aclose()
 
 
-async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
+async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(
     scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
@@ -358,7 +358,7 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
     await scene.link.aclose()
 
 
-async def test_a_refused_subscription_is_told_to_who_asked(
+async def test_a_refused_subscription_is_reported_to_its_requester(
     scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
@@ -386,7 +386,7 @@ def acknowledged(id: int) -> bytes:
     ],
     ids=["abort", "goodbye", "nonsense"],
 )
-async def test_however_it_ends_calls_hear_of_it_after_the_owner(
+async def test_whatever_the_end_calls_learn_of_it_after_the_owner(
     scripted: tuple[Scripted, str], background: BackgroundTasks, end: Callable[[ServerConnection], None]
 ) -> None:
     server, url = scripted

@@ -19,7 +19,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.features import Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.transport.egress import HttpOrigin, parse_url
-from isthmus.upstream.listing import NOTES_MAX, Listing
+from isthmus.upstream.listing import NOTES_MAX, Listing, over_entries
 from isthmus.wire.a2a.cards import JSONRPC, AgentCard, AgentInterface, AgentSkill
 from isthmus.wire.a2a.client import (
     ClientBinding,
@@ -112,7 +112,7 @@ def listing_of(
     notes = [*known]
     for tool in (offered.tool for offered in offers):
         if len(kept) >= limits.tools_per_server:
-            notes.append(f"its list of tools has over {limits.tools_per_server} entries and was cut")
+            notes.append(f"its list of tools {over_entries(limits)}")
             break
         if sum(len(memoryview(value)) for value in tool.definition.values()) > limits.schema_bytes:
             notes.append(f"{tool.name!r} left out: its description is over {limits.schema_bytes} bytes")

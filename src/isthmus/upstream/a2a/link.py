@@ -10,6 +10,8 @@ import asyncio
 import re
 from collections.abc import Mapping, Set
 
+from msgspec.structs import replace
+
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import Credentials
@@ -30,17 +32,17 @@ from isthmus.upstream.a2a.agent_card import (
 )
 from isthmus.upstream.a2a.messages import message_for
 from isthmus.upstream.a2a.remote_task import (
-    LINGERING_MAX,
+    DRAINING_MAX,
     CancelRequest,
+    DrainingConnections,
     HttpExchange,
-    LingeringConnections,
     RemoteTask,
-    TaskOwners,
+    TaskIds,
 )
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
-from isthmus.upstream.listing import PAGE_BYTES_MAX, TTL_SECONDS_MIN, Listing
+from isthmus.upstream.listing import TTL_SECONDS_MIN, Listing
 from isthmus.upstream.server_settings import AgentSettings, Era
 from isthmus.upstream.waiters import Waiter
 from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
@@ -54,7 +56,7 @@ CANCELS_MAX = 2
 
 CANCEL_GRACE_SECONDS = 1.0
 
-SPARE_CONNECTIONS = 2 + LINGERING_MAX + CANCELS_MAX
+SPARE_CONNECTIONS = 2 + DRAINING_MAX + CANCELS_MAX
 """Connections besides those for calls: the card, a ping, lingering connections and cancel requests."""
 
 CLOSE_SECONDS = 1.0
@@ -63,6 +65,9 @@ CLOSE_SECONDS = 1.0
 NOT_MODIFIED = 304
 NOT_FOUND = (404, 405, 410)
 """Statuses that mean that there is no card at a URL."""
+
+CARD_BYTES_MAX = 4 * 1024 * 1024
+"""A card: a thousand skills of four kilobytes. It is read at once, which would hold up calls if it were longer."""
 
 JSON = "application/json"
 CARD_ACCEPT = "application/json, application/a2a+json"
@@ -110,9 +115,9 @@ class AgentLink(BaseLink):
         self._notes: tuple[str, ...] = ()
         """Warnings about the card, for the operator."""
         self._tools: dict[str, SkillTool] = {}
-        self.task_owners = TaskOwners()
-        """Which caller may continue which task. The links of a hub share one; the factory of links sets it."""
-        self.lingering = LingeringConnections()
+        self.task_ids = TaskIds()
+        """Ids with which callers continue their tasks. The links of a hub share one; the factory of links sets it."""
+        self.draining = DrainingConnections()
         self._remote_tasks: set[RemoteTask] = set()
         self._cancel_requests: dict[CancelRequest, None] = {}  # the oldest first
 
@@ -228,11 +233,11 @@ class AgentLink(BaseLink):
 
     async def _get(self, origin: HttpOrigin, request: tuple[bytes, bytes | None], within: float) -> HttpResponse:
         try:
-            return await self._client(origin).fetch(*request, limit_bytes=PAGE_BYTES_MAX, within=within)
+            return await self._client(origin).fetch(*request, limit_bytes=CARD_BYTES_MAX, within=within)
         except TimeoutError:
             raise BadReply(self.server, f"no card within {within:g} s") from None
         except ResponseTooLong:
-            raise BadReply(self.server, f"a document of over {PAGE_BYTES_MAX} bytes") from None
+            raise BadReply(self.server, f"a document of over {CARD_BYTES_MAX} bytes") from None
         except ResponseLost as lost:
             raise NotConnected(self.server, str(lost)) from None
 
@@ -265,10 +270,13 @@ class AgentLink(BaseLink):
         if isinstance(message, str):
             inflight.finish(BadArguments(call.name, message))
             return
-        if message.task and not self.task_owners.has(call.caller, self.server, message.task):
-            advice = "is no task that you were given here; leave it out to begin a new one"
-            inflight.finish(BadArguments(call.name, f"task_id {message.task[:100]!r} {advice}"))
-            return
+        if message.task:
+            own = self.task_ids.own(call.caller, self.server, message.task)
+            if own is None:
+                advice = "is no task that you were given here; leave it out to begin a new one"
+                inflight.finish(BadArguments(call.name, f"task_id {message.task[:100]!r} {advice}"))
+                return
+            message = replace(message, task=own)
         remote_task = inflight.carriage = RemoteTask(self, inflight, message)
         self._remote_tasks.add(remote_task)
         remote_task.begin()
@@ -304,9 +312,9 @@ class AgentLink(BaseLink):
         """See `RemoteTaskLink`."""
         self._remote_tasks.discard(remote_task)
 
-    def task_started(self, inflight: InFlight, task: str) -> None:
-        """See `RemoteTaskLink`: from now on its caller may continue the task."""
-        self.task_owners.add(inflight.call.caller, self.server, task)
+    def public_task_id(self, inflight: InFlight, task: str) -> str:
+        """See `RemoteTaskLink`."""
+        return self.task_ids.public(inflight.call.caller, self.server, task)
 
     def cancel_task(self, task: str) -> None:
         """Cancel a task; the response is ignored."""

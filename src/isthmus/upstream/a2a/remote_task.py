@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from secrets import token_hex
-from typing import NamedTuple, Protocol
+from hashlib import blake2b
+from secrets import compare_digest, token_bytes, token_hex
+from typing import Protocol
 
 import msgspec
 
@@ -33,7 +34,7 @@ from isthmus.model.tasks import (
     Update,
 )
 from isthmus.model.trace_context import trace_headers
-from isthmus.transport.http import ConnectionLost, Ticket, media_type
+from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, media_type
 from isthmus.upstream.a2a.messages import (
     AgentQuestion,
     ArtifactBuffer,
@@ -45,7 +46,7 @@ from isthmus.upstream.a2a.messages import (
     question_in,
     result_of,
 )
-from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_url
+from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, login_url
 from isthmus.upstream.redaction import Redact, redact_result
 from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost, turned_away
 from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of
@@ -83,11 +84,11 @@ HISTORY_LENGTH = 2
 """Messages that a poll requests: some agents put their answer only there."""
 
 
-LINGERING_MAX = 2
+DRAINING_MAX = 2
 """Enough to reuse the connections of most agents. The link needs one spare connection for each."""
 
 
-class LingeringConnections:
+class DrainingConnections:
     """Exchanges that are over but still hold a connection. Each ends after a timeout, or when there are too many."""
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class LingeringConnections:
     def add(self, stop: Callable[[], None], seconds: float) -> None:
         """Call `stop` after this time, unless it is dropped before."""
         self._timers[stop] = asyncio.get_running_loop().call_later(seconds, self._stop, stop)
-        if len(self._timers) > LINGERING_MAX:
+        if len(self._timers) > DRAINING_MAX:
             self._stop(next(iter(self._timers)))
 
     def drop(self, stop: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ class RemoteTaskLink(Protocol):
 
     server: ServerName
     limits: Limits
-    lingering: LingeringConnections
+    draining: DrainingConnections
     redact: Redact
     on_doubt: Callable[[], None]
     on_unauthorized: Callable[[], None]
@@ -153,8 +154,8 @@ class RemoteTaskLink(Protocol):
     ) -> HttpExchange:
         """Send a request."""
 
-    def task_started(self, inflight: InFlight, task: str) -> None:
-        """The agent has named the task of a call."""
+    def public_task_id(self, inflight: InFlight, task: str) -> str:
+        """The id with which the caller of a call continues its task."""
 
     def cancel_task(self, task: str) -> None:
         """Cancel a task; the response is ignored."""
@@ -171,7 +172,7 @@ class HttpExchange:
         "_chunks",
         "_decoder",
         "_events",
-        "_is_over",
+        "_is_done",
         "_link",
         "_login",
         "_owner",
@@ -196,7 +197,7 @@ class HttpExchange:
         self.asked = asked
         self._owner = owner
         self.ticket: Ticket | None = None
-        self._is_over = False
+        self._is_done = False
         self._status = 0
         self._login: str | None = None
         self._chunks: list[bytes] = []
@@ -210,17 +211,17 @@ class HttpExchange:
 
     def abandon(self) -> None:
         """Ignore the rest of the response, and close the connection."""
-        self._is_over = True
-        self._link.lingering.drop(self.abandon)
+        self._is_done = True
+        self._link.draining.drop(self.abandon)
         if self.ticket is not None:
             self.ticket.abort()
 
     def leave(self) -> None:
         """Ignore the rest of the response, but let the agent end its stream, so that the connection can be reused."""
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_done:
+            self._is_done = True
             if self.ticket is not None and self._decoder is not None:
-                self._link.lingering.add(self.abandon, LINGER_SECONDS)
+                self._link.draining.add(self.abandon, LINGER_SECONDS)
 
     # -- callbacks of the HTTP client ------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class HttpExchange:
 
     def on_body(self, chunk: bytes) -> None:
         """Receive a part of the body."""
-        if self._is_over:
+        if self._is_done:
             return
         if self._decoder is not None:
             self._read_events(chunk, self._decoder)
@@ -245,7 +246,7 @@ class HttpExchange:
 
     def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
         for event in decoder.feed(chunk):
-            if self._is_over:
+            if self._is_done:
                 return
             self._events += 1
             if isinstance(event, Oversized):
@@ -262,27 +263,27 @@ class HttpExchange:
 
     def on_end(self) -> None:
         """The body is complete."""
-        if self._is_over:
-            self._link.lingering.drop(self.abandon)
+        if self._is_done:
+            self._link.draining.drop(self.abandon)
         elif self._decoder is None:
             self._read_whole(b"".join(self._chunks))
         else:
-            self._is_over = True
+            self._is_done = True
             self._owner.ended()
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection was lost before the body was complete."""
-        if self._is_over:
-            self._link.lingering.drop(self.abandon)
+        if self._is_done:
+            self._link.draining.drop(self.abandon)
         else:
-            self._is_over = True
+            self._is_done = True
             self._link.on_doubt()
             self._owner.failed(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_whole(self, body: bytes) -> None:
-        self._is_over = True
+        self._is_done = True
         if self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_ADVICE.get(self._status, '')}"
             if self._status == UNAUTHORIZED:
@@ -366,7 +367,7 @@ class RemoteTask:
 
     @property
     def _about(self) -> TaskRef:
-        return TaskRef(self._task, self._context)
+        return TaskRef(self._task and self._link.public_task_id(self._inflight, self._task), self._context)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -392,8 +393,6 @@ class RemoteTask:
             return f"a task without an id of 1 to {ID_LENGTH_MAX} characters"
         if self._task not in ("", task):
             return "an answer about another task"
-        if not self._is_known:
-            self._link.task_started(self._inflight, task)
         self._task, self._is_known, self._has_left = task, True, True
         self._context = context or self._context
         return None
@@ -561,7 +560,7 @@ class RemoteTask:
         asking = question_in(said)
         is_asked = asking.is_hubs_own and LOGIN in self._inflight.call.client_caps
         if status.state == "auth_required" and not is_asked:
-            needed = TextPart(f"The agent needs a login before it goes on with task {self._task!r}.")
+            needed = TextPart(f"The agent needs a login before it goes on with task {self._about.task!r}.")
             self._finish(result_of((needed, *said, *self._artifacts.parts()), self._about, is_error=True))
         elif CAPABILITY_NEEDED[asking.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
@@ -575,7 +574,7 @@ class RemoteTask:
         elif self._message.takes_text:
             advice = TextPart(
                 "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
-                f"task_id {self._task!r} and context_id {self._context!r}."
+                f"task_id {self._about.task!r} and context_id {self._context!r}."
             )
             members = render({"state": b'"input-required"', **self._about.members()})
             self._finish(result_of((*self._artifacts.parts(), *said, advice), self._about, structured=members))
@@ -619,7 +618,7 @@ class RemoteTask:
             self._stop()
         else:
             self._is_given_up = True
-            self._link.lingering.add(self._stop, TASK_ID_SECONDS)
+            self._link.draining.add(self._stop, TASK_ID_SECONDS)
 
     def cancel_if_known(self) -> bool:
         """Cancel the task if its id is known; returns whether it is."""
@@ -639,7 +638,7 @@ class RemoteTask:
     def _stop(self) -> None:
         """Ignore all further updates."""
         self._stop_timer()
-        self._link.lingering.drop(self._stop)
+        self._link.draining.drop(self._stop)
         if self._exchange is not None:
             self._exchange.abandon()
             self._exchange = None
@@ -717,56 +716,25 @@ class CancelRequest:
         self._on_done(self)
 
 
-TASKS_OF_CALLER_MAX = 1_000
-TASKS_MAX = 10_000
-"""Remembered tasks of all callers together; the oldest are dropped first."""
+class TaskIds:
+    """The ids of remote tasks as callers see them: signed, so that no caller can continue another caller's task.
 
-
-class _Owner(NamedTuple):
-    tenant: str
-    name: str
-
-
-class _OwnedTask(NamedTuple):
-    owner: _Owner
-    server: ServerName
-    id: str
-
-
-class TaskOwners:
-    """Which caller each remote task belongs to, so that no caller can continue another caller's task.
-
-    In memory and bounded. All links to agents share one.
+    All links to agents share one. Nodes of a cluster with a database have one key.
     """
 
     def __init__(self) -> None:
-        self._all: dict[_OwnedTask, None] = {}
-        self._of: dict[_Owner, dict[_OwnedTask, None]] = {}
+        self.key = token_bytes(32)
 
-    def add(self, caller: Caller, server: ServerName, id: str) -> None:
-        """Remember that a task belongs to a caller, as the most recent one."""
-        task = _owned_task(caller, server, id)
-        self._forget(task)
-        own = self._of.setdefault(task.owner, {})
-        self._all[task] = own[task] = None
-        if len(own) > TASKS_OF_CALLER_MAX:
-            self._forget(next(iter(own)))
-        elif len(self._all) > TASKS_MAX:
-            self._forget(next(iter(self._all)))
+    def public(self, caller: Caller, server: ServerName, own: str) -> str:
+        """The id for the caller of a task."""
+        return f"{own}.{self._signature(caller, server, own)}"
 
-    def has(self, caller: Caller, server: ServerName, id: str) -> bool:
-        """Whether a task belongs to a caller."""
-        return _owned_task(caller, server, id) in self._all
+    def own(self, caller: Caller, server: ServerName, public: str) -> str | None:
+        """The agent's own id; None if it was not given to this caller."""
+        own, _, signature = public.rpartition(".")
+        expected = self._signature(caller, server, own)
+        return own if compare_digest(expected.encode(), signature.encode("utf-8", "surrogatepass")) else None
 
-    def _forget(self, task: _OwnedTask) -> None:
-        if task not in self._all:
-            return
-        del self._all[task]
-        own = self._of[task.owner]
-        del own[task]
-        if not own:
-            del self._of[task.owner]
-
-
-def _owned_task(caller: Caller, server: ServerName, id: str) -> _OwnedTask:
-    return _OwnedTask(_Owner(caller.tenant, caller.name), server, id)
+    def _signature(self, caller: Caller, server: ServerName, own: str) -> str:
+        signed = msgspec.json.encode([caller.tenant, caller.name, server, own.encode("utf-8", "surrogatepass").hex()])
+        return blake2b(signed, digest_size=12, key=self.key).hexdigest()

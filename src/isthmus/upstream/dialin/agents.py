@@ -223,8 +223,8 @@ class AgentServer:
         """Use an initialized and listed link for this server."""
         link.trim = self.trim
         link.listing = self.trim(link.listing)
-        if link.who is not None:
-            self.title = f"{link.who.title or link.who.name} {link.who.version}".strip()
+        if link.server_info is not None:
+            self.title = f"{link.server_info.title or link.server_info.name} {link.server_info.version}".strip()
         self.welcome = link.welcome
         self.is_elsewhere = link.announced is not None
         self.reconnector.take(link)
@@ -269,9 +269,10 @@ class DialInAgent:
     __slots__ = (
         "__weakref__",
         "_arriving",
+        "_elsewhere",
         "_is_to_make_room",
         "_list",
-        "_seats",
+        "_servers",
         "_watchers",
         "connections",
         "key",
@@ -284,9 +285,11 @@ class DialInAgent:
         """The limit for all its servers together."""
         self.connections = 0
         """The number of its servers' sockets."""
-        self._seats: dict[str, AgentServer] = {}
+        self._servers: dict[str, AgentServer] = {}
         self._list: tuple[AgentServer, ...] = ()
         self._arriving: dict[DialInLink, ConnectingServer] = {}
+        self._elsewhere: dict[tuple[str, int], tuple[ConnectingServer, float]] = {}
+        """Servers that connect to other nodes of a cluster, by node and a number of it, and when they came."""
         self._watchers: dict[Callable[[], None], None] = {}
         self._is_to_make_room = False
 
@@ -295,30 +298,32 @@ class DialInAgent:
         """See `core.ports.AgentServers`."""
         return self.key
 
-    def seats(self) -> Sequence[AgentServer]:
+    def servers(self) -> Sequence[AgentServer]:
         """See `core.ports.AgentServers`."""
         return self._list
 
-    def seat(self, server_id: str) -> AgentServer | None:
+    def agent_server(self, server_id: str) -> AgentServer | None:
         """The server with this id."""
-        return self._seats.get(server_id)
+        return self._servers.get(server_id)
 
-    def add(self, seat: AgentServer) -> None:
+    def add(self, agent_server: AgentServer) -> None:
         """Add a server, unless it is there already."""
-        if seat.server_id not in self._seats:
-            self._seats[seat.server_id] = seat
+        if agent_server.server_id not in self._servers:
+            self._servers[agent_server.server_id] = agent_server
+            if agent_server.is_elsewhere:  # it may have connected before others that are known longer
+                self._servers = dict(sorted(self._servers.items(), key=lambda entry: entry[1].came))
             self.changed()
 
-    def remove(self, seat: AgentServer) -> None:
+    def remove(self, agent_server: AgentServer) -> None:
         """Remove a server."""
-        if self._seats.get(seat.server_id) is seat:
-            del self._seats[seat.server_id]
+        if self._servers.get(agent_server.server_id) is agent_server:
+            del self._servers[agent_server.server_id]
             self.changed()
 
     def changed(self) -> None:
         """The list of servers, or a name in it, has changed: replace the tuple, so that comparisons see it."""
-        self._list = tuple(self._seats.values())
-        self.tell()
+        self._list = tuple(self._servers.values())
+        self.notify()
 
     def place_for(self, name: str, tools: Set[str], alive: Set[DialInLink]) -> tuple[str, list[DialInLink]]:
         """The id for a server that has only a name, and the links to ping before that is certain.
@@ -326,36 +331,51 @@ class DialInAgent:
         It is the absent server of this name whose tools are most similar, because many programs share one name; if none
         is absent, the id is new. A connected server that is more similar may be a dead connection of the same program.
         """
-        seats: list[AgentServer] = []
-        while (seat := self._seats.get(twin_id(name, len(seats) + 1))) is not None:
-            seats.append(seat)
-        fit = {seat: (seat.likeness(tools), -number) for number, seat in enumerate(seats)}
-        best = max((seat for seat in seats if not seat.is_here), key=fit.__getitem__, default=None)
-        unsure = [seat.reconnector.link for seat in seats if best is None or fit[seat] > fit[best]]
-        place = twin_id(name, len(seats) + 1) if best is None else best.server_id
+        servers: list[AgentServer] = []
+        while (agent_server := self._servers.get(twin_id(name, len(servers) + 1))) is not None:
+            servers.append(agent_server)
+        fit = {agent_server: (agent_server.likeness(tools), -number) for number, agent_server in enumerate(servers)}
+        best = max(
+            (agent_server for agent_server in servers if not agent_server.is_here), key=fit.__getitem__, default=None
+        )
+        unsure = [
+            agent_server.reconnector.link for agent_server in servers if best is None or fit[agent_server] > fit[best]
+        ]
+        place = twin_id(name, len(servers) + 1) if best is None else best.server_id
         return place, [link for link in unsure if link is not None and link not in alive]
 
     def longest_away(self) -> AgentServer | None:
         """The server that is away longest; None if all are connected."""
-        return min((seat for seat in self._list if not seat.is_here), key=lambda seat: seat.since, default=None)
+        return min(
+            (agent_server for agent_server in self._list if not agent_server.is_here),
+            key=lambda agent_server: agent_server.since,
+            default=None,
+        )
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
     def tools_here(self, beside: AgentServer) -> int:
         """The number of tools of all other connected servers."""
-        return sum(len(seat.reconnector.listing.tools) for seat in self._list if seat.is_here and seat is not beside)
+        return sum(
+            len(agent_server.reconnector.listing.tools)
+            for agent_server in self._list
+            if agent_server.is_here and agent_server is not beside
+        )
 
     def fit(self, beside: AgentServer | None = None, tools: int = 0) -> None:
         """Enforce the limit if server `beside` has this many tools. Servers that are away longest lose tools first."""
-        others = [seat for seat in self._list if seat is not beside]
-        excess = tools + sum(len(seat.reconnector.listing.tools) for seat in others) - self.max_tools
+        others = [agent_server for agent_server in self._list if agent_server is not beside]
+        excess = tools + sum(len(agent_server.reconnector.listing.tools) for agent_server in others) - self.max_tools
         if excess <= 0:
             return
-        away = sorted((seat for seat in others if not seat.is_here), key=lambda seat: seat.since)
-        for seat in (*away, *(seat for seat in reversed(others) if seat.is_here)):
-            had = len(seat.reconnector.listing.tools)
+        away = sorted(
+            (agent_server for agent_server in others if not agent_server.is_here),
+            key=lambda agent_server: agent_server.since,
+        )
+        for agent_server in (*away, *(agent_server for agent_server in reversed(others) if agent_server.is_here)):
+            had = len(agent_server.reconnector.listing.tools)
             if had and excess > 0:
-                seat.shorten(max(0, had - excess))
+                agent_server.shorten(max(0, had - excess))
                 excess -= had
 
     def limit(self, max_tools: int) -> None:
@@ -367,7 +387,7 @@ class DialInAgent:
 
     def make_room(self, after: float) -> None:
         """After this time, list trimmed servers again, so that tools of absent ones make room."""
-        if not self._is_to_make_room and any(seat.is_trimmed for seat in self._list):
+        if not self._is_to_make_room and any(agent_server.is_trimmed for agent_server in self._list):
             self._is_to_make_room = True
             asyncio.get_running_loop().call_later(after, self._make_room)
 
@@ -377,9 +397,9 @@ class DialInAgent:
 
     def look_at_trimmed(self, beside: AgentServer | None = None) -> None:
         """List trimmed servers again: there may be room for their tools."""
-        for seat in self._list:
-            if seat.is_trimmed and seat is not beside:
-                seat.reconnector.look()
+        for agent_server in self._list:
+            if agent_server.is_trimmed and agent_server is not beside:
+                agent_server.reconnector.look()
 
     # -- connecting servers ----------------------------------------------------------------------------------------
 
@@ -396,9 +416,30 @@ class DialInAgent:
         else:
             arrival.ended.set_result(None)
 
+    def expect_elsewhere(self, where: tuple[str, int], label: str, came: float, *, is_named: bool) -> None:
+        """Add a server that is connected to another node, and not listed yet."""
+        arrival = ConnectingServer(label, is_named, asyncio.get_running_loop().create_future())
+        self._elsewhere[where] = arrival, came
+
+    def has_come_elsewhere(self, where: tuple[str, int], *, is_here: bool) -> None:
+        """That server is listed here, too, or has disconnected."""
+        arrival, _ = self._elsewhere.pop(where, (None, 0.0))
+        if arrival is None:
+            return
+        if is_here:
+            arrival.ended.set_result(None)
+        else:
+            arrival.ended.cancel()
+
+    def older_elsewhere(self, came: float, least: float) -> list[asyncio.Future[None]]:
+        """Servers that connected to other nodes before this time, and not before `least`."""
+        return [arrival.ended for arrival, then in self._elsewhere.values() if least <= then < came]
+
     def arriving(self) -> Sequence[ConnectingServer]:
         """See `core.ports.AgentServers`."""
-        return tuple(self._arriving.values()) if self._arriving else ()
+        if not self._arriving and not self._elsewhere:
+            return ()
+        return (*self._arriving.values(), *(arrival for arrival, _ in self._elsewhere.values()))
 
     def arrivals(self) -> tuple[tuple[DialInLink, str], ...]:
         """Links that are not listed yet, with the ids of their servers as far as they are known."""
@@ -411,7 +452,7 @@ class DialInAgent:
         self._watchers[callback] = None
         return lambda: self._watchers.pop(callback, None)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the watchers of a change."""
         for watcher in tuple(self._watchers):
             try:

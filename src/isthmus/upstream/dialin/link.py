@@ -10,44 +10,48 @@ import hashlib
 import secrets
 from collections.abc import Callable, Set
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import Protocol, cast, runtime_checkable
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports import Subscriber
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, ClientCapabilities
 from isthmus.model.faults import (
+    FAULTS,
     BadArguments,
-    BreakerOpen,
-    Cancelled,
     Executed,
     Fault,
     Lost,
     NotConnected,
-    Overloaded,
     ServerError,
-    TimedOut,
+    restored_fault,
 )
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.upstream.channel import ChannelWriter
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.link import PROBE_SECONDS, BaseLink, ConnectFailed
+from isthmus.upstream.link import PROBE_SECONDS, BaseLink, ChannelRequest, ChannelWriter, ConnectFailed, FollowerLink
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter
+from isthmus.upstream.waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
-from isthmus.wire.mcp import legacy
+from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import (
     CALLER_KEY,
     CONVERSATION_KEY,
+    UPDATED,
     ConversationMark,
     Implementation,
+    Members,
     NamedCaller,
+    read_string,
 )
 
 _KEY = secrets.token_bytes(32)
@@ -99,6 +103,10 @@ class NodeServer(msgspec.Struct, frozen=True):
     """Whether it is a configured program that this node runs for all others; it has no agent then."""
     is_leaving: bool = False
     """Whether another node should run it instead, soon."""
+    problem: str = ""
+    """Of a program: why it does not start there. Nothing can be sent to it then."""
+    first: float = 0.0
+    """When it connected for the first time: all nodes list the servers of an agent in this order."""
 
     @property
     def claim(self) -> Claim:
@@ -154,6 +162,46 @@ class DialInChannel(Protocol):
         """Close it, and wait a moment for the peer."""
 
 
+class NodeChannel(DialInChannel, Protocol):
+    """A channel to a server of another node. That node may be cut off, and nobody says so."""
+
+    def is_confirmed(self) -> bool:
+        """Whether that node gave a sign of life a moment ago. If not, `flush` or `silent` of its hearer follows."""
+
+
+class NodeMessageReceiver(MessageReceiver, Protocol):
+    """The owner of such a channel."""
+
+    def silent(self, confirmed: int) -> None:
+        """That node answers no ping, and has confirmed nothing after the offset `confirmed`."""
+
+
+class NodeWriter(ChannelWriter):
+    """Writes to another node. Requests are held until that node is known to live; until then they can be withdrawn."""
+
+    __slots__ = ("_is_confirmed", "_is_due")
+
+    def __init__(self, frame: Callable[[bytes], bytes], channel: NodeChannel) -> None:
+        super().__init__(frame, channel)
+        self._is_confirmed = channel.is_confirmed
+        self._is_due = False
+        """It will be flushed at the end of this turn of the loop: also behind requests that wait for a sign of life."""
+
+    def hold(self, request: ChannelRequest) -> None:
+        """See `ChannelWriter`."""
+        self._held.append(request)
+        if not self._is_due:
+            self._is_due = True
+            self._batch.add(self)
+
+    def flush(self) -> None:
+        """See `ChannelWriter`."""
+        self._is_due = False
+        self._held = [request for request in self._held if request.frame]  # others were abandoned
+        if self._held and self._is_confirmed():
+            super().flush()
+
+
 @runtime_checkable
 class NamedChannel(Protocol):
     """A channel whose peer wants to know the name of its server in the hub."""
@@ -169,7 +217,7 @@ STRAY_SECONDS = 60.0
 """How long a question may still be about a cancelled call. It is bounded because all callers share the link: no caller
 could be asked anything after the first cancelled call otherwise."""
 
-TOLD_SECONDS = 5.0
+STRAY_SECONDS_AFTER_PING = 5.0
 """The same, once the server has answered a ping that was sent after the cancellation."""
 
 STRAYS_MAX = 64
@@ -183,7 +231,7 @@ NUDGE_GROWTH = 1.125
 """The growth of the pause with each unread ping. If a tool blocks its program for ten minutes, fewer than 50 pings
 (3 KB) wait in its pipe. A full pipe would block its client, which could then answer no WebSocket ping either."""
 
-HEARING_SECONDS = 0.25
+LISTEN_ACK_SECONDS = 0.25
 """How long the first list waits for the server to confirm its subscription."""
 
 WELCOME_BYTES_MAX = 16 * 1024
@@ -247,7 +295,13 @@ class DialInLink(BaseLink):
         super().__init__(server, me, limits)
         self.channel = channel
         # A pipe writes each frame as one line, so a line break inside would make two messages.
-        self._writer = ChannelWriter(lambda message: channel.frame(jsonrpc.compact(message)), channel)
+        if announced is None:
+            self._writer = ChannelWriter(lambda message: channel.frame(jsonrpc.compact(message)), channel)
+        else:
+            self._writer = NodeWriter(
+                lambda message: channel.frame(jsonrpc.compact(message)), cast("NodeChannel", channel)
+            )
+            self.modern_waiter = NodeCallWaiter
         self.claim = claim
         self.number = number
         self.came = 0.0
@@ -262,7 +316,7 @@ class DialInLink(BaseLink):
         self.early: frozenset[Topic] = frozenset()
         """Changes that the server announced between its first list and its assignment."""
         self.on_changed = self._changed_early
-        self.who: Implementation | None = None
+        self.server_info: Implementation | None = None
         """The server's `serverInfo`."""
         self.welcome = b""
         """The result of `initialize`, or its equivalent for a modern server; empty if it is missing or too long."""
@@ -302,11 +356,11 @@ class DialInLink(BaseLink):
             self.dialect = CallerMarkDialect(self._me, self.claim.key)
         answer, self.initialize_result = self.initialize_result, None
         members = {} if answer is None else jsonrpc.object_members(answer) or {}
-        self.who = legacy.read_server_info(members.get("serverInfo"))
+        self.server_info = legacy.read_server_info(members.get("serverInfo"))
         if self.welcome:  # the other node has sent the server's own
             return
-        if is_modern and self.who is not None:  # devices know only the legacy form
-            self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities())
+        if is_modern and self.server_info is not None:  # devices know only the legacy form
+            self.welcome = legacy.initialize_result(legacy.LATEST, self.server_info, self.abilities())
         elif not is_modern and answer is not None and len(memoryview(answer)) <= WELCOME_BYTES_MAX:
             self.welcome = bytes(answer)
 
@@ -315,7 +369,7 @@ class DialInLink(BaseLink):
         listing = await super()._read_lists(topics, known, client_caps)
         return listing if self.trim is None else self.trim(listing)
 
-    async def hear(self) -> None:
+    async def wait_for_listen_ack(self) -> None:
         """Subscribe to a modern server's changes before its first list, so that no change is missed.
 
         If the confirmation is late, the server is listed anyway, and again once it has confirmed.
@@ -324,7 +378,7 @@ class DialInLink(BaseLink):
         listen_ack = self.listen_ack
         if listen_ack is None:
             return
-        await asyncio.wait({listen_ack}, timeout=HEARING_SECONDS)
+        await asyncio.wait({listen_ack}, timeout=LISTEN_ACK_SECONDS)
         if not listen_ack.done():
             listen_ack.add_done_callback(self._on_late_listen_ack)
 
@@ -437,7 +491,7 @@ class DialInLink(BaseLink):
     def _on_request(self, request: Request) -> None:
         questions = self.questions
         if questions.abandoned_session is not None:
-            patience = TOLD_SECONDS if self._reported_id is None else STRAY_SECONDS
+            patience = STRAY_SECONDS_AFTER_PING if self._reported_id is None else STRAY_SECONDS
             if asyncio.get_running_loop().time() - self._strayed_at > patience:
                 questions.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
         if request.method in QUESTIONS:
@@ -448,6 +502,42 @@ class DialInLink(BaseLink):
             self._doubt()
 
     # -- the channel -----------------------------------------------------------------------------------------------
+
+    def silent(self, confirmed: int) -> None:
+        """See `NodeMessageReceiver`: end the calls that were not sent, and those that may not have arrived.
+
+        The link stays: the node may only stand still for a moment, and answers the calls that it has. Calls of a
+        server with `grace` go on waiting.
+        """
+        why = f"{self.client} gives no sign of life"
+        for request in tuple(self.requests.pending.values()):
+            waiter = request.waiter
+            if not isinstance(waiter, CallWaiter) or not isinstance(request, ChannelRequest):
+                continue
+            if request.may_have_left and request.end > confirmed:
+                self.withdraw(waiter.inflight, why)
+                waiter.fail(Lost(self.server, why, executed="unknown", is_behind=True))
+            elif not request.may_have_left and not _can_wait(waiter.inflight):
+                self.withdraw(waiter.inflight, why)
+                waiter.fail(NotConnected(self.server, why))
+
+    def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
+        """See `BaseLink`. Calls that waited for a sign of life of its node wait for another link, or fail."""
+        held: list[InFlight] = []
+        if self.announced is not None and not self.lost.done():
+            for request in tuple(self.requests.pending.values()):
+                waiter = request.waiter
+                if isinstance(waiter, CallWaiter) and not request.may_have_left and _can_wait(waiter.inflight):
+                    del self.requests.pending[request.id]
+                    request.abandon()
+                    held.append(waiter.inflight)
+        super()._on_broken(reason, is_dead=is_dead)
+        for inflight in held:
+            server_queue = inflight.server_queue
+            if server_queue is not None and not inflight.is_done:
+                server_queue.return_slot(inflight)
+                if (fault := server_queue.submit(inflight)) is not None:
+                    inflight.fail(fault)
 
     def leaves(self) -> None:
         """Its client will close: open requests are still answered, and no new ones may be sent."""
@@ -473,11 +563,61 @@ class PlacedLink(DialInLink):
     """A link to a configured program that another node runs. A `Reconnector` owns it, as it owns all other links."""
 
     carrier = "node"
-    tells_era = False
+    knows_era = False
+    knows_callers = True
+
+    @cached_property
+    def _shares(self) -> WeakValueDictionary[Subscriber, FollowerLink]:
+        """Each is there as long as its subscription is."""
+        return WeakValueDictionary()
+
+    @cached_property
+    def _listens(self) -> dict[bytes, FollowerLink]:
+        """The subscriptions of single callers, by the ids of their requests."""
+        return {}
 
     async def handshake(self, era: Era) -> None:
         """See `BaseLink`; nodes speak the modern era, whatever the program speaks."""
         await super().handshake("auto")
+
+    def share_of(self, follower: Subscriber) -> FollowerLink | None:
+        """See `BaseLink`."""
+        if self.lost.done() or self.dialect.era != "modern":
+            return None
+        if (share := self._shares.get(follower)) is None:
+            caller = NamedCaller(follower.caller.name, follower.caller.tenant, follower.session)
+            named = {CALLER_KEY: msgspec.json.encode(caller)}
+
+            def params(listen_filter: bytes) -> bytes:
+                return self.dialect.params({"notifications": listen_filter}, follower.client_caps, named)
+
+            share = self._shares[follower] = FollowerLink(self, self._listens, params)
+        return share
+
+    def on_notification(self, method: str, params: Members) -> None:
+        """See `BaseLink`. What belongs to the subscription of one caller names that."""
+        if method in (modern.ACKNOWLEDGED, UPDATED) and self._listens:
+            share = self._listens.get(modern.read_subscription(params) or b"")
+            if share is not None and method == modern.ACKNOWLEDGED:
+                share.acknowledged(params)
+                return
+            if share is not None:
+                if (uri := read_string(params.get("uri"))) is not None:
+                    share.on_updated(uri)
+                return
+        super().on_notification(method, params)
+
+    def _lose(self, reason: str) -> None:
+        super()._lose(reason)
+        for share in list(self._shares.values()):
+            share.stop()
+        self._shares.clear()
+        self._listens.clear()
+
+
+def _can_wait(inflight: InFlight) -> bool:
+    """Whether a call that was not sent may wait for another link: a later round belongs to the link of the first."""
+    return not inflight.rounds and inflight.server_queue is not None and inflight.server_queue.grace > 0
 
 
 def renamed(listing: Listing, server: ServerName) -> Listing:
@@ -501,25 +641,18 @@ class _HubError(msgspec.Struct):
     retry_after: float | None = msgspec.field(name="retryAfter", default=None)
 
 
-_FAULTS: dict[str, type[Fault]] = {
-    each.reason: each for each in (BadArguments, Overloaded, BreakerOpen, Cancelled, TimedOut)
-}
-"""Faults of another node that callers of this one get as they are; none has members of its own."""
-
-
 def read_node_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
     """The meaning of an error from another node of the cluster: the fault that the call had there."""
     try:
         found = None if reply.data is None else msgspec.json.decode(reply.data, type=_HubError)
     except msgspec.MsgspecError:
         found = None
-    if found is None or found.reason not in _FAULTS:
+    row = None if found is None else FAULTS.get(found.reason)
+    if found is None or row is None or not row.crosses_nodes:
         return read_error(server, reply)
-    kind = _FAULTS[found.reason]
-    fault = kind.__new__(kind, reply.message)
-    Fault.__init__(fault, reply.message, server=server, executed=found.executed)
-    fault.retry_after = found.retry_after
-    return fault
+    return restored_fault(
+        found.reason, reply.message, server=server, executed=found.executed, retry_after=found.retry_after
+    )
 
 
 def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:

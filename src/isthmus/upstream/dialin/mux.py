@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.model.relay import Claim
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin.link import NORMAL, REFUSED, DialInChannel, DialInLink
 from isthmus.wire.relay import mux
 
@@ -24,7 +24,9 @@ NEVER = 2**62
 class ChannelAcceptor(Protocol):
     """Accepts channels; `upstream.dialin.registry.DialInRegistry` fits."""
 
-    def accept_channel(self, channel: MuxChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
+    def accept_channel(
+        self, channel: MuxChannel, claim: Claim, server_id: str | None, *, is_muxed: bool
+    ) -> MessageReceiver:
         """Take over an open channel as the connection of one server. It may close the channel at once."""
 
 
@@ -82,7 +84,7 @@ class MuxChannel:
 
 
 class MuxHost:
-    """All channels of one socket. It is the socket's `Hearer`."""
+    """All channels of one socket. It is the socket's `MessageReceiver`."""
 
     def __init__(
         self,
@@ -103,8 +105,8 @@ class MuxHost:
         self._on_ended = on_ended
         self._limit = None if limit_bytes is None else limit_bytes - mux.HEAD_BYTES_MAX
         self._channels: dict[int, MuxChannel] = {}
-        self._hearers: dict[int, Hearer] = {}
-        self._is_over = False
+        self._receivers: dict[int, MessageReceiver] = {}
+        self._is_done = False
 
     @property
     def channels(self) -> int:
@@ -119,12 +121,12 @@ class MuxHost:
         match frame:
             case mux.ChannelMessage(channel=number, message=message):
                 # A message for a channel that was just closed is dropped.
-                if (hearer := self._hearers.get(number)) is not None:
-                    hearer.read(message)
+                if (receiver := self._receivers.get(number)) is not None:
+                    receiver.read(message)
             case mux.OpenChannel():
                 self._open(frame)
             case mux.ChannelLeaving(channel=number):
-                leaving: object = self._hearers.get(number)
+                leaving: object = self._receivers.get(number)
                 if isinstance(leaving, DialInLink):
                     leaving.leaves()
             case mux.ChannelClosed(channel=number, code=code, reason=reason):
@@ -137,18 +139,18 @@ class MuxHost:
 
     def flush(self) -> None:
         """The client reads again: each channel writes its buffer, a different one first each time."""
-        numbers = list(self._hearers)
+        numbers = list(self._receivers)
         for number in numbers:
-            if (hearer := self._hearers.get(number)) is not None:
-                hearer.flush()
-        if numbers and numbers[0] in self._hearers:
-            self._hearers[numbers[0]] = self._hearers.pop(numbers[0])
+            if (receiver := self._receivers.get(number)) is not None:
+                receiver.flush()
+        if numbers and numbers[0] in self._receivers:
+            self._receivers[numbers[0]] = self._receivers.pop(numbers[0])
 
     def ended(self, reason: str) -> None:
         """The socket has ended, and all channels with it."""
-        if self._is_over:
+        if self._is_done:
             return
-        self._is_over = True
+        self._is_done = True
         for number in list(self._channels):
             self._closed(number, reason)
         self._on_ended(self)
@@ -157,13 +159,13 @@ class MuxHost:
 
     def close(self, code: int, reason: str) -> None:
         """Close the socket, and every channel with it."""
-        if not self._is_over:
+        if not self._is_done:
             self.socket.close(code, reason)
             self.ended(f"its connection was closed: {reason}")
 
     def say(self, frame: bytes) -> None:
         """Write a frame of the mux."""
-        if not self._is_over:
+        if not self._is_done:
             self.socket.write(self.socket.frame(frame))
 
     def drop(self, channel: MuxChannel, code: int, reason: str) -> None:
@@ -172,7 +174,7 @@ class MuxHost:
             return
         channel.is_open = False
         del self._channels[channel.number]
-        self._hearers.pop(channel.number, None)
+        self._receivers.pop(channel.number, None)
         self.say(mux.write_closed(mux.ChannelClosed(channel.number, code, reason)))
 
     # -- channels --------------------------------------------------------------------------------------------------
@@ -189,13 +191,13 @@ class MuxHost:
             return
         self._channels[number] = channel
         self.say(mux.write_opened(mux.ChannelOpened(number, limit=self._limit)))
-        hearer = self._dialins.accept_channel(channel, self.claim, wanted.server_id, is_muxed=True)
+        receiver = self._dialins.accept_channel(channel, self.claim, wanted.server_id, is_muxed=True)
         if channel.is_open:
-            self._hearers[number] = hearer
+            self._receivers[number] = receiver
 
     def _closed(self, number: int, reason: str) -> None:
-        channel, hearer = self._channels.pop(number, None), self._hearers.pop(number, None)
+        channel, receiver = self._channels.pop(number, None), self._receivers.pop(number, None)
         if channel is not None:
             channel.is_open = False
-        if hearer is not None:
-            hearer.ended(reason)
+        if receiver is not None:
+            receiver.ended(reason)

@@ -47,6 +47,10 @@ _REACH = DialInServerSettings()
 class DialInReconnector(Reconnector):
     """Maintains one server that dials in. It is hidden until it has connected once, or was loaded from the journal."""
 
+    __slots__ = ("_on_stand", "_refresh", "_unwatch", "_work")
+
+    _is_dial_in = True
+
     absent: ServerState = "away"
 
     def __init__(

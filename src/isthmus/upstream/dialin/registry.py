@@ -21,7 +21,7 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin.agents import AgentServer, DialInAgent, NameClaim, NameRules, own_id
 from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel, NodeServer
 from isthmus.upstream.dialin.mux import MuxHost
@@ -29,7 +29,7 @@ from isthmus.upstream.dialin.reconnector import REPLACED, DialInReconnector
 from isthmus.upstream.dialin.registry_store import RegistryStore, ServerRecord
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.loop_detection import find_loop
+from isthmus.upstream.reconnector import find_loop
 from isthmus.upstream.server_settings import REASON_LENGTH_MAX
 from isthmus.wire.mcp.messages import Implementation
 
@@ -43,6 +43,9 @@ ALIVE_SECONDS = 3.0
 
 MAKE_ROOM_SECONDS = 60.0
 """How long the tools of a disconnected server still count against the limit; it may be back at once."""
+
+OLDER_SECONDS = 1.0
+"""How long a server waits for others of its agent that connected to other nodes, at most so long before it."""
 
 COMING = "it has not said yet what it offers"
 
@@ -74,7 +77,7 @@ class DialInRegistry:
         self._now = now
         self._agents: WeakValueDictionary[str, DialInAgent] = WeakValueDictionary()
         """Agents that a server, a socket or a device refers to."""
-        self._seats: dict[ServerName, AgentServer] = {}
+        self._servers: dict[ServerName, AgentServer] = {}
         self._links: dict[DialInLink, DialInAgent] = {}
         """All connected servers."""
         self._hosts: dict[MuxHost, DialInAgent] = {}
@@ -84,10 +87,16 @@ class DialInRegistry:
         """The number of links so far."""
         self.on_come: Callable[[], None] = lambda: None
         """Called for each server that connects, before it is initialized."""
-        self.on_stood: Callable[[AgentServer], None] = lambda _seat: None
+        self.on_arriving: Callable[[DialInLink, str, bool], None] = lambda _link, _label, _is_named: None
+        """Called for each server that connects to this hub, with its id as far as it is known, and whether it is."""
+        self.on_arrived: Callable[[DialInLink, str | None], None] = lambda _link, _server_id: None
+        """Called when such a server is listed, with its id, or cannot be. It may be called again."""
+        self.on_stood: Callable[[AgentServer], None] = lambda _agent_server: None
+        """Called when a server's state has changed."""
+        self.on_counted: Callable[[str], None] = lambda _agent: None
+        """Called with the key of an agent that has one socket more or less."""
         self.on_forgotten: Callable[[ServerName], None] = lambda _server: None
         """Called when the operator has had a server forgotten at this hub."""
-        """Called when a server's state has changed."""
         self._away: dict[AgentServer, float] = {}
         """When each absent server disconnected, the earliest first."""
         self._forgetting: asyncio.TimerHandle | None = None
@@ -105,7 +114,7 @@ class DialInRegistry:
 
     def servers(self) -> tuple[DialledServer, ...]:
         """See `frontends.relay.http.DialInPort`."""
-        seated = [seat.shown() for seat in self._seats.values()]
+        seated = [agent_server.shown() for agent_server in self._servers.values()]
         coming = [
             DialledServer(agent.key, label, link.server, "connecting", link.came, reason=COMING, client=link.client)
             for agent in set(self._links.values())
@@ -123,7 +132,7 @@ class DialInRegistry:
         return 0 if found is None else found.connections
 
     def room_for(self, agent: str, others: int, others_of_agent: int) -> str | None:
-        """Why the limits allow no further socket; None if they do. `others` are the sockets of devices."""
+        """Why the limits allow no further socket; None if they do. `others` are sockets of devices, or elsewhere."""
         most, each = self._settings.max_connections, self._settings.max_agent_connections
         if self._connections + others >= most:
             return f"the relay has {most} connections, as many as it may have (max_connections)"
@@ -133,11 +142,11 @@ class DialInRegistry:
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> MessageReceiver:
         """See `frontends.relay.http.DialInPort`."""
         return self.accept_channel(socket, claim, server_id, is_muxed=False)
 
-    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> MessageReceiver:
         """See `frontends.relay.http.DialInPort`."""
 
         def on_ended(host: MuxHost) -> None:
@@ -150,7 +159,9 @@ class DialInRegistry:
             host.close(RESTARTING, "the hub is shutting down")
         return host
 
-    def accept_channel(self, channel: DialInChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
+    def accept_channel(
+        self, channel: DialInChannel, claim: Claim, server_id: str | None, *, is_muxed: bool
+    ) -> MessageReceiver:
         """Take over an open channel as the connection of one server; it may be closed at once."""
         agent = self.roster(claim.key)
         if not is_muxed:
@@ -204,6 +215,8 @@ class DialInRegistry:
     def _expect(self, agent: DialInAgent, link: DialInLink, label: str, server_id: str | None) -> asyncio.Task[None]:
         """Initialize and list a server in the background."""
         agent.expect(link, label, is_named=server_id is not None)
+        if link.announced is None:
+            self.on_arriving(link, label, server_id is not None)
         self.on_come()
         arrival = self._receive(agent, link, server_id)
 
@@ -219,23 +232,37 @@ class DialInRegistry:
                 await link.handshake("auto" if link.is_muxed else "legacy")
                 if (why := find_loop(link.hubs, self._hub.id)) is not None:
                     raise ConnectFailed(why)
-                await link.hear()
+                await link.wait_for_listen_ack()
                 link.listing = await link.list_features()
+                if link.announced is None:
+                    await self._await_older(agent, link)
                 place = server_id or await self._place(agent, link)
             is_named = server_id is not None if link.announced is None else link.announced.is_named
-            self._seat(agent, link, place, is_named=is_named)
+            self._agent_server(agent, link, place, is_named=is_named)
         except ConnectFailed as refused:
-            _turn_away(link, REFUSED, str(refused))
+            _reject(link, REFUSED, str(refused))
         except Fault as failed:
-            _turn_away(link, FAILED, str(getattr(failed, "why", failed.message)))
+            _reject(link, FAILED, str(getattr(failed, "why", failed.message)))
         except TimeoutError:
-            _turn_away(link, FAILED, f"it did not say within {ARRIVE_SECONDS:g} s what it offers")
+            _reject(link, FAILED, f"it did not say within {ARRIVE_SECONDS:g} s what it offers")
         finally:
-            agent.has_come(link)
+            self._has_come(agent, link)
+
+    async def _await_older(self, agent: DialInAgent, link: DialInLink) -> None:
+        """Let servers that connected to other nodes shortly before have their names and places first."""
+        older = agent.older_elsewhere(link.came, link.came - OLDER_SECONDS)
+        if older and (left := link.came + OLDER_SECONDS - self._now()) > 0:
+            await asyncio.wait(older, timeout=left)
+
+    def _has_come(self, agent: DialInAgent, link: DialInLink) -> None:
+        agent.has_come(link)
+        if link.announced is None:
+            ids = (agent_server.server_id for agent_server in agent.servers() if agent_server.reconnector.link is link)
+            self.on_arrived(link, next(ids, None))
 
     async def _place(self, agent: DialInAgent, link: DialInLink) -> str:
         """The id of a server whose client chose none: its own name, unless another connected server has that."""
-        name = own_id(None if link.who is None else link.who.name)
+        name = own_id(None if link.server_info is None else link.server_info.name)
         tools = frozenset(tool.name for tool in link.listing.tools)
         alive: set[DialInLink] = set()
         while True:
@@ -249,7 +276,7 @@ class DialInRegistry:
                 else:
                     other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
 
-    def _seat(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
+    def _agent_server(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
         """Register a link under its server's id.
 
         Raises:
@@ -257,40 +284,54 @@ class DialInRegistry:
         """
         if link.lost.done() or link.is_leaving or self._is_closing:
             return
-        seat = agent.seat(server_id)
-        if seat is not None and seat.reconnector.link is not None and _is_newer(seat.reconnector.link, link):
+        agent_server = agent.agent_server(server_id)
+        if (
+            agent_server is not None
+            and agent_server.reconnector.link is not None
+            and _is_newer(agent_server.reconnector.link, link)
+        ):
             link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one was faster
             return
-        if seat is not None and link.announced is None and seat.is_elsewhere and seat.reconnector.link is not None:
+        if (
+            agent_server is not None
+            and link.announced is None
+            and agent_server.is_elsewhere
+            and agent_server.reconnector.link is not None
+        ):
             # The other node must see that this socket is newer, even if its clock is ahead.
-            link.came = max(link.came, seat.reconnector.link.came + CLOCK_STEP_SECONDS)
-        if seat is None:
+            link.came = max(link.came, agent_server.reconnector.link.came + CLOCK_STEP_SECONDS)
+        if agent_server is None:
             most = self._settings.max_servers
-            while len(agent.seats()) >= most:
+            while len(agent.servers()) >= most:
                 oldest = agent.longest_away()
                 if oldest is None:
                     raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
                 self._drop(oldest, "another server of its agent took its place")
-            last = None if link.announced is None else ServerName(link.announced.name)
-            seat = self._new_seat(agent, server_id, self._now(), last)
-        seat.is_named = is_named
-        seat.take(link)
-        agent.add(seat)
-        _tell_name(seat, link)
+            if link.announced is None:
+                agent_server = self._new_agent_server(agent, server_id, self._now())
+            else:
+                first = link.announced.first or link.announced.came
+                agent_server = self._new_agent_server(agent, server_id, first, ServerName(link.announced.name))
+        agent_server.is_named = is_named
+        agent_server.take(link)
+        agent.add(agent_server)
+        _send_name(agent_server, link)
 
-    def _new_seat(self, agent: DialInAgent, server_id: str, came: float, last: ServerName | None = None) -> AgentServer:
+    def _new_agent_server(
+        self, agent: DialInAgent, server_id: str, came: float, last: ServerName | None = None
+    ) -> AgentServer:
         """`last` is its name before the restart of the hub, or at another node."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
-        reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(seat))
+        reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(agent_server))
         reconnector.server_queue.grace = self._settings.grace_of(agent.key)
-        seat = self._seats[name] = AgentServer(agent, server_id, reconnector, came)
-        return seat
+        agent_server = self._servers[name] = AgentServer(agent, server_id, reconnector, came)
+        return agent_server
 
     def _claim(self, bid: NameClaim, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
         """The first name that no stronger server has. A weaker server that has it is renamed without reconnecting."""
         for name in names:
-            holder = self._seats.get(name)
+            holder = self._servers.get(name)
             if name in beside or (holder is None and name in self._hub.server_queues):
                 continue
             if holder is None or self._bid(holder) == bid:
@@ -300,23 +341,23 @@ class DialInRegistry:
                 return name
         raise AssertionError("a server has endlessly many names")
 
-    def _bid(self, seat: AgentServer) -> NameClaim:
-        return self._names.bid(seat.agent.key, seat.server_id)
+    def _bid(self, agent_server: AgentServer) -> NameClaim:
+        return self._names.bid(agent_server.agent.key, agent_server.server_id)
 
     def local_link(self, agent: str, server_id: str) -> tuple[AgentServer, DialInLink] | None:
         """A server whose socket is here, by the key of its agent, and its link."""
         found = self._agents.get(agent)
-        seat = None if found is None else found.seat(server_id)
-        link = None if seat is None else seat.reconnector.link
-        return None if seat is None or link is None or link.announced is not None else (seat, link)
+        agent_server = None if found is None else found.agent_server(server_id)
+        link = None if agent_server is None else agent_server.reconnector.link
+        return None if agent_server is None or link is None or link.announced is not None else (agent_server, link)
 
     def give_up(self, agent: str, server_id: str) -> None:
         """Close the socket of a server that has a newer one at another node."""
         found = self.local_link(agent, server_id)
         if found is None:
             return
-        seat, link = found
-        if seat.is_named:
+        agent_server, link = found
+        if agent_server.is_named:
             link.end(NORMAL, REPLACED, "another connection took its place")
         else:  # two programs with one name: this one gets another when it comes back
             link.end(TRY_LATER, "a server of this name connected to another node", "another server has its name")
@@ -326,31 +367,32 @@ class DialInRegistry:
     def _gone(self, link: DialInLink) -> None:
         """A link has ended."""
         agent = self._links.pop(link)
-        agent.has_come(link)
+        self._has_come(agent, link)
         if not link.is_muxed:
             self._count(agent, -1)
 
     def _count(self, agent: DialInAgent, step: int) -> None:
         self._connections += step
         agent.connections += step
+        self.on_counted(agent.key)
 
-    def _stood(self, seat: AgentServer) -> None:
+    def _stood(self, agent_server: AgentServer) -> None:
         """A server's state has changed."""
-        if seat.is_here == (seat in self._away):
-            seat.since = self._now()
-            if seat.is_here:
-                del self._away[seat]
+        if agent_server.is_here == (agent_server in self._away):
+            agent_server.since = self._now()
+            if agent_server.is_here:
+                del self._away[agent_server]
             else:
-                self._away[seat] = seat.since
+                self._away[agent_server] = agent_server.since
                 self._plan_forgetting()
                 if not self._is_closing:
-                    seat.agent.make_room(MAKE_ROOM_SECONDS)
-        if seat.has_fewer_tools():
-            seat.agent.look_at_trimmed(seat)
-        if self._remembered is not None and not self._is_closing and not seat.is_elsewhere:
-            self._remembered.keep(seat.record(self._now()))
-        seat.agent.tell()
-        self.on_stood(seat)
+                    agent_server.agent.make_room(MAKE_ROOM_SECONDS)
+        if agent_server.has_fewer_tools():
+            agent_server.agent.look_at_trimmed(agent_server)
+        if self._remembered is not None and not self._is_closing and not agent_server.is_elsewhere:
+            self._remembered.keep(agent_server.record(self._now()))
+        agent_server.agent.notify()
+        self.on_stood(agent_server)
 
     def _plan_forgetting(self) -> None:
         """Set the timer for the server that disconnected first; there is one timer for all."""
@@ -363,8 +405,8 @@ class DialInRegistry:
     def _forget(self) -> None:
         self._forgetting = None
         before = self._now() - self._settings.forget
-        for seat in [seat for seat, went in self._away.items() if went <= before]:
-            self._drop(seat, f"it was away for {self._settings.forget:g} s and is forgotten")
+        for agent_server in [agent_server for agent_server, went in self._away.items() if went <= before]:
+            self._drop(agent_server, f"it was away for {self._settings.forget:g} s and is forgotten")
         self._plan_forgetting()
 
     def forget(self, server: ServerName) -> Forgetting:
@@ -376,23 +418,23 @@ class DialInRegistry:
 
     def forget_here(self, server: ServerName) -> Forgetting:
         """The same, because another node of the cluster has forgotten the server."""
-        seat = self._seats.get(server)
-        if seat is None:
+        agent_server = self._servers.get(server)
+        if agent_server is None:
             return "unknown"
-        if seat.is_here:
+        if agent_server.is_here:
             return "connected"
-        self._drop(seat, "the operator had it forgotten")
+        self._drop(agent_server, "the operator had it forgotten")
         return "forgotten"
 
-    def _drop(self, seat: AgentServer, why: str) -> None:
+    def _drop(self, agent_server: AgentServer, why: str) -> None:
         """Remove a server."""
-        self._away.pop(seat, None)
-        self._seats.pop(seat.server, None)
-        seat.reconnector.close(REFUSED, why, why)
-        seat.agent.remove(seat)
-        seat.agent.look_at_trimmed(seat)
-        if self._remembered is not None and not seat.is_elsewhere:
-            self._remembered.forget(seat.agent.key, seat.server_id)
+        self._away.pop(agent_server, None)
+        self._servers.pop(agent_server.server, None)
+        agent_server.reconnector.close(REFUSED, why, why)
+        agent_server.agent.remove(agent_server)
+        agent_server.agent.look_at_trimmed(agent_server)
+        if self._remembered is not None and not agent_server.is_elsewhere:
+            self._remembered.forget(agent_server.agent.key, agent_server.server_id)
 
     # -- new settings ----------------------------------------------------------------------------------------------
 
@@ -401,13 +443,15 @@ class DialInRegistry:
         names, self._names = self._names, NameRules(settings.agents)
         self._settings = settings
         if names != self._names:  # the strongest first, because it may free a name
-            for seat in sorted(self._seats.values(), key=lambda seat: self._bid(seat).strength, reverse=True):
-                self._rename(seat)
+            for agent_server in sorted(
+                self._servers.values(), key=lambda agent_server: self._bid(agent_server).strength, reverse=True
+            ):
+                self._rename(agent_server)
         limits = self._hub.limits
-        for seat in self._seats.values():
-            server_queue = seat.reconnector.server_queue
+        for agent_server in self._servers.values():
+            server_queue = agent_server.reconnector.server_queue
             server_queue.adjust(limits.max_calls, limits.max_queued, limits.call_seconds)
-            if server_queue.grace != (grace := settings.grace_of(seat.agent.key)):
+            if server_queue.grace != (grace := settings.grace_of(agent_server.agent.key)):
                 server_queue.grace = grace
         for agent in list(self._agents.values()):
             agent.limit(settings.max_tools)
@@ -419,30 +463,32 @@ class DialInRegistry:
     def make_room(self, names: Iterable[ServerName]) -> None:
         """Rename servers whose names new configured servers will use."""
         wanted = {*names}
-        for name in wanted & self._seats.keys():
-            self._rename(self._seats[name], wanted)
+        for name in wanted & self._servers.keys():
+            self._rename(self._servers[name], wanted)
 
-    def _rename(self, seat: AgentServer, beside: Collection[ServerName] = ()) -> None:
+    def _rename(self, agent_server: AgentServer, beside: Collection[ServerName] = ()) -> None:
         """Give a server the best name that it can have, without reconnecting."""
-        before, old, bid = seat.reconnector, seat.server, self._bid(seat)
+        before, old, bid = agent_server.reconnector, agent_server.server, self._bid(agent_server)
         name = self._claim(bid, bid.names(), beside)
         if name == old:
             return
-        reconnector = DialInReconnector(self._hub, self._background, name, seat.agent.key, lambda: self._stood(seat))
+        reconnector = DialInReconnector(
+            self._hub, self._background, name, agent_server.agent.key, lambda: self._stood(agent_server)
+        )
         reconnector.server_queue.inherit(before.server_queue)
         link, listing, abilities = before.release(), before.listing, before.server_status.abilities
         why = before.server_queue.not_connected().why
         before.close(REFUSED, "", f"it is called {name} now")
-        del self._seats[old]
-        self._seats[name] = seat
-        seat.reconnector = reconnector
+        del self._servers[old]
+        self._servers[name] = agent_server
+        agent_server.reconnector = reconnector
         if link is None:
             reconnector.remember(listing, abilities, why)
         else:
             link.listing = listing
             reconnector.take(link)
-            _tell_name(seat, link)
-        seat.agent.changed()
+            _send_name(agent_server, link)
+        agent_server.agent.changed()
 
     def recheck(self, is_valid: Callable[[Claim], bool]) -> None:
         """Close sockets whose token is no longer valid."""
@@ -467,18 +513,20 @@ class DialInRegistry:
 
     def _load_cached(self, record: ServerRecord) -> None:
         agent = self.roster(record.agent)
-        if self._is_closing or agent.seat(record.server_id) is not None:
+        if self._is_closing or agent.agent_server(record.server_id) is not None:
             return  # it has connected already
-        if record.seen + self._settings.forget <= self._now() or len(agent.seats()) >= self._settings.max_servers:
+        if record.seen + self._settings.forget <= self._now() or len(agent.servers()) >= self._settings.max_servers:
             assert self._remembered is not None
             self._remembered.forget(*record.key)
             return
-        seat = self._new_seat(agent, record.server_id, record.came, record.name)
-        seat.is_named, seat.title = record.is_named, record.title
-        seat.offered = len(record.listing.tools)
-        seat.reconnector.remember(record.listing, record.abilities, "it has not dialled in since the hub was started")
-        seat.since = self._away[seat] = record.seen
-        agent.add(seat)
+        agent_server = self._new_agent_server(agent, record.server_id, record.came, record.name)
+        agent_server.is_named, agent_server.title = record.is_named, record.title
+        agent_server.offered = len(record.listing.tools)
+        agent_server.reconnector.remember(
+            record.listing, record.abilities, "it has not dialled in since the hub was started"
+        )
+        agent_server.since = self._away[agent_server] = record.seen
+        agent.add(agent_server)
         agent.fit()
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -488,9 +536,9 @@ class DialInRegistry:
         self._is_closing = True
         if self._forgetting is not None:
             self._forgetting.cancel()
-        for seat in self._seats.values():
-            seat.reconnector.is_hidden = True  # no notifications about up to ten thousand servers now
-            seat.reconnector.leave()
+        for agent_server in self._servers.values():
+            agent_server.reconnector.is_hidden = True  # no notifications about up to ten thousand servers now
+            agent_server.reconnector.leave()
         words = "the hub is shutting down"
         channels = [link.channel for link in self._links if not link.is_muxed]
         for host in list(self._hosts):
@@ -526,12 +574,12 @@ def _is_newer(link: DialInLink, other: DialInLink) -> bool:
     return link.number > other.number
 
 
-def _tell_name(seat: AgentServer, link: DialInLink) -> None:
+def _send_name(agent_server: AgentServer, link: DialInLink) -> None:
     if isinstance(link.channel, NamedChannel):
-        link.channel.named(seat.server, seat.reconnector.server_queue.grace)
+        link.channel.named(agent_server.server, agent_server.reconnector.server_queue.grace)
 
 
-def _turn_away(link: DialInLink, code: int, why: str) -> None:
+def _reject(link: DialInLink, code: int, why: str) -> None:
     if link.lost.done():
         log.info("server left before it was listed", server=link.server, client=link.client, reason=link.lost.result())
     else:

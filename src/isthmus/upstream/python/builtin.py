@@ -23,7 +23,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.pauses import LONG_BYTES, in_turn
+from isthmus.core.event_loop import LONG_BYTES, in_turn
 from isthmus.core.ports import Journal, JournalEntry
 from isthmus.model.calls import Result
 from isthmus.model.faults import Bug, NotConnected
@@ -106,7 +106,7 @@ class LocalLink:
             inflight.finish(NotConnected(self._server, f"it no longer has a function {name}"))
 
     def _run(self, tool: LocalTool, inflight: InFlight) -> None:
-        if inflight.is_over:  # while long arguments waited for their turn
+        if inflight.is_done:  # while long arguments waited for their turn
             return
         # Two tenants may have a caller of the same name; no name contains a line break.
         caller = inflight.call.caller

@@ -47,9 +47,9 @@ class QuestionSender:
         """Whether the caller declared the capability for elicitation."""
         return CAPABILITY_NEEDED[ELICIT] in self._inflight.call.client_caps
 
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the call has ended."""
-        return self._inflight.is_over
+        return self._inflight.is_done
 
     def is_loop_here(self) -> bool:
         """Whether this is the loop on which answers arrive."""
@@ -119,18 +119,18 @@ class Context:
             raise ValueError(f"the level of a line must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         self._emit(LogMessage(level, {"level": _raw(level), "data": _raw(text)}))
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Send another event to the caller."""
         self._emit(event)
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the call has ended: it was cancelled, timed out, or the hub has closed.
 
         An `async def` is cancelled with its call. A `def` runs in a thread, which cannot be stopped: a long one should
         check this from time to time and return.
         """
-        return self._asker is not None and self._asker.is_over()
+        return self._asker is not None and self._asker.is_done()
 
     @property
     def can_ask(self) -> bool:

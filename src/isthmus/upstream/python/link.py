@@ -54,6 +54,10 @@ LoadWork: TypeAlias = Callable[[PythonSettings], Loaded]
 _under_way: dict[tuple[LoadWork, PythonSettings], Future[Loaded]] = {}
 """Imports that have not ended. A hanging import is awaited again and not repeated: its thread cannot be stopped."""
 
+_search_path_lock = threading.Lock()
+"""Servers are imported at the same time, each in its thread. One would undo how another changes `sys.path`, and
+`invalidate_caches` fails when it runs twice at once."""
+
 
 def begin_to_load(reach: PythonSettings) -> Future[Loaded]:
     """Import a server's functions in a new thread; the future raises `ConnectFailed`, and cannot be cancelled."""
@@ -133,14 +137,14 @@ def load(reach: PythonSettings) -> Loaded:
 
 
 def _import(name: str, path: str | None, where: str = "path says where to look for one") -> ModuleType:
-    if path is not None:
-        if not Path(path).is_dir():
-            raise ConnectFailed(f"its path {path} is not a folder")
-        if sys.path[:1] != [path]:
+    if path is not None and not Path(path).is_dir():
+        raise ConnectFailed(f"its path {path} is not a folder")
+    with _search_path_lock:
+        if path is not None and sys.path[:1] != [path]:
             sys.path[:] = [path, *(entry for entry in sys.path if entry != path)]
+        importlib.invalidate_caches()  # the file may have been written since the last attempt
     if name not in sys.modules:
         REGISTRY.forget(name)
-    importlib.invalidate_caches()  # the file may have been written since the last attempt
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # `sys.exit` in a module must not end the hub

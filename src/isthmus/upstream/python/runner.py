@@ -25,7 +25,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Event, Outcome, Progress, Result
 from isthmus.model.faults import BadArguments, BadReply

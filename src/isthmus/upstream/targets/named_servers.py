@@ -76,7 +76,7 @@ class NamedServer(msgspec.Struct, frozen=True):
         return self.owner.open(self, then)
 
 
-class _KeptServer:
+class _CallersServer:
     """One server in use, or kept for the next call."""
 
     def __init__(self, aim: NamedServer, reconnector: Reconnector, now: float) -> None:
@@ -123,7 +123,7 @@ class NamedServers:
         self._background = background
         self._egress = egress
         self._configured = configured
-        self._guests: OrderedDict[TargetKey, _KeptServer] = OrderedDict()
+        self._guests: OrderedDict[TargetKey, _CallersServer] = OrderedDict()
         """The one used longest ago first."""
         self._known: OrderedDict[TargetKey, Carrier] = OrderedDict()
         self._ways: dict[asyncio.Task[None], OnOpened] = {}
@@ -269,7 +269,7 @@ class NamedServers:
                 guest.timer = self._loop.call_later(self.settings.idle, self._close_if_idle, key, guest)
         return self._opened(key, guest)
 
-    def _admit(self, key: TargetKey, aim: NamedServer) -> _KeptServer:
+    def _admit(self, key: TargetKey, aim: NamedServer) -> _CallersServer:
         """Start a server, in place of the one used longest ago if there is no room.
 
         A caller has at most half of all servers, so that there is room for others. Raises `TooManyTargets` if all are
@@ -290,11 +290,11 @@ class NamedServers:
             secrets=sent | {word for value in sent for word in value.split()[1:]},
         )
         self._supervisor.add(settings, is_awaited=False)
-        guest = self._guests[key] = _KeptServer(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
+        guest = self._guests[key] = _CallersServer(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
         log.info("a caller named a server", server=settings.name, caller=aim.caller.name)
         return guest
 
-    def _opened(self, key: TargetKey, guest: _KeptServer) -> OpenTarget:
+    def _opened(self, key: TargetKey, guest: _CallersServer) -> OpenTarget:
         reconnector, server_status = guest.reconnector, guest.reconnector.server_status
         is_kept = self._guests.get(key) is guest
         if server_status.state != "ready" or not is_kept:
@@ -329,7 +329,7 @@ class NamedServers:
             raise TooManyTargets(len(keys))
         self._forget(idle)
 
-    def _close_if_idle(self, key: TargetKey, guest: _KeptServer) -> None:
+    def _close_if_idle(self, key: TargetKey, guest: _CallersServer) -> None:
         """Close a server that was unused for `idle` seconds, or check again later."""
         guest.timer = None
         if guest.is_busy:

@@ -15,12 +15,12 @@ from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.a2a.link import AgentLink
-from isthmus.upstream.a2a.remote_task import TaskOwners
+from isthmus.upstream.a2a.remote_task import TaskIds
 from isthmus.upstream.server_settings import AgentSettings
 from isthmus.wire.a2a.operations import SendMessage
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call
-from tests.unit.upstream.a2a.scripted import LATEST, Kind, Script, ScriptedAgent
+from tests.unit.upstream.a2a.scripted import LATEST, TASK, Kind, Script, ScriptedAgent
 
 SECONDS = 20.0
 NAME = "files.research"
@@ -34,8 +34,13 @@ class Scene:
     def __init__(self, agent: ScriptedAgent, background: BackgroundTasks) -> None:
         self.agent = agent
         self._background = background
-        self.task_owners = TaskOwners()
+        self.task_ids = TaskIds()
         self.link = self.dial(agent.origin)
+
+    @property
+    def task_id(self) -> str:
+        """The task of the agent, as its caller names it."""
+        return self.task_ids.public(ANYONE, SERVER, TASK)
 
     def dial(self, url: str, *origins: str) -> AgentLink:
         reach = AgentSettings(url, {"X-Key": "secret"}, origins)
@@ -49,7 +54,7 @@ class Scene:
             background=self._background,
             max_calls=4,
         )
-        link.task_owners = self.task_owners
+        link.task_ids = self.task_ids
         return link
 
     async def handshake(self) -> None:

@@ -95,7 +95,7 @@ def test_a_list_is_cut_where_it_is_too_long_or_a_tool_too_large() -> None:
     assert [tool.name for tool in listing.tools] == ["0", "1", "2"]
     large, cut = listing.notes["tools"]
     assert large.startswith("'large' left out")
-    assert cut == "its list of tools has over 3 entries and was cut"
+    assert cut.startswith("its list of tools has over 3 entries and was cut; ")
     assert listing.ttl_seconds == {"tools": 5.0}
     assert listing_of((), Limits(), None).ttl_seconds == {}
 
@@ -163,7 +163,7 @@ def test_a_card_cannot_send_the_credentials_elsewhere(home: str, url: str) -> No
 @pytest.mark.parametrize(
     "url", ["https://user:secret@agents.example/", "ftp://agents.example/", "https://a\\@b/", "nonsense", "https://"]
 )
-def test_an_address_that_is_none_is_refused_and_no_secret_told(url: str) -> None:
+def test_an_invalid_address_is_refused_and_no_secret_revealed(url: str) -> None:
     refusal = chosen(AgentInterface(url))
     assert isinstance(refusal, str)
     assert "secret" not in refusal

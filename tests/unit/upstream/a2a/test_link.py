@@ -12,8 +12,7 @@ from isthmus.model.faults import (
     NotConnected,
 )
 from isthmus.model.names import ServerName
-from isthmus.upstream.a2a import remote_task
-from isthmus.upstream.a2a.remote_task import TaskOwners
+from isthmus.upstream.a2a.remote_task import TaskIds
 from isthmus.upstream.link import ConnectFailed
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.upstream.a2a.scene import SECONDS, Scene
@@ -68,7 +67,7 @@ async def test_a_card_that_moves_is_found_again(scene: Scene) -> None:
     await link.aclose()
 
 
-async def test_who_has_to_prove_who_it_is_to_see_the_card_is_told_where(scene: Scene) -> None:
+async def test_a_caller_that_must_log_in_for_the_card_learns_where(scene: Scene) -> None:
     scene.agent.card_headers = {"www-authenticate": 'Bearer resource_metadata="https://login.example/meta"'}
     scene.agent.paths = lambda path: (401, b"")
     link = scene.dial(scene.agent.origin)
@@ -127,7 +126,7 @@ async def test_a_card_that_never_comes_is_not_waited_for(scene: Scene) -> None:
         await scene.link.ping(0.05)
 
 
-async def test_who_has_credentials_sees_the_card_that_is_for_those(every: Scene) -> None:
+async def test_a_caller_with_credentials_sees_the_card_for_those(every: Scene) -> None:
     every.agent.has_extended = True
     every.agent.more_skills = [*every.agent.skills, {"id": "secret", "name": "S", "description": "Not for all."}]
     listing = await every.link.list_features(known=await every.link.list_features())
@@ -210,36 +209,15 @@ async def test_a_tag_that_is_none_is_not_repeated(scene: Scene, tag: str) -> Non
 OTHER = replace(ANYONE, name="other")
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TASKS_OF_CALLER_MAX", 2)
-    monkeypatch.setattr(remote_task, "TASKS_MAX", 3)
-
-
 def test_a_task_is_its_callers_alone() -> None:
-    tasks = TaskOwners()
-    tasks.add(ANYONE, SERVER, "t")
-    assert tasks.has(ANYONE, SERVER, "t")
-    assert not tasks.has(OTHER, SERVER, "t")
-    assert not tasks.has(replace(ANYONE, tenant="other"), SERVER, "t")
-    assert not tasks.has(ANYONE, ServerName("other"), "t")
-    assert not tasks.has(ANYONE, SERVER, "u")
-
-
-@pytest.mark.usefixtures("few")
-def test_a_caller_forgets_its_own_oldest() -> None:
-    tasks = TaskOwners()
-    tasks.add(OTHER, SERVER, "first")
-    for id in ("a", "b", "a", "c"):
-        tasks.add(ANYONE, SERVER, id)
-    assert [tasks.has(ANYONE, SERVER, id) for id in "abc"] == [True, False, True]
-    assert tasks.has(OTHER, SERVER, "first")
-
-
-@pytest.mark.usefixtures("few")
-def test_all_together_forget_the_oldest() -> None:
-    tasks = TaskOwners()
-    callers = [replace(ANYONE, name=str(number)) for number in range(5)]
-    for caller in callers:
-        tasks.add(caller, SERVER, "t")
-    assert [tasks.has(caller, SERVER, "t") for caller in callers] == [False, False, True, True, True]
+    ids, nodes = TaskIds(), TaskIds()
+    given = ids.public(ANYONE, SERVER, "t.1")
+    assert ids.own(ANYONE, SERVER, given) == "t.1"
+    assert ids.own(OTHER, SERVER, given) is None
+    assert ids.own(replace(ANYONE, tenant="other"), SERVER, given) is None
+    assert ids.own(ANYONE, ServerName("other"), given) is None
+    for made_up in ("t.1", "", ".", given[1:], given.upper(), f"{given}\ud800"):
+        assert ids.own(ANYONE, SERVER, made_up) is None
+    assert nodes.own(ANYONE, SERVER, given) is None
+    nodes.key = ids.key
+    assert nodes.own(ANYONE, SERVER, given) == "t.1", "nodes with one key know each other's ids"

@@ -49,7 +49,7 @@ def test_arguments_of_a_schema_are_one_part_as_they_are() -> None:
     assert (told.parts, told.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
 
 
-def test_an_agent_as_a_whole_is_told_no_skill() -> None:
+def test_an_agent_as_a_whole_gets_no_skill() -> None:
     told = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
     assert isinstance(told, TaskMessage)
     assert told.metadata == ABSENT
@@ -172,9 +172,7 @@ def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
         (question_in(()), b"7", None),
     ],
 )  # fmt: skip
-def test_an_answer_is_told_as_it_was_asked_for(
-    asking: AgentQuestion, result: bytes, parts: tuple[Part, ...] | None
-) -> None:
+def test_an_answer_has_the_requested_form(asking: AgentQuestion, result: bytes, parts: tuple[Part, ...] | None) -> None:
     assert answer_parts(asking, Raw(result)) == parts
 
 
@@ -213,7 +211,7 @@ async def test_each_new_word_is_one_step() -> None:
     assert len(second.members["message"]) == WORDS_LENGTH_MAX + 2
 
 
-async def test_who_wants_no_progress_hears_a_line_of_the_log() -> None:
+async def test_a_caller_without_progress_gets_a_log_line() -> None:
     telling = Telling(wants_progress=False)
     telling.tell(TextPart("one"))
     telling.tell(DataPart(Raw(b'{"progress":1}')), id="n")
@@ -224,7 +222,7 @@ async def test_who_wants_no_progress_hears_a_line_of_the_log() -> None:
 @pytest.mark.parametrize(
     "part", [DataPart(Raw(b"[1]")), DataPart(Raw(b'{"progress":"x"}')), DataPart(Raw(b'{"level":"x"}'))]
 )
-async def test_what_says_nothing_is_not_told(part: Part) -> None:
+async def test_empty_updates_are_not_passed_on(part: Part) -> None:
     telling = Telling()
     telling.tell(part)
     telling.reports.report(TaskStatus("working", 1.0))

@@ -15,7 +15,7 @@ from isthmus.model.faults import (
 )
 from isthmus.model.tasks import TextPart
 from isthmus.upstream.a2a import remote_task
-from isthmus.upstream.a2a.remote_task import LINGERING_MAX, LingeringConnections
+from isthmus.upstream.a2a.remote_task import DRAINING_MAX, DrainingConnections
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage
 from tests.unit.upstream.a2a.scene import SECONDS, Scene, opened, texts
 from tests.unit.upstream.a2a.scripted import (
@@ -42,7 +42,7 @@ async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
     assert (fault.code, fault.message) == (-32602, "only text")
 
 
-async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) -> None:
+async def test_a_refusal_is_reported_without_what_was_sent_to_the_agent(every: Scene) -> None:
     async def refuse(_: SendMessage, out: Out) -> None:
         out.refuse(A2aProblem("invalid_params", "not with secret"))
 
@@ -53,7 +53,7 @@ async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) 
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_who_is_not_let_in_is_told_so(every: Scene, status: int) -> None:
+async def test_a_rejected_caller_gets_an_error(every: Scene, status: int) -> None:
     async def refuse(_: SendMessage, out: Out) -> None:
         out.body(b"", status)
 
@@ -62,7 +62,7 @@ async def test_who_is_not_let_in_is_told_so(every: Scene, status: int) -> None:
     assert (fault.executed, fault.status) == ("no", status)
 
 
-async def test_who_has_to_prove_who_it_is_is_told_where(every: Scene) -> None:
+async def test_a_caller_that_must_log_in_learns_where(every: Scene) -> None:
     async def refuse(_: SendMessage, out: Out) -> None:
         out.body(b"", 401, www_authenticate='Bearer resource_metadata="https://login.example/meta"')
 
@@ -73,7 +73,7 @@ async def test_who_has_to_prove_who_it_is_is_told_where(every: Scene) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 @pytest.mark.parametrize("status", [404, 429, 504])
-async def test_what_somebody_on_the_way_refuses_may_have_run(version: str, status: int) -> None:
+async def test_a_call_that_a_proxy_refuses_may_have_run(version: str, status: int) -> None:
     async with opened(Kind(version, "HTTP+JSON")) as scene:
         fault = (await scene.answered(_body(b'{"message":"Endpoint request timed out"}', status))).fault
     assert isinstance(fault, ServerError)
@@ -180,15 +180,15 @@ async def test_an_answer_about_another_task_is_not_taken(scene: Scene) -> None:
 
 
 async def test_the_oldest_goes_where_one_too_many_lingers() -> None:
-    lingering, stopped = LingeringConnections(), list[int]()
-    for number in range(LINGERING_MAX + 2):
+    lingering, stopped = DrainingConnections(), list[int]()
+    for number in range(DRAINING_MAX + 2):
         lingering.add(partial(stopped.append, number), 600)
     assert stopped == [0, 1]
 
 
 async def test_what_has_ended_by_itself_is_not_stopped_and_makes_room() -> None:
-    lingering, stopped = LingeringConnections(), list[int]()
-    stops = [partial(stopped.append, number) for number in range(LINGERING_MAX + 1)]
+    lingering, stopped = DrainingConnections(), list[int]()
+    stops = [partial(stopped.append, number) for number in range(DRAINING_MAX + 1)]
     for stop in stops:
         lingering.add(stop, 600)
         lingering.drop(stop)
@@ -197,7 +197,7 @@ async def test_what_has_ended_by_itself_is_not_stopped_and_makes_room() -> None:
 
 
 async def test_nothing_lingers_longer_than_it_may() -> None:
-    lingering, stopped = LingeringConnections(), asyncio.Event()
+    lingering, stopped = DrainingConnections(), asyncio.Event()
     lingering.add(stopped.set, 0)
     async with asyncio.timeout(5):
         await stopped.wait()

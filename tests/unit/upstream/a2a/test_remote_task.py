@@ -35,7 +35,7 @@ from isthmus.model.tasks import (
 from isthmus.upstream.a2a import link, remote_task
 from isthmus.upstream.waiters import ROUNDS_MAX
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
-from tests.unit.core.doubles import ANYONE, SERVER, Listener
+from tests.unit.core.doubles import ANYONE, Listener
 from tests.unit.upstream.a2a.scene import ASKABLE, SECONDS, Scene, over, result_of, texts, until
 from tests.unit.upstream.a2a.scripted import (
     CONTEXT,
@@ -89,7 +89,7 @@ async def test_the_trace_context_goes_with_the_message_as_headers(every: Scene) 
     assert "traceparent" not in every.agent.heads[-1]
 
 
-async def test_a_skill_with_a_schema_is_told_its_arguments_as_they_are(scene: Scene) -> None:
+async def test_a_skill_with_a_schema_gets_its_arguments_unchanged(scene: Scene) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     params = {"skills": {"research": {"inputSchema": schema, "outputSchema": schema}}}
     scene.agent.extensions = [{"uri": "urn:isthmus:a2a:skill-schemas:1", "params": params}]
@@ -114,7 +114,7 @@ async def test_what_a_stream_brings_forth_is_the_result(every: Scene) -> None:
     assert result_of(listener) == {
         "content": [{"type": "text", "text": "hello, world"}],
         "isError": False,
-        "_meta": {"isthmus/agent": {"task_id": TASK, "context_id": CONTEXT}},
+        "_meta": {"isthmus/agent": {"task_id": every.task_id, "context_id": CONTEXT}},
     }
 
 
@@ -159,7 +159,7 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
     assert words.startswith("The agent ")
 
 
-async def test_a_failure_is_told_without_what_the_agent_was_shown_and_an_answer_as_it_is(every: Scene) -> None:
+async def test_a_failure_is_reported_without_what_was_sent_and_an_answer_unchanged(every: Scene) -> None:
     every.link.redact = lambda text: text.replace("secret", "***")
     failed = await every.answered(streaming(WORKING, stands("failed", TextPart("not with secret"))))
     assert texts(failed) == ["not with ***"]
@@ -184,7 +184,7 @@ async def test_what_it_says_while_it_works_is_progress(every: Scene) -> None:
     ]
 
 
-async def test_who_wants_no_progress_finds_it_in_the_log(scene: Scene) -> None:
+async def test_a_caller_without_progress_finds_it_in_the_log(scene: Scene) -> None:
     listener = await scene.answered(streaming(WORKING, stands("working", TextPart("one")), DONE))
     (line,) = listener.events
     assert isinstance(line, LogMessage)
@@ -336,7 +336,7 @@ async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_w
     assert first.message.id != second.message.id
 
 
-async def test_a_schema_is_asked_for_and_its_values_are_told_as_data(scene: Scene) -> None:
+async def test_a_schema_is_asked_for_and_its_values_are_sent_as_data(scene: Scene) -> None:
     form = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
     wanted = DataPart(Raw(b'{"schema":%b}' % form))
     scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", wanted))
@@ -365,7 +365,7 @@ async def test_another_hubs_question_and_its_answer_are_passed_on_as_they_are(sc
 
 
 @pytest.mark.parametrize("reply", [Answered(Raw(b'{"action":"decline"}')), NOT_ASKED])
-async def test_a_question_that_nobody_answers_ends_the_task(scene: Scene, reply: Any) -> None:
+async def test_an_unanswered_question_ends_the_task(scene: Scene, reply: Any) -> None:
     scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
@@ -375,15 +375,15 @@ async def test_a_question_that_nobody_answers_ends_the_task(scene: Scene, reply:
         await scene.agent.cancelled.wait()
 
 
-async def test_who_cannot_be_asked_is_told_how_to_go_on(every: Scene) -> None:
+async def test_a_caller_without_elicitation_learns_how_to_continue(every: Scene) -> None:
     listener = await every.answered(streaming(WORKING, stands("input_required", TextPart("Which one?"))))
     shown = result_of(listener)
     assert shown["isError"] is False
-    assert shown["structuredContent"] == {"state": "input-required", "task_id": TASK, "context_id": CONTEXT}
+    assert shown["structuredContent"] == {"state": "input-required", "task_id": every.task_id, "context_id": CONTEXT}
     question, advice = texts(listener)
     assert question == "Which one?"
-    assert TASK in advice
-    again = {"message": "the red one", "task_id": TASK, "context_id": CONTEXT}
+    assert every.task_id in advice
+    again = {"message": "the red one", "task_id": every.task_id, "context_id": CONTEXT}
     assert texts(await every.answered(streaming(HELLO, DONE), arguments=again)) == ["hello"]
     assert every.agent.sent()[1].task == TASK
 
@@ -439,7 +439,7 @@ async def test_an_answer_that_has_arrived_is_not_lost_with_its_stream(scene: Sce
 async def test_a_task_that_is_gone_on_with_is_not_lost_with_its_stream(scene: Scene) -> None:
     await scene.answered(streaming(WORKING, stands("input_required", TextPart("Sure?"))))
     working_for_long(scene, 2 * remote_task.DOUBTS_MAX)
-    again = {"message": "yes", "task_id": TASK}
+    again = {"message": "yes", "task_id": scene.task_id}
     assert texts(await scene.answered(break_off, arguments=again)) == ["hello"]
 
 
@@ -483,13 +483,13 @@ async def test_what_was_brought_forth_before_a_question_is_shown_with_it(every: 
     assert texts(listener)[:2] == ["hello", "Sure?"]
 
 
-async def test_nobody_goes_on_with_a_task_that_it_was_not_given(every: Scene) -> None:
+async def test_no_caller_continues_a_task_of_another(every: Scene) -> None:
     await every.answered(streaming(WORKING, stands("input_required", TextPart("Pay?"))))
-    again = {"message": "yes", "task_id": TASK}
+    again = {"message": "yes", "task_id": every.task_id}
     for other in (replace(ANYONE, name="other"), replace(ANYONE, tenant="other")):
         fault = (await every.outcome(again, caller=other)).fault
         assert isinstance(fault, BadArguments)
-        assert "task_id 't-1' is no task that you were given here" in fault.message
+        assert f"task_id '{every.task_id}' is no task that you were given here" in fault.message
     assert len(every.agent.asked) == 1
     assert texts(await every.answered(streaming(HELLO, DONE), arguments=again)) == ["hello"]
 
@@ -536,7 +536,7 @@ async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> N
     assert every.agent.asked[-1] == CancelTask(TASK)
 
 
-async def test_who_gives_up_before_the_task_has_a_name_waits_for_the_name(scene: Scene) -> None:
+async def test_a_cancellation_before_the_task_has_an_id_waits_for_the_id(scene: Scene) -> None:
     may_say = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
@@ -556,7 +556,7 @@ async def test_who_gives_up_before_the_task_has_a_name_waits_for_the_name(scene:
     assert listener.ends == [listener.fault]
 
 
-async def test_an_agent_that_takes_too_long_is_told_to_stop(scene: Scene) -> None:
+async def test_an_agent_that_takes_too_long_gets_a_cancel(scene: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING)
@@ -569,7 +569,7 @@ async def test_an_agent_that_takes_too_long_is_told_to_stop(scene: Scene) -> Non
         await scene.agent.cancelled.wait()
 
 
-async def test_a_link_that_is_closed_tells_its_agent_to_stop(every: Scene) -> None:
+async def test_a_closed_link_cancels_at_its_agent(every: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING, stands("working", TextPart("one")))
@@ -583,7 +583,7 @@ async def test_a_link_that_is_closed_tells_its_agent_to_stop(every: Scene) -> No
     assert every.agent.asked[-1] == CancelTask(TASK)
 
 
-async def test_an_agent_that_does_not_hear_it_does_not_hold_a_link_that_is_closed(
+async def test_an_agent_that_ignores_the_cancel_does_not_hold_a_closed_link(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.agent.scripts[CancelTask] = hang
@@ -653,7 +653,7 @@ LOGIN = (
 )
 
 
-async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent_there(scene: Scene) -> None:
+async def test_a_login_that_another_hub_asks_for_is_passed_on_to_capable_callers(scene: Scene) -> None:
     scene.agent.scripts[SendMessage] = streaming(
         WORKING, stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN)))
     )
@@ -667,7 +667,7 @@ async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent
     assert texts(listener) == ["hello"]
 
 
-async def test_who_cannot_be_sent_there_is_told_where_it_is(scene: Scene) -> None:
+async def test_a_caller_without_url_elicitation_learns_the_address(scene: Scene) -> None:
     login = stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN)))
     listener = await scene.answered(streaming(WORKING, login), client_caps=ASKABLE)
     assert result_of(listener)["isError"] is True
@@ -739,7 +739,7 @@ async def test_an_answer_that_is_refused_ends_the_task(scene: Scene) -> None:
         await scene.agent.cancelled.wait()
 
 
-async def test_an_answer_that_comes_when_the_link_is_gone_is_told_nobody(scene: Scene) -> None:
+async def test_an_answer_after_the_link_is_gone_is_dropped(scene: Scene) -> None:
     scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
@@ -749,9 +749,8 @@ async def test_an_answer_that_comes_when_the_link_is_gone_is_told_nobody(scene: 
     assert (listener.fault.executed, len(listener.ends), len(scene.agent.sent())) == ("unknown", 1, 1)
 
 
-async def test_who_gives_a_task_up_that_it_named_itself_need_not_wait_for_its_name(scene: Scene) -> None:
-    scene.task_owners.add(ANYONE, SERVER, TASK)
-    inflight, listener = scene.start({"message": "go", "task_id": TASK})
+async def test_cancelling_a_task_with_the_callers_own_id_need_not_wait(scene: Scene) -> None:
+    inflight, listener = scene.start({"message": "go", "task_id": scene.task_id})
     await until(lambda: bool(scene.agent.asked))
     inflight.cancel("enough")
     assert isinstance(listener.fault, Cancelled)
@@ -766,7 +765,7 @@ async def test_what_has_not_left_is_given_up_without_a_word(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("last", ["hang up", "nonsense", "another task", "silence"])
-async def test_who_gave_up_and_waits_for_a_name_takes_what_comes(scene: Scene, last: str) -> None:
+async def test_a_cancelled_call_that_waits_for_an_id_accepts_what_comes(scene: Scene, last: str) -> None:
     may_say = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
@@ -791,7 +790,7 @@ async def test_who_gave_up_and_waits_for_a_name_takes_what_comes(scene: Scene, l
     await scene.link.aclose()
 
 
-async def test_who_waits_for_a_name_stops_with_the_link(scene: Scene) -> None:
+async def test_the_wait_for_an_id_ends_with_the_link(scene: Scene) -> None:
     inflight, listener = scene.start()
     await until(lambda: bool(scene.agent.asked))
     inflight.cancel("enough")

@@ -45,7 +45,7 @@ def test_a_hub_s_pieces_are_known_by_the_mark_that_hubs_put_on_them() -> None:
     assert PIECE == CUT
 
 
-def test_text_that_is_told_word_by_word_is_one_text() -> None:
+def test_text_that_arrives_word_by_word_is_one_text() -> None:
     all_of_it = gathered()
     for number, word in enumerate(("one ", "two ", "three")):
         assert all_of_it.add(made(TextPart(word), is_more=number > 0)) is None
@@ -104,7 +104,7 @@ def test_base64_that_is_none_stays_the_text_that_it_was() -> None:
     assert file.content == "a=b"
 
 
-def test_an_artifact_that_is_told_anew_takes_the_place_of_the_one_before() -> None:
+def test_an_artifact_that_is_sent_anew_replaces_the_one_before() -> None:
     all_of_it = gathered()
     all_of_it.add(made(TextPart("first")))
     all_of_it.add(made(TextPart("second")))

@@ -18,7 +18,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.dialin.settings import DialInSettings
@@ -52,7 +52,7 @@ class Dialler:
         self.asked: list[Json] = []
         """Everything that it was sent."""
         self.closed: list[tuple[int, str]] = []
-        self.hearer: Hearer
+        self.receiver: MessageReceiver
         self.unread_bytes = 0
         self._written = 0
 
@@ -122,7 +122,7 @@ class Dialler:
 
     def say(self, **members: Any) -> None:
         """Send the hub a message."""
-        self.hearer.read(json.dumps({"jsonrpc": "2.0", **members}).encode())
+        self.receiver.read(json.dumps({"jsonrpc": "2.0", **members}).encode())
 
     def answer(self, id: Any, text: str = "done") -> None:
         """Answer a call."""
@@ -143,12 +143,12 @@ class Dialler:
 
     def say_goodbye(self) -> None:
         """Say that it is about to leave."""
-        assert isinstance(self.hearer, DialInLink)
-        self.hearer.leaves()
+        assert isinstance(self.receiver, DialInLink)
+        self.receiver.leaves()
 
     def leave(self, reason: str = "it closed the WebSocket") -> None:
         """Break the connection."""
-        self.hearer.ended(reason)
+        self.receiver.ended(reason)
 
 
 class Scene:
@@ -164,9 +164,9 @@ class Scene:
 
     def dial(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM, *, muxed: bool = False) -> None:
         """Connect a server."""
-        server.hearer = self.book.accept_channel(server, claim, server_id, is_muxed=muxed)
+        server.receiver = self.book.accept_channel(server, claim, server_id, is_muxed=muxed)
 
-    async def seat(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM) -> Dialler:
+    async def agent_server(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM) -> Dialler:
         """Connect a server and wait until it has its seat, or was sent away."""
         self.dial(server, server_id, claim)
         await self.quiet(claim)

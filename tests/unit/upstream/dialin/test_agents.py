@@ -40,14 +40,14 @@ def test_a_name_that_is_cut_ends_in_digits_of_the_pair() -> None:
     assert first == best(NOBODY, "a" * 32, "server" * 4 + "1")
 
 
-def test_whoever_cannot_have_the_plain_name_has_names_with_digits_of_the_pair() -> None:
+def test_a_server_that_cannot_have_the_plain_name_has_names_with_digits_of_the_pair() -> None:
     plain, *others = islice(NOBODY.bid("kitchen", "clock").names(), 100)
     assert plain == "kitchen_clock"
     assert len({*others}) == len(others)
     assert all(re.fullmatch(r"kitchen_clock_[0-9a-f]{6}", name) for name in others)
 
 
-def test_who_had_a_name_before_is_given_no_better_one() -> None:
+def test_a_server_with_a_previous_name_gets_no_better_one() -> None:
     bid = NOBODY.bid("kitchen", "clock")
     plain, second, third = islice(bid.names(), 3)
     assert next(bid.names_from(plain)) == plain
@@ -69,7 +69,7 @@ def test_who_had_a_name_before_is_given_no_better_one() -> None:
         (("other", "b_c"), ("other", "b.c")),
     ],
 )
-def test_of_two_who_could_have_a_name_it_is_always_the_same_who_has_it(
+def test_of_two_candidates_for_a_name_it_is_always_the_same_that_gets_it(
     stronger: tuple[str, str], weaker: tuple[str, str]
 ) -> None:
     names = NameRules({"known": AgentRules(), "known.one": AgentRules(), "other": AgentRules(name="o")})
@@ -77,7 +77,7 @@ def test_of_two_who_could_have_a_name_it_is_always_the_same_who_has_it(
     assert names.bid(*stronger).strength > names.bid(*weaker).strength
 
 
-def test_two_who_are_alike_in_all_that_counts_are_told_apart_all_the_same() -> None:
+def test_two_servers_that_are_alike_in_all_that_counts_are_still_distinguished() -> None:
     assert NOBODY.bid("a", "钟").strength != NOBODY.bid("a", "锅").strength
 
 

@@ -32,7 +32,7 @@ async def holding(at: Scene) -> Dialler:
     server = Dialler()
     server.holds_calls = True
     server.capabilities["logging"] = {}
-    return await at.seat(server)
+    return await at.agent_server(server)
 
 
 async def sent(server: Dialler, calls: int = 1) -> Json:
@@ -65,7 +65,7 @@ async def test_progress_and_logs_reach_the_call() -> None:
         assert listener.ends
 
 
-async def test_a_question_goes_to_who_alone_has_calls_and_to_nobody_else() -> None:
+async def test_a_question_goes_to_the_only_caller_with_calls() -> None:
     async with scene() as at:
         server = await holding(at)
         _, first = at.start(NOW, client_caps=FORMS)
@@ -105,7 +105,7 @@ async def test_a_question_between_calls_is_declined_and_soon_forgotten(monkeypat
         server.say(id="q", **QUESTION)
         assert not second.asked
         await pong(server)
-        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        monkeypatch.setattr(module, "STRAY_SECONDS_AFTER_PING", -1.0)
         server.say(id="q2", **QUESTION)
         assert len(second.asked) == 1
 
@@ -146,7 +146,7 @@ async def test_others_can_be_asked_a_moment_after_a_server_has_read_that_a_call_
         _, other = await given_up(at, server)
         await until(lambda: "ping" in methods(server))
         assert methods(server).index("notifications/cancelled") < methods(server).index("ping")
-        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        monkeypatch.setattr(module, "STRAY_SECONDS_AFTER_PING", -1.0)
         server.say(id="q2", **QUESTION)
         assert not other.asked
         await pong(server)
@@ -154,7 +154,7 @@ async def test_others_can_be_asked_a_moment_after_a_server_has_read_that_a_call_
         assert len(other.asked) == 1
 
 
-async def test_of_more_calls_than_are_looked_out_for_time_tells_that_they_are_over(
+async def test_calls_over_the_watched_number_are_taken_for_ended_by_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with scene() as at:
@@ -164,7 +164,7 @@ async def test_of_more_calls_than_are_looked_out_for_time_tells_that_they_are_ov
         server.say(id=id, error={"code": 0, "message": "Request cancelled"})
         server.say(id="q2", **QUESTION)
         assert not other.asked
-        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        monkeypatch.setattr(module, "STRAY_SECONDS_AFTER_PING", -1.0)
         await pong(server)
         server.say(id="q3", **QUESTION)
         assert len(other.asked) == 1
@@ -220,7 +220,7 @@ async def test_a_server_that_only_writes_garbage_is_cut(monkeypatch: pytest.Monk
         _, listener = at.start(NOW)
         await sent(server)
         for text in (b"[1]", b"7", b"\xff", b"x"):
-            server.hearer.read(text)
+            server.receiver.read(text)
         assert isinstance(listener.fault, Lost)
         assert server.closed == [(1008, "it wrote over 3 lines in a row that are not messages")]
         assert at.servers() == {"kitchen_clock": "away"}
@@ -230,9 +230,9 @@ async def test_a_welcome_of_any_length_and_kind_is_no_reason_to_do_without_it() 
     async with scene() as at:
         server = Dialler()
         server.capabilities["experimental"] = {"x": "y" * module.WELCOME_BYTES_MAX}
-        await at.seat(server)
-        (seat,) = at.book.roster("kitchen").seats()
-        assert (seat.welcome, seat.server_id, seat.title) == (b"", "clock", "clock 1")
+        await at.agent_server(server)
+        (agent_server,) = at.book.roster("kitchen").servers()
+        assert (agent_server.welcome, agent_server.server_id, agent_server.title) == (b"", "clock", "clock 1")
 
 
 async def test_levels_that_callers_choose_reach_it() -> None:
@@ -251,7 +251,7 @@ async def test_what_it_logs_beside_calls_is_the_operators() -> None:
     async with scene() as at:
         server = await holding(at)
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
-        (line,) = at.hub.server_queues[at.book.roster("kitchen").seats()[0].server].log_lines
+        (line,) = at.hub.server_queues[at.book.roster("kitchen").servers()[0].server].log_lines
         assert (line.level, line.text) == ("info", '"ticking"')
 
 
@@ -260,9 +260,9 @@ async def test_what_it_logs_beside_calls_is_the_operators() -> None:
 
 def kept(at: Scene) -> module.DialInLink:
     """The link of the one server that is there."""
-    (seat,) = at.book.roster("kitchen").seats()
-    assert seat.reconnector.link is not None
-    return seat.reconnector.link
+    (agent_server,) = at.book.roster("kitchen").servers()
+    assert agent_server.reconnector.link is not None
+    return agent_server.reconnector.link
 
 
 def pings(server: Dialler) -> int:
@@ -340,7 +340,7 @@ def meta_of(call: Call) -> dict[str, msgspec.Raw]:
     return object_members(params["_meta"]) or {}
 
 
-def test_the_same_caller_has_the_same_mark_and_nobody_else_has_it() -> None:
+def test_the_same_caller_always_has_the_same_mark_of_its_own() -> None:
     others = [a_call("berta"), a_call(tenant="work"), a_call("ali", "homece")]
     marks = {mark_of("robot", call).caller for call in (a_call(), a_call(session="s"), *others)}
     assert len(marks) == 4

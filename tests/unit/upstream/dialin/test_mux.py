@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.model.faults import Lost, NotConnected
+from isthmus.model.faults import FAULTS, Fault, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.upstream.dialin.link import read_error
+from isthmus.upstream.dialin.link import read_error, read_node_error
 from isthmus.upstream.dialin.mux import MuxChannel, MuxHost
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.relay import mux
@@ -118,7 +118,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_each_channel_hears_its_own_messages_and_says_its_own(scene: Scene) -> None:
+def test_each_channel_receives_and_sends_its_own_messages(scene: Scene) -> None:
     one, two = scene.open(1, "one"), scene.open(7, "two")
     assert (one.server_id, two.server_id) == ("one", "two")
     assert scene.socket.said() == [ChannelOpened(1), ChannelOpened(7)]
@@ -147,7 +147,7 @@ def test_what_left_is_the_sockets_account(scene: Scene) -> None:
     assert one.channel.buffered_bytes() == two.channel.buffered_bytes() == second - first
 
 
-def test_the_client_is_told_how_long_a_message_may_be() -> None:
+def test_the_client_learns_how_long_a_message_may_be() -> None:
     socket = Socket()
     MuxHost(socket, CLAIM, Book(), limit_bytes=1000).read(mux.write_open(OpenChannel(1)))
     (opened,) = socket.said()
@@ -156,7 +156,7 @@ def test_the_client_is_told_how_long_a_message_may_be() -> None:
     assert len(mux.write_message(mux.NUMBER_MAX, b"x" * opened.limit)) == 1000
 
 
-def test_who_closes_a_channel_takes_nobody_along(scene: Scene) -> None:
+def test_closing_a_channel_closes_no_other(scene: Scene) -> None:
     one, two = scene.open(1), scene.open(2)
     scene.host.read(mux.write_closed(ChannelClosed(1, 1001, "its program ended")))
     assert one.reason == "it closed its channel with code 1001: 'its program ended'"
@@ -171,7 +171,7 @@ def test_who_closes_a_channel_takes_nobody_along(scene: Scene) -> None:
     assert scene.socket.closing is None
 
 
-def test_a_channel_that_the_hub_gives_up_is_closed_at_the_client_and_hears_nothing_more(scene: Scene) -> None:
+def test_a_channel_that_the_hub_gives_up_is_closed_at_the_client_and_receives_nothing_more(scene: Scene) -> None:
     one = scene.open(1)
     scene.socket.said()
     one.channel.close(1011, "it wrote garbage")
@@ -191,7 +191,7 @@ async def test_a_channel_is_alive_as_long_as_its_client_is(scene: Scene) -> None
     assert await one.channel.is_alive(1.0)
 
 
-def test_a_refused_channel_is_closed_and_hears_nothing(scene: Scene) -> None:
+def test_a_refused_channel_is_closed_and_receives_nothing(scene: Scene) -> None:
     scene.book.refuses = True
     server = scene.open(1)
     assert scene.socket.said() == [ChannelOpened(1), ChannelClosed(1, 1008, "no room")]
@@ -287,3 +287,13 @@ def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> 
 def test_what_is_no_hubs_word_is_left_as_it_is(data: Any) -> None:
     error = reply("oh", data)
     assert read_error(NAME, error) is error
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_fault_of_another_node_is_unchanged_if_the_table_says_so(reason: str) -> None:
+    fault = read_node_error(NAME, reply("in its words", {"executed": "no", "reason": reason, "retryAfter": 2.0}))
+    assert isinstance(fault, Fault)
+    if FAULTS[reason].crosses_nodes:
+        assert (fault.reason, fault.message, fault.executed, fault.retry_after) == (reason, "in its words", "no", 2.0)
+    else:
+        assert isinstance(fault, NotConnected)

@@ -21,7 +21,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.upstream.dialin import registry as module
 from isthmus.upstream.dialin.agents import NameRules
 from isthmus.upstream.dialin.link import DialInLink
@@ -39,7 +39,7 @@ from tests.unit.upstream.doubles import text_of
 async def test_a_server_is_initialized_once_listed_to_the_last_page_and_called() -> None:
     async with scene() as at:
         server = Dialler(tools=[f"t{number}" for number in range(120)])
-        await at.seat(server, "clock")
+        await at.agent_server(server, "clock")
         assert at.servers() == {"kitchen_clock": "ready"}
         assert at.tools("kitchen_clock") == server.tools
         assert at.server_status("kitchen_clock").agent == "kitchen"
@@ -49,31 +49,35 @@ async def test_a_server_is_initialized_once_listed_to_the_last_page_and_called()
         assert not server.closed
 
 
-async def test_a_server_is_not_seen_before_it_was_listed_and_those_who_wait_hear_when_it_is() -> None:
+async def test_a_server_is_invisible_before_it_was_listed_and_waiters_learn_when_it_is() -> None:
     async with scene() as at:
         at.dial(Dialler(), "clock")
         ((label, _, arrival),) = at.book.roster("kitchen").arriving()
-        assert (label, at.servers(), at.book.roster("kitchen").seats()) == ("clock", {}, ())
+        assert (label, at.servers(), at.book.roster("kitchen").servers()) == ("clock", {}, ())
         (shown,) = at.book.servers()
         assert (shown.state, shown.server_id, shown.client) == ("connecting", "clock", "192.0.2.7")
         await arrival
-        (seat,) = at.book.roster("kitchen").seats()
-        assert (seat.server_id, seat.server, seat.is_here) == ("clock", "kitchen_clock", True)
-        assert json.loads(seat.welcome)["serverInfo"]["name"] == "clock"
+        (agent_server,) = at.book.roster("kitchen").servers()
+        assert (agent_server.server_id, agent_server.server, agent_server.is_here) == ("clock", "kitchen_clock", True)
+        assert json.loads(agent_server.welcome)["serverInfo"]["name"] == "clock"
 
 
 async def test_without_a_server_id_it_is_what_it_calls_itself() -> None:
     async with scene() as at:
         for server in (Dialler("clock"), Dialler("lamp"), Dialler(None)):
-            await at.seat(server)
-        assert [seat.server_id for seat in at.book.roster("kitchen").seats()] == ["clock", "lamp", "default"]
+            await at.agent_server(server)
+        assert [agent_server.server_id for agent_server in at.book.roster("kitchen").servers()] == [
+            "clock",
+            "lamp",
+            "default",
+        ]
 
 
 async def test_a_modern_server_refuses_the_earlier_greeting_and_gets_its_own() -> None:
     async with scene() as at:
         server = Dialler("clock")
         server.is_modern = True
-        await at.seat(server)
+        await at.agent_server(server)
         assert at.server_status("kitchen_clock").era == "2026-07-28"
         assert [message["method"] for message in server.asked][:2] == ["initialize", "server/discover"]
         assert text_of(await at.call("kitchen_clock.now")) == "clock: now"
@@ -81,10 +85,12 @@ async def test_a_modern_server_refuses_the_earlier_greeting_and_gets_its_own() -
 
 async def test_agents_do_not_meet() -> None:
     async with scene() as at:
-        await at.seat(Dialler("clock"), claim=Claim("kitchen"))
-        await at.seat(Dialler("clock"), claim=Claim("kitchen", "acme"))
+        await at.agent_server(Dialler("clock"), claim=Claim("kitchen"))
+        await at.agent_server(Dialler("clock"), claim=Claim("kitchen", "acme"))
         assert at.servers() == {"kitchen_clock": "ready", "acme_kitchen_clock": "ready"}
-        assert [seat.server for seat in at.book.roster("acme/kitchen").seats()] == ["acme_kitchen_clock"]
+        assert [agent_server.server for agent_server in at.book.roster("acme/kitchen").servers()] == [
+            "acme_kitchen_clock"
+        ]
 
 
 # -- turned away -----------------------------------------------------------------------------------------------------
@@ -100,12 +106,12 @@ async def test_a_silent_server_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> 
     async with scene() as at:
         server = Dialler()
         server.is_mute = True
-        await at.seat(server)
+        await at.agent_server(server)
         assert server.closed == [(1011, "no answer to initialize within 0.01 s")]
         await nothing_is_left(at)
 
 
-async def test_a_server_that_goes_without_an_answer_is_told_of_once() -> None:
+async def test_a_server_that_leaves_without_an_answer_is_reported_once() -> None:
     async with scene() as at:
         server = Dialler()
         server.is_mute = True
@@ -130,7 +136,7 @@ async def test_a_server_that_never_ends_its_list_is_sent_away(monkeypatch: pytes
     async with scene() as at:
         server = Dialler()
         server.capabilities["prompts"] = {}  # which it does not answer
-        await at.seat(server)
+        await at.agent_server(server)
         assert server.closed == [(1011, "it did not say within 0.02 s what it offers")]
         await nothing_is_left(at)
 
@@ -169,7 +175,7 @@ async def test_a_server_of_no_known_version_is_sent_away() -> None:
         server.is_mute = True
         at.dial(server)
         await until(lambda: len(server.asked) == 1)
-        server.hearer.read(b"hello")
+        server.receiver.read(b"hello")
         server.say(id=1, result={"protocolVersion": "1999-01-01"})
         await nothing_is_left(at)
         assert server.closed[0][0] == 1008
@@ -203,11 +209,11 @@ async def test_this_hub_itself_is_sent_away() -> None:
 
 async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still_does_is_no_matter() -> None:
     async with scene() as at:
-        old = await at.seat(Dialler("old"), "s1")
+        old = await at.agent_server(Dialler("old"), "s1")
         old.holds_calls = True
         _, waiting = at.start("kitchen_s1.now")
         await until(lambda: len(old.calls()) == 1)
-        new = await at.seat(Dialler("new", ["now", "then"]), "s1")
+        new = await at.agent_server(Dialler("new", ["now", "then"]), "s1")
         assert old.closed == [(1000, REPLACED)]
         assert isinstance(waiting.fault, Lost)
         assert waiting.fault.executed == "unknown"
@@ -219,7 +225,7 @@ async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still
 
 async def test_while_the_newest_is_initialized_the_old_one_serves() -> None:
     async with scene() as at:
-        old = await at.seat(Dialler("old"), "s1")
+        old = await at.agent_server(Dialler("old"), "s1")
         new = Dialler("new")
         new.is_mute = True
         at.dial(new, "s1")
@@ -247,11 +253,15 @@ async def test_the_newest_is_the_one_that_dialled_last_and_not_the_one_that_was_
 
 async def test_two_servers_of_one_name_both_stay() -> None:
     async with scene() as at:
-        first, second, third = [await at.seat(Dialler("clock")) for _ in range(3)]
-        assert [seat.server_id for seat in at.book.roster("kitchen").seats()] == ["clock", "clock_2", "clock_3"]
+        first, second, third = [await at.agent_server(Dialler("clock")) for _ in range(3)]
+        assert [agent_server.server_id for agent_server in at.book.roster("kitchen").servers()] == [
+            "clock",
+            "clock_2",
+            "clock_3",
+        ]
         assert [twin.closed for twin in (first, second, third)] == [[], [], []]
         second.leave()
-        await at.seat(Dialler("clock"))
+        await at.agent_server(Dialler("clock"))
         assert at.servers() == dict.fromkeys(("kitchen_clock", "kitchen_clock_2", "kitchen_clock_3"), "ready")
 
 
@@ -267,14 +277,17 @@ async def test_two_servers_of_one_name_that_come_together_both_stay() -> None:
 
 async def test_twins_that_come_back_in_another_order_have_their_own_seats() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        first, second = await at.seat(Dialler("FastMCP", ["calc"])), await at.seat(Dialler("FastMCP", ["rain", "sun"]))
+        first, second = (
+            await at.agent_server(Dialler("FastMCP", ["calc"])),
+            await at.agent_server(Dialler("FastMCP", ["rain", "sun"])),
+        )
         first.leave()
         second.leave()
         _, waiting = at.start("kitchen_FastMCP.calc")
-        back = await at.seat(Dialler("FastMCP", ["rain", "sun", "snow"]))
+        back = await at.agent_server(Dialler("FastMCP", ["rain", "sun", "snow"]))
         assert at.servers() == {"kitchen_FastMCP": "away", "kitchen_FastMCP_2": "ready"}
         assert not back.calls()
-        first = await at.seat(Dialler("FastMCP", ["calc"]))
+        first = await at.agent_server(Dialler("FastMCP", ["calc"]))
         await until(lambda: bool(waiting.ends))
         assert text_of(waiting) == "FastMCP: calc"
         assert len(first.calls()) == 1
@@ -282,21 +295,24 @@ async def test_twins_that_come_back_in_another_order_have_their_own_seats() -> N
 
 async def test_a_twin_that_only_seems_to_be_here_is_looked_at_before_another_ones_seat_is_taken() -> None:
     async with scene() as at:
-        first, second = await at.seat(Dialler("FastMCP", ["calc"])), await at.seat(Dialler("FastMCP", ["rain"]))
+        first, second = (
+            await at.agent_server(Dialler("FastMCP", ["calc"])),
+            await at.agent_server(Dialler("FastMCP", ["rain"])),
+        )
         second.leave()
         first.is_there = False
-        again = await at.seat(Dialler("FastMCP", ["calc"]))
+        again = await at.agent_server(Dialler("FastMCP", ["calc"]))
         assert at.servers() == {"kitchen_FastMCP": "ready", "kitchen_FastMCP_2": "away"}
         assert (again.closed, len(first.closed)) == ([], 1)
 
 
 async def test_a_call_that_waits_is_not_sent_to_a_server_that_came_back_without_its_tool() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        server = await at.seat(Dialler("clock", ["now", "then"]))
+        server = await at.agent_server(Dialler("clock", ["now", "then"]))
         server.leave()
         _, gone = at.start("kitchen_clock.then")
         _, kept = at.start("kitchen_clock.now")
-        back = await at.seat(Dialler("clock", ["now"]))
+        back = await at.agent_server(Dialler("clock", ["now"]))
         assert isinstance(gone.fault, UnknownTool)
         await until(lambda: bool(kept.ends))
         assert text_of(kept) == "clock: now"
@@ -305,9 +321,9 @@ async def test_a_call_that_waits_is_not_sent_to_a_server_that_came_back_without_
 
 async def test_one_that_gives_no_sign_of_life_makes_place_for_its_name() -> None:
     async with scene() as at:
-        gone = await at.seat(Dialler("clock"))
+        gone = await at.agent_server(Dialler("clock"))
         gone.is_there = False
-        await at.seat(Dialler("clock", ["then"]))
+        await at.agent_server(Dialler("clock", ["then"]))
         assert gone.closed == [(1008, "it gives no sign of life")]
         assert (at.servers(), at.tools("kitchen_clock")) == ({"kitchen_clock": "ready"}, ["then"])
 
@@ -315,9 +331,9 @@ async def test_one_that_gives_no_sign_of_life_makes_place_for_its_name() -> None
 async def test_one_hundred_reconnections_leave_one_server() -> None:
     async with scene() as at:
         for _ in range(100):
-            server = await at.seat(Dialler("clock"))
+            server = await at.agent_server(Dialler("clock"))
             server.leave()
-        await at.seat(Dialler("clock"))
+        await at.agent_server(Dialler("clock"))
         assert at.servers() == {"kitchen_clock": "ready"}
         assert (len(at.book.servers()), len(at.book._links)) == (1, 1)
 
@@ -327,7 +343,7 @@ async def test_one_hundred_reconnections_leave_one_server() -> None:
 
 async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> None:
     async with scene() as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.holds_calls = True
         _, running = at.start("kitchen_clock.now")
         await until(lambda: len(server.calls()) == 1)
@@ -340,15 +356,15 @@ async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> No
         late = await at.call("kitchen_clock.now")
         assert isinstance(late.fault, NotConnected)
         assert late.fault.executed == "no"
-        (seat,) = at.book.roster("kitchen").seats()
+        (agent_server,) = at.book.roster("kitchen").servers()
         (shown,) = at.book.servers()
-        assert not seat.is_here
+        assert not agent_server.is_here
         assert (shown.state, shown.reason, shown.since, shown.tools) == ("away", reason, at.time, ("now",))
 
 
 async def test_what_had_not_left_did_not_run() -> None:
     async with scene() as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.holds_calls = True
         server.unread_bytes = 1_000_000
         _, held = at.start("kitchen_clock.now")
@@ -359,11 +375,11 @@ async def test_what_had_not_left_did_not_run() -> None:
 
 async def test_within_the_grace_calls_wait_for_it_to_come_back() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.leave()
         _, waiting = at.start("kitchen_clock.now")
         assert not waiting.ends
-        await at.seat(Dialler())
+        await at.agent_server(Dialler())
         await until(lambda: bool(waiting.ends))
         assert text_of(waiting) == "clock: now"
 
@@ -371,7 +387,7 @@ async def test_within_the_grace_calls_wait_for_it_to_come_back() -> None:
 async def test_the_grace_is_the_agents_own_and_changes_at_once() -> None:
     agents = {"kitchen": AgentRules(grace=30.0)}
     async with scene(DialInSettings(agents=agents)) as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.leave()
         _, waiting = at.start("kitchen_clock.now")
         assert not waiting.ends
@@ -383,12 +399,12 @@ async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_i
     async with scene(DialInSettings(grace=30.0)) as at:
         old, new = Dialler(), Dialler()
         old.holds_calls = True
-        await at.seat(old)
+        await at.agent_server(old)
         _, running = at.start("kitchen_clock.now")
         await until(lambda: len(old.calls()) == 1)
         old.say_goodbye()
         _, waiting = at.start("kitchen_clock.now")
-        await at.seat(new)
+        await at.agent_server(new)
         await until(lambda: bool(waiting.ends))
         assert (len(old.calls()), len(new.calls())) == (1, 1)
         assert (at.servers(), running.ends, old.closed) == ({"kitchen_clock": "ready"}, [], [])
@@ -401,7 +417,7 @@ async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_i
 
 async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_called() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        old = await at.seat(Dialler())
+        old = await at.agent_server(Dialler())
         old.say_goodbye()
         asked = len(old.asked)
         old.change("now", "then")
@@ -411,7 +427,7 @@ async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_calle
         assert at.servers() == {"home_clock": "away"}
         assert at.server_status("home_clock").reason == "it is not connected: its client is ending"
         assert (len(old.asked), old.closed, waiting.ends) == (asked, [], [])
-        await at.seat(Dialler())
+        await at.agent_server(Dialler())
         await until(lambda: bool(waiting.ends))
         assert text_of(waiting) == "clock: now"
 
@@ -427,9 +443,9 @@ async def test_one_that_leaves_before_it_has_its_seat_gets_none() -> None:
         assert at.book.connections() == 0
 
 
-async def test_who_is_away_for_long_is_forgotten() -> None:
+async def test_a_server_that_is_away_for_long_is_forgotten() -> None:
     async with scene(DialInSettings(forget=0.05)) as at:
-        early, late = await at.seat(Dialler("early")), await at.seat(Dialler("late"))
+        early, late = await at.agent_server(Dialler("early")), await at.agent_server(Dialler("late"))
         early.leave()
         at.time += 0.04
         late.leave()
@@ -441,7 +457,7 @@ async def test_who_is_away_for_long_is_forgotten() -> None:
         assert at.book.servers() == ()
 
 
-async def test_a_watcher_that_fails_keeps_nobody_from_the_news() -> None:
+async def test_a_watcher_that_fails_keeps_notifications_from_no_other() -> None:
     async with scene() as at:
         roster = at.book.roster("kitchen")
         told: list[str] = []
@@ -451,50 +467,50 @@ async def test_a_watcher_that_fails_keeps_nobody_from_the_news() -> None:
 
         roster.watch(fail)
         roster.watch(lambda: told.append("something"))
-        await at.seat(Dialler())
+        await at.agent_server(Dialler())
         assert told
         assert at.servers() == {"kitchen_clock": "ready"}
 
 
-async def test_a_roster_tells_of_every_change_and_is_new_only_when_somebody_joins_or_leaves() -> None:
+async def test_a_roster_notifies_of_every_change_and_is_new_only_when_a_server_joins_or_leaves() -> None:
     async with scene(DialInSettings(max_servers=1)) as at:
         roster = at.book.roster("kitchen")
         told: list[int] = []
-        unwatch = roster.watch(lambda: told.append(len(roster.seats())))
-        server = await at.seat(Dialler())
-        seats = roster.seats()
+        unwatch = roster.watch(lambda: told.append(len(roster.servers())))
+        server = await at.agent_server(Dialler())
+        servers = roster.servers()
         assert told[-1] == 1
         server.leave()
-        assert roster.seats() is seats
+        assert roster.servers() is servers
         heard = len(told)
-        await at.seat(Dialler("lamp"))
+        await at.agent_server(Dialler("lamp"))
         assert len(told) > heard
-        assert [seat.server_id for seat in roster.seats()] == ["lamp"]
+        assert [agent_server.server_id for agent_server in roster.servers()] == ["lamp"]
         unwatch()
         heard = len(told)
-        await at.seat(Dialler("lamp"), "lamp")
+        await at.agent_server(Dialler("lamp"), "lamp")
         assert len(told) == heard
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_one_away_longest_makes_room_and_nobody_who_is_here() -> None:
+async def test_the_server_that_is_away_longest_makes_room_and_no_connected_one() -> None:
     async with scene(DialInSettings(max_servers=2)) as at:
-        first, second = await at.seat(Dialler("first")), await at.seat(Dialler("second"))
-        refused = await at.seat(Dialler("third"))
+        first, second = await at.agent_server(Dialler("first")), await at.agent_server(Dialler("second"))
+        refused = await at.agent_server(Dialler("third"))
         assert refused.closed == [(1008, "its agent has 2 servers, as many as it may have (max_servers)")]
         second.leave()
         at.time += 1
         first.leave()
-        await at.seat(Dialler("third"))
+        await at.agent_server(Dialler("third"))
         assert at.servers() == {"kitchen_first": "away", "kitchen_third": "ready"}
 
 
 async def test_tools_beyond_the_agents_limit_are_left_out_with_a_note() -> None:
     async with scene(DialInSettings(max_tools=3)) as at:
-        await at.seat(Dialler("first", ["a", "b"]))
-        second = await at.seat(Dialler("second", ["c", "d", "e"]))
+        await at.agent_server(Dialler("first", ["a", "b"]))
+        second = await at.agent_server(Dialler("second", ["c", "d", "e"]))
         assert (at.tools("kitchen_first"), at.tools("kitchen_second")) == (["a", "b"], ["c"])
         note = "2 of its 3 tools left out: an agent may have 3 in all (max_tools)"
         assert at.server_status("kitchen_second").notes == (note,)
@@ -504,8 +520,8 @@ async def test_tools_beyond_the_agents_limit_are_left_out_with_a_note() -> None:
 
 async def test_tools_that_were_left_out_come_in_when_another_server_is_forgotten() -> None:
     async with scene(DialInSettings(max_tools=3, forget=60.0)) as at:
-        first = await at.seat(Dialler("first", ["a", "b"]))
-        await at.seat(Dialler("second", ["c", "d", "e"]))
+        first = await at.agent_server(Dialler("first", ["a", "b"]))
+        await at.agent_server(Dialler("second", ["c", "d", "e"]))
         first.leave()
         at.time += 61
         at.book._forget()
@@ -516,11 +532,11 @@ async def test_tools_that_were_left_out_come_in_when_another_server_is_forgotten
 async def test_servers_that_are_away_make_room_for_tools_the_longest_away_first() -> None:
     async with scene(DialInSettings(max_tools=4)) as at:
         for name, tools in (("first", ["a", "b"]), ("second", ["c", "d"])):
-            server = await at.seat(Dialler(name, tools))
+            server = await at.agent_server(Dialler(name, tools))
             at.time += 1
             server.leave()
         with capture_logs() as logged:
-            third = await at.seat(Dialler("third", ["e", "f", "g"]))
+            third = await at.agent_server(Dialler("third", ["e", "f", "g"]))
         assert at.tools("kitchen_third") == ["e", "f", "g"]
         assert (at.tools("kitchen_first"), at.tools("kitchen_second")) == ([], ["c"])
         warned = [(entry["server"], entry["reason"]) for entry in logged if entry["log_level"] == "warning"]
@@ -529,7 +545,7 @@ async def test_servers_that_are_away_make_room_for_tools_the_longest_away_first(
         with capture_logs() as logged:
             third.change("e", "f", "h")
             await until(lambda: at.tools("kitchen_third") == ["e", "f", "h"])
-            await at.seat(Dialler("second", ["c", "d"]))
+            await at.agent_server(Dialler("second", ["c", "d"]))
         assert (at.tools("kitchen_second"), at.tools("kitchen_third")) == (["c"], ["e", "f", "h"])
         assert [entry for entry in logged if entry["log_level"] == "warning"] == []  # it is no news
 
@@ -539,20 +555,20 @@ async def test_a_server_without_room_for_its_tools_has_that_of_one_that_stays_aw
 ) -> None:
     monkeypatch.setattr(module, "MAKE_ROOM_SECONDS", 0.0)
     async with scene(DialInSettings(max_tools=3)) as at:
-        first = await at.seat(Dialler("first", ["a", "b"]))
-        await at.seat(Dialler("second", ["c", "d", "e"]))
+        first = await at.agent_server(Dialler("first", ["a", "b"]))
+        await at.agent_server(Dialler("second", ["c", "d", "e"]))
         assert at.tools("kitchen_second") == ["c"]
         first.leave()
         await until(lambda: at.tools("kitchen_second") == ["c", "d", "e"])
         assert (at.tools("kitchen_first"), at.servers()["kitchen_first"]) == ([], "away")
 
 
-async def test_another_limit_of_tools_holds_for_who_is_here_and_who_is_away() -> None:
+async def test_another_limit_of_tools_holds_for_connected_and_absent_servers() -> None:
     async with scene(DialInSettings(max_tools=9)) as at:
-        gone = await at.seat(Dialler("gone", ["x", "y"]))
+        gone = await at.agent_server(Dialler("gone", ["x", "y"]))
         gone.leave()
-        await at.seat(Dialler("first", ["a", "b", "c"]))
-        await at.seat(Dialler("second", ["d", "e"]))
+        await at.agent_server(Dialler("first", ["a", "b", "c"]))
+        await at.agent_server(Dialler("second", ["d", "e"]))
         at.book.change(DialInSettings(max_tools=4))
         shown = [at.tools(f"kitchen_{name}") for name in ("gone", "first", "second")]
         assert shown == [[], ["a", "b", "c"], ["d"]]
@@ -566,21 +582,21 @@ async def test_another_limit_of_tools_holds_for_who_is_here_and_who_is_away() ->
         assert at.server_status("kitchen_first").notes == ()
 
 
-async def test_who_is_away_can_be_forgotten_and_nobody_else() -> None:
+async def test_only_absent_servers_can_be_forgotten() -> None:
     async with scene() as at:
-        clock = await at.seat(Dialler())
+        clock = await at.agent_server(Dialler())
         name = ServerName("kitchen_clock")
         assert (at.book.forget(ServerName("kitchen_oven")), at.book.forget(name)) == ("unknown", "connected")
         clock.leave()
         assert (at.book.forget(name), at.book.forget(name), at.servers()) == ("forgotten", "unknown", {})
-        await at.seat(Dialler())
+        await at.agent_server(Dialler())
         assert at.servers() == {"kitchen_clock": "ready"}
 
 
 async def test_tools_that_were_left_out_come_in_when_another_server_has_fewer_or_more_are_allowed() -> None:
     async with scene(DialInSettings(max_tools=3)) as at:
-        first = await at.seat(Dialler("first", ["a", "b"]))
-        await at.seat(Dialler("second", ["c", "d", "e", "f"]))
+        first = await at.agent_server(Dialler("first", ["a", "b"]))
+        await at.agent_server(Dialler("second", ["c", "d", "e", "f"]))
         assert at.tools("kitchen_second") == ["c"]
         first.change("a")
         await until(lambda: at.tools("kitchen_second") == ["c", "d"])
@@ -592,20 +608,20 @@ async def test_a_server_that_comes_back_in_the_earlier_era_lists_the_same_to_eve
     async with scene() as at:
         modern = Dialler("clock", ["ask"])
         modern.is_modern = True
-        await at.seat(modern)
+        await at.agent_server(modern)
         asked = frozenset({"elicitation"})
         modern.tools = ["ask", "more"]
         await at.hub.view_for(ANYONE, EVERYTHING, asked)
         await until(lambda: bool(at.server_status("kitchen_clock").variants))
         modern.leave()
-        await at.seat(Dialler("clock", ["now"]))
+        await at.agent_server(Dialler("clock", ["now"]))
         seen = await at.hub.view_for(ANYONE, EVERYTHING, asked)
         assert [*seen.routes] == ["kitchen_clock.now"]
 
 
-async def test_limits_that_change_hold_for_those_who_are_here() -> None:
+async def test_changed_limits_hold_for_connected_servers() -> None:
     async with scene() as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         at.hub.limits = Limits(call_seconds=7.0, max_calls=2, max_queued=3)
         at.book.change(DialInSettings())
         server_queue = at.hub.server_queues[ServerName("kitchen_clock")]
@@ -630,14 +646,14 @@ class Shared:
         self.servers = {b"1": Dialler("one"), b"2": Dialler("two")}
         self.told: list[Any] = []
         self.closed: list[tuple[int, str]] = []
-        self.hearer: Hearer
+        self.receiver: MessageReceiver
 
     def open(self, book: DialInRegistry) -> None:
         """Dial in and offer both."""
-        self.hearer = book.accept_mux(cast("AcceptedSocket", self), CLAIM)
+        self.receiver = book.accept_mux(cast("AcceptedSocket", self), CLAIM)
         for number, server in self.servers.items():
-            server.hearer = _Channel(self, number)
-            self.hearer.read(b'0 {"open": %b}' % number)
+            server.receiver = _Channel(self, number)
+            self.receiver.read(b'0 {"open": %b}' % number)
 
     def frame(self, message: bytes) -> bytes:
         return message + b"\n"
@@ -672,14 +688,14 @@ class _Channel:
         self._number = number
 
     def read(self, text: bytes | memoryview) -> None:
-        self._socket.hearer.read(self._number + b" " + text)
+        self._socket.receiver.read(self._number + b" " + text)
 
     def flush(self) -> None: ...
 
     def ended(self, reason: str) -> None: ...
 
 
-async def test_servers_that_share_a_socket_are_one_connection_and_hear_their_names(
+async def test_servers_that_share_a_socket_are_one_connection_and_get_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("isthmus.upstream.link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
@@ -715,39 +731,39 @@ async def test_a_name_that_a_configured_server_has_is_not_taken() -> None:
     async with scene() as at:
         for name in (ServerName("kitchen_clock"), BUILTIN):
             at.hub.open_server_queue(ServerQueue(name, at.hub.limits), ready(tool("now", name), server=name))
-        await at.seat(Dialler())
-        (seat,) = at.book.roster("kitchen").seats()
-        assert seat.server.startswith("kitchen_clock_")
-        assert at.servers()[seat.server] == "ready"
+        await at.agent_server(Dialler())
+        (agent_server,) = at.book.roster("kitchen").servers()
+        assert agent_server.server.startswith("kitchen_clock_")
+        assert at.servers()[agent_server.server] == "ready"
 
 
 async def test_it_is_renamed_for_a_configured_server_and_its_calls_go_on() -> None:
     async with scene() as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.holds_calls = True
         _, running = at.start("kitchen_clock.now")
         await until(lambda: len(server.calls()) == 1)
         at.book.make_room([ServerName("kitchen_clock"), ServerName("other")])
-        (seat,) = at.book.roster("kitchen").seats()
-        assert list(at.servers()) == [seat.server]
-        assert seat.server != "kitchen_clock"
+        (agent_server,) = at.book.roster("kitchen").servers()
+        assert list(at.servers()) == [agent_server.server]
+        assert agent_server.server != "kitchen_clock"
         server.answer(server.calls()[0]["id"])
         assert text_of(running) == "done"
         server.holds_calls = False
-        assert text_of(await at.call(f"{seat.server}.now")) == "clock: now"
+        assert text_of(await at.call(f"{agent_server.server}.now")) == "clock: now"
         server.change("then")
-        await until(lambda: at.tools(seat.server) == ["then"])
+        await until(lambda: at.tools(agent_server.server) == ["then"])
         assert not server.closed
 
 
 @pytest.mark.parametrize("is_weaker_first", [True, False])
-async def test_whoever_comes_first_the_same_server_has_a_name_that_two_could_have(*, is_weaker_first: bool) -> None:
+async def test_in_any_order_of_arrival_the_same_server_has_a_contested_name(*, is_weaker_first: bool) -> None:
     async with scene() as at:
         honest, other = Claim("my_kitchen"), Claim("my")
         coming = [(Dialler("honest"), "knives", honest), (Dialler("other"), "kitchen_knives", other)]
         for server, server_id, claim in reversed(coming) if is_weaker_first else coming:
-            await at.seat(server, server_id, claim)
-        (first,), (second,) = (at.book.roster(claim.key).seats() for claim in (honest, other))
+            await at.agent_server(server, server_id, claim)
+        (first,), (second,) = (at.book.roster(claim.key).servers() for claim in (honest, other))
         assert first.server == "my_kitchen_knives"
         assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", second.server)
         assert text_of(await at.call("my_kitchen_knives.now")) == "honest: now"
@@ -760,53 +776,55 @@ async def test_calls_to_a_server_that_loses_its_name_go_on() -> None:
     async with scene() as at:
         weaker = Dialler("weaker")
         weaker.holds_calls = True
-        await at.seat(weaker, "kitchen_knives", Claim("my"))
+        await at.agent_server(weaker, "kitchen_knives", Claim("my"))
         _, running = at.start("my_kitchen_knives.now")
         await until(lambda: len(weaker.calls()) == 1)
-        await at.seat(Dialler("stronger"), "knives", Claim("my_kitchen"))
+        await at.agent_server(Dialler("stronger"), "knives", Claim("my_kitchen"))
         weaker.answer(weaker.calls()[0]["id"])
         assert text_of(running) == "done"
         assert text_of(await at.call("my_kitchen_knives.now")) == "stronger: now"
 
 
-async def test_many_who_could_have_one_name_have_the_same_names_whoever_comes_first() -> None:
+async def test_many_candidates_for_one_name_have_the_same_names_in_any_order_of_arrival() -> None:
     ids = ["a_b", "a b", "a.b", "钟 1", "锅 1"]
     found = []
     for order in (ids, ids[::-1]):
         async with scene() as at:
             for server_id in order:
-                await at.seat(Dialler(), server_id)
-            found.append({seat.server_id: seat.server for seat in at.book.roster("kitchen").seats()})
+                await at.agent_server(Dialler(), server_id)
+            found.append(
+                {agent_server.server_id: agent_server.server for agent_server in at.book.roster("kitchen").servers()}
+            )
     assert found[0] == found[1]
     assert found[0]["a_b"] == "kitchen_a_b"
 
 
-async def test_nobody_is_left_without_a_name_by_one_who_takes_all_that_it_could_have() -> None:
+async def test_no_server_is_left_without_a_name_by_one_that_takes_all_it_could_have() -> None:
     async with scene(DialInSettings(max_servers=40)) as at:
         weaker = NameRules({}).bid("my", "kitchen_knives")
         for name in [*islice(weaker.names(), 30)]:
-            await at.seat(Dialler(), name.removeprefix("my_kitchen_"), Claim("my_kitchen"))
-        await at.seat(Dialler("weaker"), "kitchen_knives", Claim("my"))
-        (seat,) = at.book.roster("my").seats()
-        assert text_of(await at.call(f"{seat.server}.now")) == "weaker: now"
+            await at.agent_server(Dialler(), name.removeprefix("my_kitchen_"), Claim("my_kitchen"))
+        await at.agent_server(Dialler("weaker"), "kitchen_knives", Claim("my"))
+        (agent_server,) = at.book.roster("my").servers()
+        assert text_of(await at.call(f"{agent_server.server}.now")) == "weaker: now"
 
 
 async def test_an_agent_that_becomes_configured_has_its_names_from_then_on() -> None:
     async with scene() as at:
-        await at.seat(Dialler(), "kitchen_knives", Claim("my"))
+        await at.agent_server(Dialler(), "kitchen_knives", Claim("my"))
         at.book.change(DialInSettings(agents={"my_kitchen": AgentRules()}))
-        (seat,) = at.book.roster("my").seats()
-        assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", seat.server)
-        await at.seat(Dialler("honest"), "knives", Claim("my_kitchen"))
+        (agent_server,) = at.book.roster("my").servers()
+        assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", agent_server.server)
+        await at.agent_server(Dialler("honest"), "knives", Claim("my_kitchen"))
         assert text_of(await at.call("my_kitchen_knives.now")) == "honest: now"
         at.book.change(DialInSettings(agents={"my": AgentRules()}))
-        assert {seat.server for seat in at.book.roster("my").seats()} == {"my_kitchen_knives"}
+        assert {agent_server.server for agent_server in at.book.roster("my").servers()} == {"my_kitchen_knives"}
 
 
 async def test_calls_that_wait_for_a_server_go_on_to_do_so_when_it_is_renamed() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
         at.hub.limits = Limits(max_calls=1)
-        busy, away = await at.seat(Dialler("busy")), await at.seat(Dialler("away"))
+        busy, away = await at.agent_server(Dialler("busy")), await at.agent_server(Dialler("away"))
         busy.holds_calls = True
         away.leave()
         waiting = [at.start(name)[1] for name in ("kitchen_busy.now", "kitchen_busy.now", "kitchen_away.now")]
@@ -815,7 +833,7 @@ async def test_calls_that_wait_for_a_server_go_on_to_do_so_when_it_is_renamed() 
         await until(lambda: len(busy.calls()) == 2)
         for call in busy.calls():
             busy.answer(call["id"])
-        await at.seat(Dialler("away"))
+        await at.agent_server(Dialler("away"))
         await until(lambda: all(listener.ends for listener in waiting))
         assert [text_of(listener) for listener in waiting] == ["done", "done", "away: now"]
         assert at.hub.running() == 0
@@ -823,27 +841,27 @@ async def test_calls_that_wait_for_a_server_go_on_to_do_so_when_it_is_renamed() 
 
 async def test_the_grace_ends_when_it_would_have_though_a_server_was_renamed_meanwhile() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        away = await at.seat(Dialler())
+        away = await at.agent_server(Dialler())
         away.leave()
         _, waiting = at.start("kitchen_clock.now")
         at.book.make_room([ServerName("kitchen_clock")])
-        (seat,) = at.book.roster("kitchen").seats()
+        (agent_server,) = at.book.roster("kitchen").servers()
         assert not waiting.ends
-        seat.reconnector.server_queue.grace = 0.0
+        agent_server.reconnector.server_queue.grace = 0.0
         assert isinstance(waiting.fault, NotConnected)
 
 
 async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_that_are_away_too() -> None:
     async with scene() as at:
-        gone = await at.seat(Dialler("gone"))
-        here = await at.seat(Dialler("here"))
+        gone = await at.agent_server(Dialler("gone"))
+        here = await at.agent_server(Dialler("here"))
         gone.leave("it left")
         rules = {"kitchen": AgentRules(name="home")}
         at.book.change(DialInSettings(agents=rules))
         assert at.servers() == {"home_gone": "away", "home_here": "ready"}
         assert (at.tools("home_gone"), at.server_status("home_gone").agent) == (["now"], "kitchen")
         assert at.server_status("home_gone").reason == "it is not connected: it left"
-        await at.seat(Dialler("gone"))
+        await at.agent_server(Dialler("gone"))
         assert text_of(await at.call("home_gone.now")) == "gone: now"
         at.book.change(DialInSettings(agents=rules))
         assert not here.closed
@@ -855,7 +873,7 @@ async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_t
 async def test_a_socket_whose_token_is_good_no_more_is_cut() -> None:
     async with scene() as at:
         good, bad = Claim("kitchen", id="good"), Claim("kitchen", id="bad")
-        kept, cut = await at.seat(Dialler("kept"), claim=good), await at.seat(Dialler("cut"), claim=bad)
+        kept, cut = await at.agent_server(Dialler("kept"), claim=good), await at.agent_server(Dialler("cut"), claim=bad)
         at.book.recheck(lambda claim: claim.id == "good")
         assert (kept.closed, cut.closed) == ([], [(1008, "token已失效")])
         assert at.servers() == {"kitchen_kept": "ready", "kitchen_cut": "away"}
@@ -863,7 +881,7 @@ async def test_a_socket_whose_token_is_good_no_more_is_cut() -> None:
 
 async def test_of_tokens_that_nothing_can_end_one_is_asked_for_all() -> None:
     async with scene() as at:
-        servers = [await at.seat(Dialler(f"s{number}")) for number in range(5)]
+        servers = [await at.agent_server(Dialler(f"s{number}")) for number in range(5)]
         asked: list[Claim] = []
 
         def is_valid(claim: Claim) -> bool:
@@ -876,9 +894,9 @@ async def test_of_tokens_that_nothing_can_end_one_is_asked_for_all() -> None:
         assert [server.closed[0][0] for server in servers] == [1008] * 5
 
 
-async def test_every_socket_is_closed_once_when_the_hub_goes_and_nobody_comes_in_any_more() -> None:
+async def test_every_socket_is_closed_once_when_the_hub_shuts_down_and_no_new_one_is_accepted() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
-        server, away = await at.seat(Dialler("clock")), await at.seat(Dialler("away"))
+        server, away = await at.agent_server(Dialler("clock")), await at.agent_server(Dialler("away"))
         away.leave()
         coming = Dialler("slow")
         coming.is_mute = True
@@ -895,7 +913,7 @@ async def test_every_socket_is_closed_once_when_the_hub_goes_and_nobody_comes_in
 
 async def test_what_is_shown_of_a_server() -> None:
     async with scene() as at:
-        server = await at.seat(Dialler())
+        server = await at.agent_server(Dialler())
         server.holds_calls = True
         at.start("kitchen_clock.now")
         (shown,) = at.book.servers()
@@ -909,14 +927,14 @@ async def test_what_is_shown_of_a_server() -> None:
 # -- remembering -----------------------------------------------------------------------------------------------------
 
 
-async def test_who_was_here_before_a_restart_is_known_and_waited_for() -> None:
+async def test_a_server_from_before_a_restart_is_known_and_waited_for() -> None:
     journal = MemoryJournal()
     async with scene(journal=journal) as before:
-        await before.seat(Dialler("clock"))
-        (await before.seat(Dialler("lamp", ["on", "off"]))).leave()
-        (await before.seat(Dialler("old"))).leave()
+        await before.agent_server(Dialler("clock"))
+        (await before.agent_server(Dialler("lamp", ["on", "off"]))).leave()
+        (await before.agent_server(Dialler("old"))).leave()
     async with scene(DialInSettings(grace=30.0), journal) as at:
-        await at.seat(Dialler("old", ["new"]))
+        await at.agent_server(Dialler("old", ["new"]))
         await at.book.recall()
         assert at.servers() == {"kitchen_clock": "away", "kitchen_lamp": "away", "kitchen_old": "ready"}
         assert (at.tools("kitchen_lamp"), at.tools("kitchen_old")) == (["on", "off"], ["new"])
@@ -925,7 +943,7 @@ async def test_who_was_here_before_a_restart_is_known_and_waited_for() -> None:
         (shown,) = [each for each in at.book.servers() if each.server_id == "clock"]
         assert (shown.title, shown.state) == ("clock 1", "away")
         _, waiting = at.start("kitchen_clock.now")
-        await at.seat(Dialler("clock"))
+        await at.agent_server(Dialler("clock"))
         await until(lambda: bool(waiting.ends))
         assert text_of(waiting) == "clock: now"
 
@@ -933,9 +951,9 @@ async def test_who_was_here_before_a_restart_is_known_and_waited_for() -> None:
 async def test_a_name_that_was_anothers_is_not_had_after_a_restart() -> None:
     journal = MemoryJournal()
     async with scene(journal=journal) as at:
-        await at.seat(Dialler(), "kitchen_knives", Claim("my"))
-        stronger = await at.seat(Dialler(), "knives", Claim("my_kitchen"))
-        (before,) = (seat.server for seat in at.book.roster("my").seats())
+        await at.agent_server(Dialler(), "kitchen_knives", Claim("my"))
+        stronger = await at.agent_server(Dialler(), "knives", Claim("my_kitchen"))
+        (before,) = (agent_server.server for agent_server in at.book.roster("my").servers())
         assert before != "my_kitchen_knives"
         stronger.leave()
         at.time += 50
@@ -945,11 +963,11 @@ async def test_a_name_that_was_anothers_is_not_had_after_a_restart() -> None:
         assert at.servers() == {before: "away"}
 
 
-async def test_who_was_away_for_long_before_a_restart_is_forgotten_for_good() -> None:
+async def test_a_server_that_was_away_for_long_before_a_restart_is_forgotten_for_good() -> None:
     journal = MemoryJournal()
     async with scene(journal=journal) as before:
         for name in ("first", "second", "third"):
-            server = await before.seat(Dialler(name))
+            server = await before.agent_server(Dialler(name))
             server.leave()
             before.time += 10
     async with scene(DialInSettings(forget=25.0, max_servers=1), journal) as at:
@@ -972,14 +990,14 @@ async def test_links_that_went_and_servers_that_are_forgotten_are_freed_without_
         async with scene(DialInSettings(forget=60.0)) as at:
             server = Dialler()
             server.is_modern = era == "modern"
-            await at.seat(server)
+            await at.agent_server(server)
             await at.call("kitchen_clock.now")
-            seat = at.book.roster("kitchen").seat("clock")
-            assert seat is not None
-            reconnector, link = weakref.ref(seat.reconnector), weakref.ref(server.hearer)
-            del seat
+            agent_server = at.book.roster("kitchen").agent_server("clock")
+            assert agent_server is not None
+            reconnector, link = weakref.ref(agent_server.reconnector), weakref.ref(server.receiver)
+            del agent_server
             server.leave()
-            del server.hearer
+            del server.receiver
             await until(lambda: link() is None)
             at.time += 61
             at.book._forget()

@@ -143,7 +143,7 @@ async def test_what_has_not_changed_is_not_written_again() -> None:
     assert journal.writes["phone"] == 1
 
 
-async def test_who_has_not_been_written_need_not_be_forgotten() -> None:
+async def test_a_server_that_was_not_written_need_not_be_forgotten() -> None:
     journal = Counting()
     async with hub(journal) as keeping:
         keeping.keep(record())

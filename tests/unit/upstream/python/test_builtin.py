@@ -163,7 +163,7 @@ async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene)
     assert fault.executed == "no"
 
 
-async def test_who_lists_waits_until_all_modules_have_been_imported(background: BackgroundTasks) -> None:
+async def test_a_list_waits_until_all_modules_have_been_imported(background: BackgroundTasks) -> None:
     scene = Scene(background, is_settled=False)
     assert scene.hub.settling
     assert "builtin.echo" in scene.listed()
@@ -193,7 +193,7 @@ async def test_an_asynchronous_function_is_cancelled_with_its_call(scene: Scene)
     assert listener.fault.executed == "unknown"
 
 
-async def test_the_end_gives_every_call_up_and_hears_of_nothing_more(scene: Scene) -> None:
+async def test_the_end_cancels_every_call_and_receives_nothing_more(scene: Scene) -> None:
     begun = asyncio.Event()
 
     async def hang() -> None:
@@ -261,7 +261,7 @@ async def test_an_echo_is_its_text(local_scene: LocalScene) -> None:
     }
 
 
-async def test_the_time_is_told_in_two_ways(local_scene: LocalScene) -> None:
+async def test_the_time_is_returned_in_two_forms(local_scene: LocalScene) -> None:
     told = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
     assert shown(await local_scene.run("timestamp"))["structuredContent"] == told
 

@@ -140,7 +140,7 @@ async def test_what_is_no_answer_is_the_tool_s_error(
 
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])
-async def test_who_did_not_say_that_it_can_be_asked_is_not(scene: Scene, function: Callable[..., Any]) -> None:
+async def test_a_caller_without_elicitation_is_not_asked(scene: Scene, function: Callable[..., Any]) -> None:
     asked = scene.start(function, frozenset())
     assert await ended(asked) == "NoAnswerError: This caller cannot be asked"
     assert asked.asked == []
@@ -224,15 +224,15 @@ async def test_a_schema_that_is_none_is_said_so_before_anybody_is_asked(scene: S
     assert asked.asked == []
 
 
-async def test_a_function_that_serves_no_call_can_ask_nobody() -> None:
+async def test_a_function_outside_a_call_cannot_ask() -> None:
     context = Context("ann", lambda _event: None)
     assert not context.can_ask
-    assert not context.is_over
+    assert not context.is_done
     with pytest.raises(NoAnswerError, match="the caller cannot be asked here"):
         await context.ask("Who?")
 
 
-def test_after_the_hub_has_ended_nobody_answers() -> None:
+def test_after_the_hub_has_ended_no_answer_comes() -> None:
     async def inflight_of_the_past() -> Any:
         return Stage().start(call())[0]
 
@@ -256,7 +256,7 @@ def test_after_the_hub_has_ended_nobody_answers() -> None:
         (lambda context: context.progress(1, True), "total must be a number, not True"),
     ],
 )
-def test_what_callers_cannot_be_told_is_said_where_it_is_told(tell: Callable[[Context], None], said: str) -> None:
+def test_unsendable_values_are_reported_at_the_call_that_sends_them(tell: Callable[[Context], None], said: str) -> None:
     heard: list[Event] = []
     with pytest.raises(ValueError, match=said):
         tell(Context("ada", heard.append))

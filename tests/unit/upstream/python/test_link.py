@@ -258,7 +258,7 @@ async def test_arguments_that_the_annotations_refuse_never_reach_the_function(sc
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_thread_tells_progress_and_logs_in_order(scene: Scene) -> None:
+async def test_a_thread_reports_progress_and_logs_in_order(scene: Scene) -> None:
     listener = await scene.run("tell", wants_progress=True)
     assert [bytes(event.members["progress"]) for event in listener.events if isinstance(event, Progress)] == [
         b"0",
@@ -270,12 +270,12 @@ async def test_a_thread_tells_progress_and_logs_in_order(scene: Scene) -> None:
     assert shown(listener)["structuredContent"] == {"result": "anyone"}
 
 
-async def test_an_asynchronous_function_tells_progress(scene: Scene) -> None:
+async def test_an_asynchronous_function_reports_progress(scene: Scene) -> None:
     listener = await scene.run("tell_later", wants_progress=True)
     assert listener.events == [Progress({"progress": msgspec.Raw(b"1")})]
 
 
-async def test_progress_is_told_to_nobody_who_did_not_ask(scene: Scene) -> None:
+async def test_progress_reaches_no_caller_that_did_not_ask(scene: Scene) -> None:
     listener = await scene.run("tell")
     assert [type(event) for event in listener.events] == [LogMessage]
 
@@ -335,7 +335,7 @@ async def test_a_call_that_finds_every_thread_taken_waits_and_can_be_taken_back(
     assert sorted(scene.shop.ran) == ["held", "held", "later"]
 
 
-async def test_a_blocked_thread_holds_up_nobody_else(scene: Scene) -> None:
+async def test_a_blocked_thread_delays_no_other(scene: Scene) -> None:
     scene.start("block")
     await scene.entered(1)
     assert await scene.value("add", {"a": 1}) == 2

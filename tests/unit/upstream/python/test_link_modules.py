@@ -93,7 +93,7 @@ def test_the_path_is_searched_first(tmp_path: Path) -> None:
     assert sys.path[0] == str(tmp_path / "b")
 
 
-def test_two_modules_of_one_name_cannot_be_told_apart_and_that_is_said(tmp_path: Path) -> None:
+def test_two_modules_of_one_name_are_reported_as_ambiguous(tmp_path: Path) -> None:
     first = write(tmp_path, "def buy(): ...", "a/shop")
     write(tmp_path, "def sell(): ...", "b/shop")
     load(PythonSettings("shop", str(tmp_path / "a")))
@@ -150,11 +150,24 @@ def test_a_module_without_tools_says_so(tmp_path: Path) -> None:
     assert why(tmp_path) == "nothing in the module shop can be a tool: it defines no public function"
 
 
-def test_a_module_mended_since_the_last_attempt_is_imported(tmp_path: Path) -> None:
+def test_a_module_fixed_since_the_last_attempt_is_imported(tmp_path: Path) -> None:
     write(tmp_path, "def f(:")
     why(tmp_path)
     write(tmp_path, "def buy(): ...  # mended")
     assert names(load(PythonSettings("shop", str(tmp_path)))) == ["buy"]
+
+
+def test_modules_of_several_folders_are_imported_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many folders without a finder: clearing the caches takes long, and threads meet in it.
+    monkeypatch.setattr(sys, "path_importer_cache", dict.fromkeys(map(str, range(100_000))))
+    reaches = [PythonSettings(f"shop{each}", str(tmp_path / str(each))) for each in range(8)]
+    for reach in reaches:
+        write(Path(str(reach.path)), "def buy(): ...", reach.target)
+    futures = [begin_to_load(reach) for reach in reaches]
+    assert [names(future.result(60)) for future in futures] == [["buy"]] * len(reaches)
+    assert {reach.path for reach in reaches} <= set(sys.path)
 
 
 def test_an_import_under_way_is_waited_for_and_not_begun_again(tmp_path: Path) -> None:
@@ -199,7 +212,7 @@ def test_a_marked_function_that_is_named_has_the_name_its_author_gave_it(tmp_pat
     assert names(load(PythonSettings("single_shop:sell", str(tmp_path)))) == ["sell"]
 
 
-def test_a_marked_module_mended_since_the_last_attempt_offers_what_it_has_now(tmp_path: Path) -> None:
+def test_a_marked_module_fixed_since_the_last_attempt_offers_what_it_has_now(tmp_path: Path) -> None:
     write(tmp_path, f"{dedent(MARKED)}\nraise ValueError", "mended_shop")
     assert "ValueError" in why(tmp_path, "mended_shop")
     write(tmp_path, "def buy(): ...  # without marks", "mended_shop")
@@ -219,7 +232,7 @@ def test_a_module_without_marks_says_so(tmp_path: Path) -> None:
         begin_to_import(PythonSettings("plain_shop", str(tmp_path))).result(10)
 
 
-def test_a_module_without_marks_keeps_nobody_from_making_tools_of_it(tmp_path: Path) -> None:
+def test_a_module_without_marks_can_still_be_made_into_tools(tmp_path: Path) -> None:
     write(tmp_path, "def buy(): ...", "lent_shop")
     load(PythonSettings("lent_shop", str(tmp_path)))
     tool(sys.modules["lent_shop"].buy)

@@ -89,7 +89,7 @@ def test_a_module_that_is_imported_anew_is_forgotten_first() -> None:
     assert not registry.has_any_below("sho")
 
 
-def test_whoever_watches_hears_of_every_change_and_of_nothing_else() -> None:
+def test_a_watcher_is_notified_of_every_change_and_of_nothing_else() -> None:
     registry = FunctionRegistry()
     heard: list[int] = []
     stop = registry.watch(lambda: heard.append(registry.version))
@@ -106,7 +106,7 @@ def test_whoever_watches_hears_of_every_change_and_of_nothing_else() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_has_the_functions_and_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_has_the_functions_and_no_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FunctionRegistry()
     heard: list[Any] = []
     registry.watch(lambda: heard.append(None))

@@ -94,7 +94,7 @@ async def test_events_of_a_thread_that_floods_are_bounded() -> None:
     assert len(heard) == module.EVENTS_MAX
 
 
-def test_events_after_the_loop_has_closed_are_nobody_s() -> None:
+def test_events_after_the_loop_has_closed_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     EventOutbox(loop, lambda _event: pytest.fail("somebody heard it")).put(Progress({}))

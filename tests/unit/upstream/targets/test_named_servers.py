@@ -173,7 +173,7 @@ async def test_of_two_servers_at_one_address_it_is_the_one_that_the_caller_may_s
     assert scene.targets.find(PLANNER, TargetSpec("https://shop.example.com")) == "shop"
 
 
-async def test_of_a_server_that_it_may_not_see_a_caller_hears_what_it_hears_of_any_address(scene: Scene) -> None:
+async def test_for_a_hidden_server_a_caller_gets_the_error_of_any_address(scene: Scene) -> None:
     for path in ("/rpc", "/rpc/", "/rpc?x=1"):
         hidden = scene.refusal(f"https://vault.example.com{path}")
         assert hidden == scene.refusal("https://not.example.org").replace("not.example.org", "vault.example.com")
@@ -293,12 +293,12 @@ def speaks(*carriers: str) -> Callable[[Scripted], None]:
     return prepare
 
 
-async def test_a_server_that_speaks_no_mcp_is_told_apart(scene: Scene) -> None:
+async def test_a_server_without_mcp_is_distinguished(scene: Scene) -> None:
     scene.kept.prepare = speaks("rpc")
     assert (await scene.open()).is_plain
 
 
-async def test_who_cannot_be_reached_is_let_go_at_once_and_tried_anew_the_next_time(scene: Scene) -> None:
+async def test_an_unreachable_server_is_dropped_at_once_and_tried_anew_the_next_time(scene: Scene) -> None:
     scene.kept.prepare = speaks()
     fault = await scene.fault()
     assert isinstance(fault, NotConnected)
@@ -308,7 +308,7 @@ async def test_who_cannot_be_reached_is_let_go_at_once_and_tried_anew_the_next_t
     await scene.open()
 
 
-async def test_who_wants_a_login_says_where(scene: Scene) -> None:
+async def test_a_server_that_wants_a_login_says_where(scene: Scene) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = NotConnected(link.server, "it answered HTTP 401", status=401, login="https://login.example")
 
@@ -318,7 +318,7 @@ async def test_who_wants_a_login_says_where(scene: Scene) -> None:
     assert fault.login == "https://login.example"
 
 
-async def test_who_does_not_answer_in_time_is_let_go(scene: Scene) -> None:
+async def test_a_server_that_does_not_answer_in_time_is_dropped(scene: Scene) -> None:
     scene.hub.limits = Limits(call_seconds=0.01)
     hold(scene)
     fault = await scene.fault()
@@ -335,7 +335,7 @@ async def test_what_is_taken_back_while_it_is_reached_is_not_called(scene: Scene
     assert isinstance(await going, NotConnected)
 
 
-async def test_who_was_lost_is_reached_anew(scene: Scene) -> None:
+async def test_a_lost_server_is_reached_anew(scene: Scene) -> None:
     first = await scene.open()
     scene.kept.refuse("no")
     scene.kept.links[-1].die("gone")
@@ -362,7 +362,7 @@ async def test_there_are_only_so_many_on_their_way_at_once(scene: Scene, monkeyp
     assert isinstance(await going, OpenTarget)
 
 
-async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_caller_takes_all_connection_attempts(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPENING_MAX", 4)
     held = hold(scene)
     going = [scene.going(), scene.going(B)]
@@ -374,7 +374,7 @@ async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: py
     assert isinstance(await scene.open(C), OpenTarget), "those who arrived are on no way"
 
 
-async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_to_a_known_server_takes_no_attempt(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPENING_MAX", 2)
     known = await scene.open()
     await scene.kept.until(lambda: scene.targets.running() == 0)
@@ -387,7 +387,7 @@ async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monke
     assert isinstance(await going, OpenTarget)
 
 
-async def test_several_who_come_at_once_share_one_attempt(scene: Scene) -> None:
+async def test_several_callers_at_once_share_one_attempt(scene: Scene) -> None:
     held = hold(scene)
     going = [scene.going() for _ in range(3)]
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
@@ -410,7 +410,7 @@ def hold(scene: Scene) -> asyncio.Event:
 # -- giving up ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_turns_back_hears_nothing_more(scene: Scene) -> None:
+async def test_a_cancelled_caller_gets_nothing_more(scene: Scene) -> None:
     held = hold(scene)
     heard: list[OpenTarget | Fault] = []
     turn_back = scene.aim().open(heard.append)
@@ -424,7 +424,7 @@ async def test_who_turns_back_hears_nothing_more(scene: Scene) -> None:
     assert (heard, scene.targets.running()) == ([], 0)
 
 
-async def test_when_the_hub_goes_those_on_their_way_are_told_and_nobody_sets_out(scene: Scene) -> None:
+async def test_when_the_hub_shuts_down_connecting_callers_get_an_error_and_no_new_one_starts(scene: Scene) -> None:
     hold(scene)
     going = scene.going()
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
@@ -436,7 +436,7 @@ async def test_when_the_hub_goes_those_on_their_way_are_told_and_nobody_sets_out
     assert isinstance(await scene.fault(), Draining)
 
 
-async def test_a_defect_on_the_way_is_told_as_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_while_connecting_is_reported_as_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.targets, "_admit", None)
     assert isinstance(await scene.fault(), Bug)
 
@@ -444,7 +444,7 @@ async def test_a_defect_on_the_way_is_told_as_one(scene: Scene, monkeypatch: pyt
 # -- letting them go ---------------------------------------------------------------------------------------------------
 
 
-async def test_who_is_not_used_is_let_go_after_a_while(scene: Scene) -> None:
+async def test_an_unused_server_is_dropped_after_a_while(scene: Scene) -> None:
     scene.change(idle=0.01)
     await scene.open()
     link = scene.kept.links[0]
@@ -452,7 +452,7 @@ async def test_who_is_not_used_is_let_go_after_a_while(scene: Scene) -> None:
     assert scene.server_status == []
 
 
-async def test_who_is_used_is_kept(scene: Scene) -> None:
+async def test_a_used_server_is_kept(scene: Scene) -> None:
     scene.change(idle=0.01)
     opened = await scene.open()
     server_queue = scene.kept.hub.server_queues[opened.server]
@@ -473,7 +473,7 @@ async def test_for_one_more_the_one_goes_that_was_used_longest_ago(scene: Scene)
     assert second.server not in scene.server_status
 
 
-async def test_nobody_takes_all_the_room_and_what_is_in_use_stays(scene: Scene) -> None:
+async def test_no_caller_takes_all_the_room_and_servers_in_use_stay(scene: Scene) -> None:
     scene.change(max=2)
     busy = await scene.open(A)
     scene.kept.hub.server_queues[busy.server].running = 1

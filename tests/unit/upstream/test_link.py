@@ -21,9 +21,8 @@ from isthmus.model.calls import UNSURE, Answered, OnReply, Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.upstream import link as link_module
 from isthmus.upstream import questions, subscriptions
-from isthmus.upstream.channel import HOLD_ABOVE_BYTES, ChannelWriter
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.link import BaseLink
+from isthmus.upstream.link import HOLD_ABOVE_BYTES, BaseLink, ChannelWriter
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
@@ -134,7 +133,7 @@ async def test_what_is_held_is_withdrawn_without_a_word_and_the_rest_in_words() 
     assert (listener.fault.executed, other.fault.executed) == ("unknown", "no")
 
 
-async def test_a_lost_link_tells_its_owner_first_and_each_call_what_left_of_it() -> None:
+async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_sent() -> None:
     line = Line(pipe := Pipe())
     scene = Scene(line)
     whole = scene.start()[1]
@@ -263,7 +262,7 @@ class Asking:
         return (refusal["id"], refusal["error"]["message"]) == (7, UNSURE.message)
 
 
-async def test_a_question_among_calls_of_no_conversation_reaches_none_of_them_and_is_told_of() -> None:
+async def test_a_question_among_calls_without_a_conversation_reaches_none_and_is_reported() -> None:
     asking = Asking()
     calls = [await asking.call() for _ in range(2)]
     asking.line.read(ASKS)
@@ -286,7 +285,7 @@ class Sent(Spared):
         return self.done
 
 
-async def test_whose_call_failed_because_its_user_must_go_elsewhere_first_is_told_when_that_is_done() -> None:
+async def test_a_caller_with_a_failed_url_elicitation_learns_when_that_is_done() -> None:
     asking, listener = Asking(), Sent()
     asking._stage.hub.start(call(client_caps=ABLE), listener)
     await turn()
@@ -299,7 +298,7 @@ async def test_whose_call_failed_because_its_user_must_go_elsewhere_first_is_tol
     assert listener.done_with == [b'"e2"', b'"e1"']
 
 
-async def test_who_was_sent_elsewhere_by_a_question_is_told_that_its_user_is_done_there() -> None:
+async def test_a_caller_with_a_url_question_learns_that_its_user_is_done_there() -> None:
     asking, listener = Asking(), Sent()
     asking._stage.hub.start(call(client_caps=ABLE), listener)
     await turn()
@@ -320,7 +319,7 @@ async def test_a_question_goes_to_the_only_call_and_to_the_latest_of_a_conversat
 
 
 @pytest.mark.parametrize(("session", "is_asked"), [("", False), ("one", True), ("two", False)])
-async def test_a_server_that_may_ask_about_a_call_that_was_given_up_asks_nobody_elses(
+async def test_a_server_that_may_ask_about_a_cancelled_call_asks_no_other_caller(
     session: str, *, is_asked: bool
 ) -> None:
     asking = Asking()
@@ -356,7 +355,7 @@ async def test_a_question_whose_call_is_over_before_it_was_put_is_refused() -> N
     assert (listener.asked, asking.line.questions.has_unanswered) == ([], True)
 
 
-async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at_once() -> None:
+async def test_a_waiting_question_is_asked_of_no_caller_when_two_programs_call_at_once() -> None:
     asking, listeners = Asking(), [Spared(), Spared()]
     asking.line.read(ASKS)
     for listener in listeners:
@@ -398,7 +397,7 @@ async def test_what_takes_nothing_back_changes_nothing(named: dict[str, Any]) ->
     assert (listener.retracted, asking.said()) == ([], [{"jsonrpc": "2.0", "id": 7, "result": {"action": "decline"}}])
 
 
-async def test_a_question_that_is_taken_back_before_its_call_comes_reaches_nobody() -> None:
+async def test_a_question_that_is_retracted_before_its_call_arrives_reaches_no_caller() -> None:
     asking = Asking()
     asking.line.read(ASKS)
     asking.line.read(TAKES_BACK)
@@ -406,7 +405,7 @@ async def test_a_question_that_is_taken_back_before_its_call_comes_reaches_nobod
     assert (listener.asked, asking.line.questions.early) == ([], {})
 
 
-async def test_a_call_that_ends_takes_its_open_question_along_and_the_server_is_told() -> None:
+async def test_a_call_that_ends_closes_its_open_question_and_the_server_learns_of_it() -> None:
     asking = Asking()
     inflight, listener = await asking.call()
     asking.line.read(ASKS)
@@ -415,7 +414,7 @@ async def test_a_call_that_ends_takes_its_open_question_along_and_the_server_is_
     assert asking.line.questions._open == {}
 
 
-async def test_a_server_that_was_told_to_stop_a_call_is_not_answered_what_it_asked_about_it() -> None:
+async def test_a_server_that_got_a_cancel_gets_no_answer_about_that_call() -> None:
     asking = Asking()
     inflight, listener = await asking.call()
     asking.line.read(ASKS)
@@ -498,7 +497,7 @@ async def test_the_subscription_before_the_newest_ends_when_that_is_acknowledged
 
 
 async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "LISTEN_ACK_SECONDS", 0.0)
     line = modern(pipe := Pipe())
     async with asyncio.timeout(10):
         for n in range(50):
@@ -533,7 +532,7 @@ async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
     assert [said["params"]["requestId"] for said in pipe.said()] == [1]
 
 
-async def test_a_refused_subscription_is_told_without_what_the_server_was_shown() -> None:
+async def test_a_refused_subscription_is_reported_without_what_was_sent_to_the_server() -> None:
     line = modern(Pipe())
     line.redact = lambda text: text.replace("unknown", "***")
     refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
@@ -560,7 +559,7 @@ async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
     assert [watched(said) for said in pipe.said()] == [[]]
 
 
-async def test_who_subscribes_waits_for_the_acknowledgement_or_the_end() -> None:
+async def test_a_subscriber_waits_for_the_acknowledgement_or_the_end() -> None:
     line = modern(Pipe())
     subscribing = asyncio.ensure_future(line.subscribe("file:///a"))
     await turn()
@@ -625,7 +624,9 @@ async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledg
     assert len(pipe.said()) == (2 if is_acknowledged else 1)
 
 
-async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subscription_that_the_server_ends_before_any_event_is_requested_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link_module, "RELISTEN_SECONDS", 0.0)
     line = modern(pipe := Pipe())
     subscribing = asyncio.ensure_future(line.subscribe("file:///a"))
