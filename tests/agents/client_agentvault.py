@@ -154,8 +154,8 @@ class ServerSteps:
         events = [event async for event in self.hear(await self.begin("pay", nonce=nonce))]
         said = [event["message"]["parts"][0]["content"] for event in events if event["kind"] == "TaskMessageEvent"]
         told = [content["mcp_result"]["content"] for content in said if content["success"]]
-        is_over = bool(events) and events[-1].get("state") == "COMPLETED"
-        is_whole = is_over and told == [[{"type": "text", "text": nonce}]]
+        is_done = bool(events) and events[-1].get("state") == "COMPLETED"
+        is_whole = is_done and told == [[{"type": "text", "text": nonce}]]
         if not is_whole:
             report(self._server, f"lost {nonce}", events=events)
         return is_whole

@@ -18,7 +18,7 @@ from typing import Any
 from tests.agents.tool_requests import QUICK, fresh
 from tests.conftest import Ledger
 from tests.faults import quick_server
-from tests.hubs import PATIENT, HubProcess, serving, stdio
+from tests.hubs import CARD_LEADS_HERE, PATIENT, HubProcess, serving, stdio
 from tests.matrix.field import until_complete
 from tests.peers.forking import quickly
 from tests.peers.launch import CHECKOUT, Sdk, http_peer, quick_command, sdk_python
@@ -92,8 +92,11 @@ async def open_field(folder: Path) -> AsyncIterator[Field]:
             **{name: {"url": address} for name, address in zip(names, addresses[1:], strict=True)},
         }
         servers["sse"]["url"] = servers["sse"]["url"].replace("/mcp", "/sse")
-        hub = await stack.enter_async_context(serving(_made(folder / "hub"), servers, limits=PATIENT))
-        speaking = serving(_made(folder / "grpc"), servers, limits=PATIENT, a2a={"grpc_port": 0})
+        hub = await stack.enter_async_context(
+            serving(_made(folder / "hub"), servers, limits=PATIENT, hub=CARD_LEADS_HERE)
+        )
+        a2a = {"grpc_port": 0}
+        speaking = serving(_made(folder / "grpc"), servers, limits=PATIENT, hub=CARD_LEADS_HERE, a2a=a2a)
         grpc = await stack.enter_async_context(speaking)
         await until_complete(hub.url)
         await until_complete(grpc.url)

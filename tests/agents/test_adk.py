@@ -48,7 +48,7 @@ async def test_a_failure_is_said(field: Field, way: str, server: str) -> None:
 
 @every_way
 @pytest.mark.parametrize("server", TALKING)
-async def test_progress_is_heard_as_thoughts_before_the_result(field: Field, way: str, server: str) -> None:
+async def test_progress_arrives_as_thoughts_before_the_result(field: Field, way: str, server: str) -> None:
     parts = [part for event in (await run_steps(field, way, server, "counted"))["events"] for part in event["parts"]]
 
     thoughts = [part["text"] for part in parts if part.get("thought") and "text" in part]

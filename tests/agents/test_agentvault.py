@@ -10,6 +10,7 @@ import pytest
 
 from tests.agents.field import Field, run
 from tests.agents.tool_requests import ASKING, EXACT, QUICK, SERVERS, STEPS, TALKING, fresh
+from tests.hubs import NODES
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
 
@@ -34,7 +35,7 @@ def states(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     return [(event["state"], event["message"]) for event in events if event["kind"] == "TaskStatusUpdateEvent"]
 
 
-async def test_a_tool_that_takes_no_time_is_told_a_thousand_times_of_a_thousand(field: Field) -> None:
+async def test_a_caller_learns_the_result_of_an_instant_tool_a_thousand_times_of_a_thousand(field: Field) -> None:
     reports = await run("agentvault", "client_agentvault", str(TIMES), field.url, fresh("vault"))
 
     assert reports == [{"server": QUICK, "step": "paid", "told": TIMES}]
@@ -49,7 +50,7 @@ async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) 
 
 
 @every_server
-async def test_the_result_is_told_by_an_event_with_its_numbers_and_keys_as_they_were(field: Field, server: str) -> None:
+async def test_an_event_carries_the_result_with_numbers_and_keys_unchanged(field: Field, server: str) -> None:
     found = await run_steps(field, server, "told")
 
     [content] = said(found["events"])
@@ -61,7 +62,7 @@ async def test_the_result_is_told_by_an_event_with_its_numbers_and_keys_as_they_
 
 
 @every_server
-async def test_who_comes_late_and_who_asks_for_the_task_gets_the_same(field: Field, server: str) -> None:
+async def test_late_followers_and_readers_of_the_task_get_the_same(field: Field, server: str) -> None:
     found = await run_steps(field, server, "told")
 
     assert said(found["again"]) == said(found["events"])
@@ -73,15 +74,18 @@ async def test_who_comes_late_and_who_asks_for_the_task_gets_the_same(field: Fie
 
 
 @pytest.mark.parametrize("server", TALKING)
-async def test_progress_is_told_as_it_comes(field: Field, server: str) -> None:
+async def test_progress_is_sent_as_it_arrives(field: Field, server: str) -> None:
     events = (await run_steps(field, server, "counted"))["events"]
 
     steps = [("WORKING", f"step {step}") for step in range(1, STEPS + 1)]
-    assert states(events) == [("WORKING", None), *steps, ("COMPLETED", None)]
+    told = states(events)
+    if NODES > 1 and told[0] == ("SUBMITTED", None):
+        del told[0]  # the first call that its node makes for this caller waits for a link, as that of a single hub does
+    assert told == [("WORKING", None), *steps, ("COMPLETED", None)]
 
 
 @every_server
-async def test_every_failure_is_told_with_its_data(field: Field, server: str) -> None:
+async def test_every_failure_is_sent_with_its_data(field: Field, server: str) -> None:
     failed, unknown, nowhere = (await run_steps(field, server, "failed"))["events"]
 
     sources = [said(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
@@ -106,7 +110,7 @@ async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, 
 
 
 @every_server
-async def test_a_task_that_is_given_up_says_so_to_who_follows_it(field: Field, server: str) -> None:
+async def test_followers_of_a_cancelled_task_learn_of_the_cancellation(field: Field, server: str) -> None:
     found = await run_steps(field, server, "cancelled")
 
     assert found["cancelled"] is True

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.agents.field import run
 from tests.agents.tool_requests import QUICK, fresh
 from tests.faults import quick_server
-from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
+from tests.hubs import CARD_LEADS_HERE, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.issuer import Issuer
 from tests.peers.launch import Sdk
 
@@ -28,7 +28,8 @@ SERVICE = "AGENTVAULT_KEY_ISTHMUS"
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     folder = tmp_path_factory.mktemp("keys")
     servers = {QUICK: stdio(quick_server.command(folder / "paid"))}
-    async with serving(folder, servers, limits=PATIENT, callers=CALLERS, a2a={"grpc_port": 0}) as running:
+    tables: dict[str, Any] = {"limits": PATIENT, "callers": CALLERS, "hub": CARD_LEADS_HERE, "a2a": {"grpc_port": 0}}
+    async with serving(folder, servers, **tables) as running:
         yield running
 
 
@@ -74,7 +75,7 @@ async def test_agentvault_logs_in_with_the_name_and_the_key_of_a_caller(
     assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
 
 
-async def test_agentvault_logs_in_at_the_issuer_where_nobody_has_a_key(
+async def test_agentvault_logs_in_at_the_issuer_on_a_hub_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issuer = Issuer()
@@ -84,7 +85,8 @@ async def test_agentvault_logs_in_at_the_issuer_where_nobody_has_a_key(
     monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_ID", "alice")
     monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_SECRET", "a-secret")
     try:
-        async with serving(tmp_path, servers, limits=PATIENT, issuers={"corp": trusted}) as hub:
+        tables: dict[str, Any] = {"limits": PATIENT, "issuers": {"corp": trusted}, "hub": CARD_LEADS_HERE}
+        async with serving(tmp_path, servers, **tables) as hub:
             reports = await run("agentvault", "login_agentvault", f"{_url(hub)}/agent-card.json", fresh("issued"))
     finally:
         issuer.stop()

@@ -119,7 +119,7 @@ def texts(result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("server", AGENTS)
-async def test_an_official_agent_does_what_it_is_told_once(field: Field, server: str) -> None:
+async def test_an_official_agent_runs_each_request_once(field: Field, server: str) -> None:
     result = await field.ask(server, f"echo {server} é")
     assert (texts(result), result["isError"]) == ([f"{server} é"], False)
     assert field.ledger.lines().count(f"did echo {server} é") == 1
@@ -147,7 +147,7 @@ async def test_an_official_agent_that_fails_is_an_error(field: Field, server: st
 
 
 @pytest.mark.parametrize("server", TALKING)
-async def test_an_official_agent_is_heard_while_it_works(field: Field, server: str) -> None:
+async def test_events_of_an_official_agent_arrive_while_it_works(field: Field, server: str) -> None:
     async with (
         Agent(field.hub) as agent,
         agent.following("SendStreamingMessage", run(f"{server}.run_tools", message="steps")) as stream,
@@ -174,14 +174,16 @@ async def test_what_an_official_agent_asks_is_answered(field: Field, server: str
 
 
 @pytest.mark.parametrize("server", AGENTS)
-async def test_who_cannot_be_asked_by_an_official_agent_calls_again(field: Field, server: str) -> None:
+async def test_a_caller_without_elicitation_answers_an_official_agent_by_calling_again(
+    field: Field, server: str
+) -> None:
     asked = await field.ask(server, "ask")
     again = {key: asked["structuredContent"][key] for key in ("task_id", "context_id")}
     assert texts(await field.ask(server, "the blue one", **again)) == ["You said the blue one"]
 
 
 @pytest.mark.parametrize("server", AGENTS)
-async def test_an_official_agent_is_told_that_its_task_is_given_up(field: Field, server: str) -> None:
+async def test_an_official_agent_learns_that_its_task_is_cancelled(field: Field, server: str) -> None:
     before = field.ledger.lines().count("cancelled")
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
         task = await agent.begin(f"{server}.run_tools", message=f"hold {server}")

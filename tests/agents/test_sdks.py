@@ -11,6 +11,7 @@ import pytest
 
 from tests.agents.field import Field, Tour, run
 from tests.agents.tool_requests import ASKING, EXACT, SERVERS, STEPS, TALKING
+from tests.hubs import NODES
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
@@ -98,7 +99,7 @@ async def test_a_task_is_found_afterwards_as_it_was_answered(field: Field, clien
 
 @every_client
 @every_server
-async def test_a_stream_tells_the_task_its_progress_its_result_and_its_end(
+async def test_a_stream_has_the_task_its_progress_its_result_and_its_end(
     field: Field, client: Client, server: str
 ) -> None:
     first, *reports, last = (await run_steps(field, client))[server, "streamed"]["events"]
@@ -106,13 +107,14 @@ async def test_a_stream_tells_the_task_its_progress_its_result_and_its_end(
     made = [event for event in reports if event["kind"] == "artifact"]
     assert (first["kind"], last["kind"], last["state"]) == ("task", "status", "completed")
     assert made == reports[-len(made) :], "the result comes after the progress"
-    steps = [event["parts"][0]["text"] for event in reports[: -len(made)]]
+    # A task that takes a moment to be stored is submitted first, and then working, which has no words.
+    steps = [event["parts"][0]["text"] for event in reports[: -len(made)] if event["parts"] or NODES == 1]
     assert steps == ([f"step {step}" for step in range(1, STEPS + 1)] if server in TALKING else [])
 
 
 @every_client
 @every_server
-async def test_a_task_that_is_given_up_ends_for_all_who_follow_it(field: Field, client: Client, server: str) -> None:
+async def test_a_cancelled_task_ends_for_all_its_followers(field: Field, client: Client, server: str) -> None:
     tour = await run_steps(field, client)
     found = tour[server, "cancelled"]
 
@@ -146,7 +148,9 @@ async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client
 
 @every_client
 @every_server
-async def test_who_says_no_tool_is_asked_for_one_and_then_it_runs(field: Field, client: Client, server: str) -> None:
+async def test_a_caller_without_a_tool_is_asked_for_one_and_then_it_runs(
+    field: Field, client: Client, server: str
+) -> None:
     found = (await run_steps(field, client))[server, "offered"]
 
     assert found["offer"]["state"] == "input_required"

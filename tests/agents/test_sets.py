@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.agents.field import run
 from tests.frontends.set_server import command
-from tests.hubs import PATIENT, HubProcess, serving, stdio
+from tests.hubs import CARD_LEADS_HERE, PATIENT, HubProcess, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agents")]
 
@@ -18,9 +19,8 @@ DEV = {"tools": ["one.create_issue"], "tool": {"one.create_issue": {"name": "new
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
-    async with serving(
-        tmp_path_factory.mktemp("sets"), {"one": stdio(command())}, limits=PATIENT, sets={"dev": DEV}
-    ) as running:
+    tables: dict[str, Any] = {"limits": PATIENT, "sets": {"dev": DEV}, "hub": CARD_LEADS_HERE}
+    async with serving(tmp_path_factory.mktemp("sets"), {"one": stdio(command())}, **tables) as running:
         yield running
 
 

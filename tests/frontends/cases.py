@@ -29,7 +29,7 @@ MISMATCH, UNSUPPORTED = -32020, -32022
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ExpectedReply:
     """What must come back: a status, an error code (None: a result), and the id as text (None: no JSON-RPC answer)."""
 
     status: int
@@ -118,7 +118,7 @@ def _member(key: str, value: bytes, change: Change) -> list[tuple[str, bytes]]:
 # -- what must be answered -----------------------------------------------------------------------------------------
 
 
-def expected(case: Case, carrier: Carrier) -> Told | None:
+def expected(case: Case, carrier: Carrier) -> ExpectedReply | None:
     """The answer to a case; None on a carrier where none is given."""
     has_id = not case.method.startswith("notifications/")
     told = _envelope(case, has_id=has_id)
@@ -129,44 +129,44 @@ def expected(case: Case, carrier: Carrier) -> Told | None:
     return replace(told, status=0) if carrier == "stdio" else told
 
 
-def _well(case: Case, *, has_id: bool, carrier: Carrier) -> Told | None:
+def _well(case: Case, *, has_id: bool, carrier: Carrier) -> ExpectedReply | None:
     """A change that does no harm: an answer to a request, an acknowledgement of a notification."""
     is_request = has_id and (case.path, case.change) != (("id",), "drop")
     if not is_request:
-        return None if carrier == "stdio" else Told(202, None, None)
+        return None if carrier == "stdio" else ExpectedReply(202, None, None)
     id = case.change if case.path == ("id",) else ID
-    return Told(0 if carrier == "stdio" else 200, None, id)
+    return ExpectedReply(0 if carrier == "stdio" else 200, None, id)
 
 
-def _envelope(case: Case, *, has_id: bool) -> Told | None:
+def _envelope(case: Case, *, has_id: bool) -> ExpectedReply | None:
     """What is wrong with the message as JSON-RPC; None if nothing is."""
     id = ID if has_id else "null"
     doubled = case.change.startswith("double")
     match case.path:
         case (_,) if doubled:
-            return Told(400, INVALID, "null")
+            return ExpectedReply(400, INVALID, "null")
         case ("id",):
-            return None if case.change in ("drop", "7", '"x"') else Told(400, INVALID, "null")
+            return None if case.change in ("drop", "7", '"x"') else ExpectedReply(400, INVALID, "null")
         case (key,) if case.change == "other case" or key == "jsonrpc":
-            return Told(400, INVALID, id)
+            return ExpectedReply(400, INVALID, id)
         case ("method",):
-            return None if case.change == '"x"' else Told(400, INVALID, id)
+            return None if case.change == '"x"' else ExpectedReply(400, INVALID, id)
         case ("params",):
-            return None if case.change in ("drop", "{}") else Told(400, PARAMS, id)
+            return None if case.change in ("drop", "{}") else ExpectedReply(400, PARAMS, id)
         case ("params", _) if doubled:
-            return Told(400, INVALID, id)
+            return ExpectedReply(400, INVALID, id)
         case _:
             return None
 
 
-def _request(case: Case, carrier: Carrier) -> Told | None:
+def _request(case: Case, carrier: Carrier) -> ExpectedReply | None:
     """What is wrong with a request that JSON-RPC has nothing against; None if nothing is."""
     if case.era == "modern":
         code = _modern_code(case, carrier)
         status = {UNKNOWN_METHOD: 404}.get(code or 0, 400)
     else:
         code, status = _legacy_code(case), 200
-    return None if code is None else Told(status, code, ID)
+    return None if code is None else ExpectedReply(status, code, ID)
 
 
 def _legacy_code(case: Case) -> int | None:
@@ -252,78 +252,81 @@ def _deep(levels: int) -> bytes:
     return _with_text(b"[" * (levels - 3) + b"]" * (levels - 3))
 
 
-TEXTS: dict[str, tuple[bytes, Told]] = {
-    "nothing": (b"", Told(400, PARSE, "null")),
-    "spaces": (b"  ", Told(400, PARSE, "null")),
-    "null": (b"null", Told(400, INVALID, "null")),
-    "a string": (b'"ping"', Told(400, INVALID, "null")),
-    "a number": (b"7", Told(400, INVALID, "null")),
-    "an empty object": (b"{}", Told(400, INVALID, "null")),
-    "an empty batch": (b"[]", Told(400, INVALID, "null")),
-    "a batch of one": (b"[" + CALL + b"]", Told(400, INVALID, "null")),
+TEXTS: dict[str, tuple[bytes, ExpectedReply]] = {
+    "nothing": (b"", ExpectedReply(400, PARSE, "null")),
+    "spaces": (b"  ", ExpectedReply(400, PARSE, "null")),
+    "null": (b"null", ExpectedReply(400, INVALID, "null")),
+    "a string": (b'"ping"', ExpectedReply(400, INVALID, "null")),
+    "a number": (b"7", ExpectedReply(400, INVALID, "null")),
+    "an empty object": (b"{}", ExpectedReply(400, INVALID, "null")),
+    "an empty batch": (b"[]", ExpectedReply(400, INVALID, "null")),
+    "a batch of one": (b"[" + CALL + b"]", ExpectedReply(400, INVALID, "null")),
     "a batch of notifications": (
         b'[{"jsonrpc":"2.0","method":"notifications/initialized"}]',
-        Told(400, INVALID, "null"),
+        ExpectedReply(400, INVALID, "null"),
     ),
-    "words": (b"hello", Told(400, PARSE, "null")),
-    "two objects": (CALL + CALL, Told(400, PARSE, "null")),
-    "an object and a brace": (CALL + b"}", Told(400, PARSE, "null")),
-    "a trailing comma": (CALL[:-1] + b",}", Told(400, PARSE, "null")),
-    "single quotes": (CALL.replace(b'"', b"'"), Told(400, PARSE, "null")),
-    "a comment": (b"/* hi */" + CALL, Told(400, PARSE, "null")),
-    "NaN": (_with_text(b"NaN"), Told(400, PARSE, "null")),
-    "Infinity": (_with_text(b"-Infinity"), Told(400, PARSE, "null")),
-    "a leading zero": (_with_text(b"01"), Told(400, PARSE, "null")),
-    "a byte order mark": (b"\xef\xbb\xbf" + CALL, Told(400, PARSE, "null")),
-    "UTF-16": (CALL.decode().encode("utf-16"), Told(400, PARSE, "null")),
-    "UTF-16 without a mark": (CALL.decode().encode("utf-16-le"), Told(400, PARSE, "null")),
-    "UTF-32": (CALL.decode().encode("utf-32"), Told(400, PARSE, "null")),
-    "Latin-1": (_with_text('"ä"'.encode("latin-1")), Told(400, PARSE, "null")),
-    "an encoded surrogate": (_with_text(b'"\xed\xa0\x80"'), Told(400, PARSE, "null")),
-    "an overlong character": (_with_text(b'"\xc0\xaf"'), Told(400, PARSE, "null")),
-    "a raw control character": (_with_text(b'"\x01"'), Told(400, PARSE, "null")),
-    "NUL bytes": (b"\0" * 40, Told(400, PARSE, "null")),
-    "a lone surrogate in the arguments": (_with_text(b'"\\ud800"'), Told(400, PARSE, "null")),
-    "a lone surrogate in the name": (CALL.replace(b"builtin.echo", b"\\udfff"), Told(400, PARSE, "null")),
-    "a lone surrogate in the method": (CALL.replace(b"tools/call", b"\\ud800"), Told(400, PARSE, "null")),
-    "a number out of range": (_with_text(b"1e999"), Told(200, PARAMS, ID)),
-    "a number of 5,000 digits": (_with_text(b"9" * 5000), Told(200, PARAMS, ID)),
-    "a number where a text belongs": (_with_text(b"9" * 300), Told(200, PARAMS, ID)),
-    "65 levels": (_deep(65), Told(400, INVALID, ID)),
-    "500 levels": (_deep(500), Told(400, INVALID, ID)),
-    "64 levels": (_deep(64), Told(200, PARAMS, ID)),
-    "100,000 levels": (b"[" * 100_000 + b"]" * 100_000, Told(400, INVALID, "null")),
-    "100,000 levels that do not end": (b'{"a":' * 100_000, Told(400, INVALID, "null")),
-    "an id of 5,000 digits": (CALL.replace(b"41", b"4" * 5000), Told(200, None, "4" * 5000)),
-    "a negative id": (CALL.replace(b"41", b"-0"), Told(200, None, "-0")),
-    "an id with a fraction": (CALL.replace(b"41", b"1.50e1"), Told(200, None, "1.50e1")),
-    "an id beyond 2^53": (CALL.replace(b"41", b"9007199254740993"), Told(200, None, "9007199254740993")),
-    "an empty id": (CALL.replace(b"41", b'""'), Told(200, None, '""')),
-    "an escaped id": (CALL.replace(b"41", b'"\\u0041\\n"'), Told(200, None, '"\\u0041\\n"')),
-    "a result and a method": (CALL[:-1] + b',"result":{}}', Told(400, INVALID, ID)),
-    "an unknown member": (CALL[:-1] + b',"more":{}}', Told(200, None, ID)),
-    "another version of JSON-RPC": (CALL.replace(b'"2.0"', b'"1.0"'), Told(400, INVALID, ID)),
-    "an unknown method": (CALL.replace(b"tools/call", b"tools/guess"), Told(200, UNKNOWN_METHOD, ID)),
-    "a method in other letters": (CALL.replace(b"tools/call", b"Tools/Call"), Told(200, UNKNOWN_METHOD, ID)),
-    "an unknown tool": (CALL.replace(b"builtin.echo", b"builtin.guess"), Told(200, PARAMS, ID)),
-    "a tool in other letters": (CALL.replace(b"builtin.echo", b"Builtin.Echo"), Told(200, PARAMS, ID)),
-    "an unknown cursor": (encoded(legacy("tools/list", {"cursor": "abc"}, id=41)), Told(200, PARAMS, ID)),
+    "words": (b"hello", ExpectedReply(400, PARSE, "null")),
+    "two objects": (CALL + CALL, ExpectedReply(400, PARSE, "null")),
+    "an object and a brace": (CALL + b"}", ExpectedReply(400, PARSE, "null")),
+    "a trailing comma": (CALL[:-1] + b",}", ExpectedReply(400, PARSE, "null")),
+    "single quotes": (CALL.replace(b'"', b"'"), ExpectedReply(400, PARSE, "null")),
+    "a comment": (b"/* hi */" + CALL, ExpectedReply(400, PARSE, "null")),
+    "NaN": (_with_text(b"NaN"), ExpectedReply(400, PARSE, "null")),
+    "Infinity": (_with_text(b"-Infinity"), ExpectedReply(400, PARSE, "null")),
+    "a leading zero": (_with_text(b"01"), ExpectedReply(400, PARSE, "null")),
+    "a byte order mark": (b"\xef\xbb\xbf" + CALL, ExpectedReply(400, PARSE, "null")),
+    "UTF-16": (CALL.decode().encode("utf-16"), ExpectedReply(400, PARSE, "null")),
+    "UTF-16 without a mark": (CALL.decode().encode("utf-16-le"), ExpectedReply(400, PARSE, "null")),
+    "UTF-32": (CALL.decode().encode("utf-32"), ExpectedReply(400, PARSE, "null")),
+    "Latin-1": (_with_text('"ä"'.encode("latin-1")), ExpectedReply(400, PARSE, "null")),
+    "an encoded surrogate": (_with_text(b'"\xed\xa0\x80"'), ExpectedReply(400, PARSE, "null")),
+    "an overlong character": (_with_text(b'"\xc0\xaf"'), ExpectedReply(400, PARSE, "null")),
+    "a raw control character": (_with_text(b'"\x01"'), ExpectedReply(400, PARSE, "null")),
+    "NUL bytes": (b"\0" * 40, ExpectedReply(400, PARSE, "null")),
+    "a lone surrogate in the arguments": (_with_text(b'"\\ud800"'), ExpectedReply(400, PARSE, "null")),
+    "a lone surrogate in the name": (CALL.replace(b"builtin.echo", b"\\udfff"), ExpectedReply(400, PARSE, "null")),
+    "a lone surrogate in the method": (CALL.replace(b"tools/call", b"\\ud800"), ExpectedReply(400, PARSE, "null")),
+    "a number out of range": (_with_text(b"1e999"), ExpectedReply(200, PARAMS, ID)),
+    "a number of 5,000 digits": (_with_text(b"9" * 5000), ExpectedReply(200, PARAMS, ID)),
+    "a number where a text belongs": (_with_text(b"9" * 300), ExpectedReply(200, PARAMS, ID)),
+    "65 levels": (_deep(65), ExpectedReply(400, INVALID, ID)),
+    "500 levels": (_deep(500), ExpectedReply(400, INVALID, ID)),
+    "64 levels": (_deep(64), ExpectedReply(200, PARAMS, ID)),
+    "100,000 levels": (b"[" * 100_000 + b"]" * 100_000, ExpectedReply(400, INVALID, "null")),
+    "100,000 levels that do not end": (b'{"a":' * 100_000, ExpectedReply(400, INVALID, "null")),
+    "an id of 5,000 digits": (CALL.replace(b"41", b"4" * 5000), ExpectedReply(200, None, "4" * 5000)),
+    "a negative id": (CALL.replace(b"41", b"-0"), ExpectedReply(200, None, "-0")),
+    "an id with a fraction": (CALL.replace(b"41", b"1.50e1"), ExpectedReply(200, None, "1.50e1")),
+    "an id beyond 2^53": (CALL.replace(b"41", b"9007199254740993"), ExpectedReply(200, None, "9007199254740993")),
+    "an empty id": (CALL.replace(b"41", b'""'), ExpectedReply(200, None, '""')),
+    "an escaped id": (CALL.replace(b"41", b'"\\u0041\\n"'), ExpectedReply(200, None, '"\\u0041\\n"')),
+    "a result and a method": (CALL[:-1] + b',"result":{}}', ExpectedReply(400, INVALID, ID)),
+    "an unknown member": (CALL[:-1] + b',"more":{}}', ExpectedReply(200, None, ID)),
+    "another version of JSON-RPC": (CALL.replace(b'"2.0"', b'"1.0"'), ExpectedReply(400, INVALID, ID)),
+    "an unknown method": (CALL.replace(b"tools/call", b"tools/guess"), ExpectedReply(200, UNKNOWN_METHOD, ID)),
+    "a method in other letters": (CALL.replace(b"tools/call", b"Tools/Call"), ExpectedReply(200, UNKNOWN_METHOD, ID)),
+    "an unknown tool": (CALL.replace(b"builtin.echo", b"builtin.guess"), ExpectedReply(200, PARAMS, ID)),
+    "a tool in other letters": (CALL.replace(b"builtin.echo", b"Builtin.Echo"), ExpectedReply(200, PARAMS, ID)),
+    "an unknown cursor": (encoded(legacy("tools/list", {"cursor": "abc"}, id=41)), ExpectedReply(200, PARAMS, ID)),
     "20,000 keys": (
         _with_text(json.dumps({str(at): at for at in range(20_000)}).encode()),
-        Told(200, PARAMS, ID),
+        ExpectedReply(200, PARAMS, ID),
     ),
     "a subscription without a filter": (
         encoded(legacy("subscriptions/listen", {"_meta": META}, id=41)),
-        Told(400, PARAMS, ID),
+        ExpectedReply(400, PARAMS, ID),
     ),
-    "a ping in the modern era": (encoded(legacy("ping", {"_meta": META}, id=41)), Told(404, UNKNOWN_METHOD, ID)),
+    "a ping in the modern era": (
+        encoded(legacy("ping", {"_meta": META}, id=41)),
+        ExpectedReply(404, UNKNOWN_METHOD, ID),
+    ),
     "an initialize in the modern era": (
         encoded(legacy("initialize", {**HELLO, "_meta": META}, id=41)),
-        Told(404, UNKNOWN_METHOD, ID),
+        ExpectedReply(404, UNKNOWN_METHOD, ID),
     ),
     "an unknown cursor in the modern era": (
         encoded(legacy("tools/list", {"cursor": "abc", "_meta": META}, id=41)),
-        Told(400, PARAMS, ID),
+        ExpectedReply(400, PARAMS, ID),
     ),
 }
 """Bodies with what HTTP answers; over standard streams the same code and id. Modern ones need their headers."""

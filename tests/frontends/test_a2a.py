@@ -16,10 +16,11 @@ import pytest
 
 from tests.conftest import Ledger
 from tests.faults import quick_server
-from tests.faults.scripted import EVENTS, Heard, Scripted, events
+from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events
 from tests.faults.watching import Tail, eventually, watches_files
 from tests.faults.working import Working
-from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
 
 SECONDS = 60.0
@@ -91,7 +92,7 @@ class Stepwise(Scripted):
         super().__init__()
         self.steps = asyncio.Semaphore(0)
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         token = heard.message["params"]["_meta"]["progressToken"]
         for step in range(1, STEPS + 1):
@@ -102,7 +103,7 @@ class Stepwise(Scripted):
         out.write(events(heard.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
 
 
-async def test_every_report_is_heard_before_the_server_makes_the_next_one(tmp_path: Path) -> None:
+async def test_every_progress_report_arrives_before_the_server_sends_the_next(tmp_path: Path) -> None:
     async with (
         Stepwise() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT) as hub,
@@ -139,7 +140,7 @@ async def run(context: Context) -> str:
 """
 
 
-async def test_what_a_tool_reports_at_once_is_heard_by_who_sent_for_it(tmp_path: Path) -> None:
+async def test_the_sender_receives_progress_that_a_tool_reports_at_once(tmp_path: Path) -> None:
     (tmp_path / "hasty.py").write_text(HASTY)
     servers = {"hasty": {"python": "hasty", "path": str(tmp_path)}}
     async with (
@@ -230,7 +231,7 @@ async def ledger_has(ledger: Ledger, nonce: str) -> None:
     await eventually(lambda: nonce in ledger.ran(), f"{nonce} has begun")
 
 
-async def test_agentvault_hears_its_data_however_fast_the_tool_is(tmp_path: Path, ledger: Ledger) -> None:
+async def test_agentvault_receives_its_data_however_fast_the_tool_is(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     async with serving(tmp_path, servers, limits=PATIENT) as hub, Agent(hub) as agent:
         for number in range(100):
@@ -250,11 +251,12 @@ async def test_what_the_file_says_of_the_agent_holds_as_soon_as_it_changes(tmp_p
     async with serving(tmp_path, servers, limits=PATIENT, a2a={"name": "Before"}) as hub, Agent(hub) as agent:
         card = "/.well-known/agent-card.json"
         assert (await agent.http.get(card)).json()["name"] == "Before"
-        await eventually(lambda: watches_files(hub.pid), "the file is watched")
+        await eventually(lambda: all(watches_files(node.pid) for node in hub.each), "the file is watched")
         write_config(tmp_path, servers, limits=PATIENT, a2a={"name": "After", "card": "strict", "keep": 60})
 
         async def is_renamed() -> bool:
-            return bool((await agent.http.get(card)).json()["name"] == "After")
+            shown = [(await agent.http.get(url)).json() for url in node_urls(f"http://127.0.0.1:{hub.port}{card}")]
+            return {each["name"] for each in shown} == {"After"}
 
         await eventually(is_renamed, "the card says the new name")
         assert "url" not in (await agent.http.get(card)).json()
@@ -268,6 +270,7 @@ async def test_a_hub_with_a_bad_word_about_the_agent_does_not_start(tmp_path: Pa
     assert f"a2a.{next(iter(table))}" in said
 
 
+@pytest.mark.one_process("two hubs want one SQLite file; nodes share a database")
 async def test_a_folder_of_its_own_is_not_shared_with_another_hub(tmp_path: Path) -> None:
     async with serving(tmp_path, {}) as hub:
         code, said = await refused(write_config(tmp_path, {}))
@@ -280,7 +283,7 @@ async def test_a_folder_of_its_own_is_not_shared_with_another_hub(tmp_path: Path
 async def refused(config: Path) -> tuple[int | None, str]:
     """The exit code and the words of a hub that does not start."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0"),
+        *quick_isthmus("serve", "--config", str(config), "--port", "0"),
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
         cwd=config.parent,

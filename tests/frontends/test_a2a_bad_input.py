@@ -175,7 +175,7 @@ async def test_an_id_comes_back_as_it_was_written(hub: HubProcess, id: str) -> N
 
 
 @pytest.mark.parametrize("method", ["GetTask", "tasks/get", "tasks/pushNotification/get"])
-async def test_who_wants_events_only_is_refused_by_one(hub: HubProcess, method: str) -> None:
+async def test_a_request_that_accepts_only_events_gets_its_refusal_as_an_event(hub: HubProcess, method: str) -> None:
     """Clients before 1.0 that opened a stream look for nothing else."""
     headers = [*(pair for pair in BASE if pair[0] != "accept"), ("accept", "text/event-stream")]
     async with connected(hub.port) as wire:

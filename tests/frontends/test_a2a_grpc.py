@@ -13,10 +13,11 @@ from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
 from tests.faults.working import Working
+from tests.fork_server import quick_isthmus
 from tests.frontends.test_a2a import SAID, SECONDS, Agent, run
 from tests.frontends.test_keys import is_in, token
 from tests.frontends.wire import until
-from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, write_config
+from tests.hubs import PATIENT, HubProcess, environment, serving, write_config
 
 KEY = "9f8a7b6c5d4e3f2a1b0c"
 CALLERS = {"me": {"key": KEY, "allow": ["*"]}}
@@ -41,7 +42,7 @@ def call(channel: Any, method: str, params: Any, key: str = KEY) -> Any:
     return made(json_format.ParseDict(params, given()), metadata=metadata, timeout=SECONDS)
 
 
-async def test_a_tool_is_run_for_who_has_a_key_and_what_runs_is_waited_for(tmp_path: Path) -> None:
+async def test_a_caller_with_a_key_runs_a_tool_and_waits_for_it(tmp_path: Path) -> None:
     async with (
         Working() as server,
         serving(tmp_path, {"s": server.entry}, limits=GUARDED, callers=CALLERS, a2a=GRPC) as hub,
@@ -83,7 +84,7 @@ async def test_a_caller_that_is_bound_to_a_set_has_nothing_else(tmp_path: Path) 
             assert done.task.status.state == state
 
 
-async def test_a_hub_that_ends_waits_for_nobody_who_follows_a_task_that_waits(tmp_path: Path) -> None:
+async def test_a_hub_that_shuts_down_does_not_wait_for_followers_of_a_waiting_task(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, a2a=GRPC) as hub,
         Agent(hub) as agent,
@@ -133,7 +134,7 @@ async def test_a_port_that_is_taken_refuses_the_start(tmp_path: Path) -> None:
         port = int((await address(hub)).rpartition(":")[2])
         config = write_config(tmp_path / "two", {}, a2a={"grpc_port": port})
         process = await asyncio.create_subprocess_exec(
-            *isthmus("serve", "--config", str(config), "--port", "0"),
+            *quick_isthmus("serve", "--config", str(config), "--port", "0"),
             stderr=asyncio.subprocess.PIPE,
             env=environment(),
         )

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import eventually, resident_bytes
 from tests.frontends.test_a2a import SECONDS, Agent, envelope, run
 from tests.hubs import PATIENT, HubProcess, serving
@@ -29,7 +29,7 @@ class Generous(Scripted):
         super().__init__()
         self.may_answer = asyncio.Event()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.may_answer.wait()
         picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(PICTURE).decode()}
         out.write(reply(heard.result({"content": [{"type": "text", "text": TEXT}, picture]})))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.frontends.test_a2a import SECONDS, Agent, run
 from tests.hubs import PATIENT, serving
 
@@ -27,7 +27,7 @@ class Closed(Scripted):
         super().__init__()
         self.is_open = False
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
             out.write(reply(heard.result({"content": [{"type": "text", "text": "welcome"}]})))
         elif heard.arguments["how"] == "status":
@@ -38,7 +38,7 @@ class Closed(Scripted):
 
 
 @pytest.mark.parametrize("how", ["status", "error"])
-async def test_who_has_to_log_in_is_told_where_and_goes_on_afterwards(tmp_path: Path, how: str) -> None:
+async def test_a_caller_that_needs_a_login_learns_where_and_continues_afterwards(tmp_path: Path, how: str) -> None:
     async with (
         Closed() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT) as hub,
@@ -61,7 +61,7 @@ async def test_who_has_to_log_in_is_told_where_and_goes_on_afterwards(tmp_path: 
 class Shut(Closed):
     """A server that does not even say what it can do before somebody has logged in."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
             await super().on(heard, out)
         else:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.frontends.test_a2a import envelope
 from tests.frontends.test_a2a_grpc import address, call
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving
@@ -200,7 +200,7 @@ class Patient(Scripted):
         self.ids: list[Any] = []
         self.all_are_here = asyncio.Event()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.ids.append(heard.message["id"])
         if len(self.ids) == 4:
             self.all_are_here.set()
@@ -208,6 +208,7 @@ class Patient(Scripted):
         out.write(reply(heard.result({"content": [{"type": "text", "text": heard.arguments["who"]}]})))
 
 
+@pytest.mark.one_process("ids are unique on a link, and each node has a link of its own")
 async def test_ids_towards_the_server_are_the_hub_s_own_whatever_callers_call_their_requests(tmp_path: Path) -> None:
     async with (
         Patient() as server,

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import pytest
 from jwt import PyJWKSet
 
+from tests.cluster_hubs.balanced import database, schema_of
 from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.test_tasks_crash import killed
@@ -23,7 +25,7 @@ from tests.frontends.receiver import Posted, Receiver
 from tests.frontends.test_a2a import SECONDS, Agent, envelope, run
 from tests.frontends.test_keys import is_in, is_out, token
 from tests.frontends.wire import until
-from tests.hubs import PATIENT, serving, stdio, write_config
+from tests.hubs import NODES, PATIENT, serving, stdio, write_config
 
 NOW = {"returnImmediately": True}
 BUSY = "503 Service Unavailable"
@@ -38,6 +40,14 @@ def states(posted: list[Posted]) -> list[str]:
     """How the task stood, by what was posted of it in 1.0."""
     found = [each.body.get("statusUpdate") or each.body.get("task") for each in posted]
     return [each["status"]["state"].removeprefix("TASK_STATE_") for each in found if each is not None]
+
+
+def have_passed(posted: list[Posted], *wanted: str) -> bool:
+    """Whether a task has gone through these states; a slow database may skip one in between."""
+    found = states(posted)
+    if NODES == 1:
+        return found == list(wanted)
+    return found[-1:] == [wanted[-1]] and found == [state for state in wanted if state in found]
 
 
 async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the_same_id(
@@ -70,13 +80,17 @@ async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the
 
 
 def deliveries(folder: Path, task: str) -> list[str]:
-    """How the deliveries of a task stand in the journal, whose file anybody may look into."""
+    """How the deliveries of a task stand in the journal."""
+    if NODES > 1:
+        wanted = f"""kind = 'delivery' AND "group" = convert_to('{task}', 'UTF8')"""
+        text = f"SELECT state FROM {schema_of(folder)}.documents WHERE {wanted} ORDER BY at"
+        return database().psql(text).splitlines()
     with closing(sqlite3.connect(f"file:{folder / 'state' / 'journal.db'}?mode=ro", uri=True)) as file:
         found = file.execute("""SELECT state FROM documents WHERE kind = 'delivery' AND "group" = ?""", (task,))
         return [str(state) for (state,) in found]
 
 
-async def test_who_hangs_or_is_not_there_delays_nobody_else(tmp_path: Path) -> None:
+async def test_a_push_receiver_that_hangs_or_is_absent_delays_no_other(tmp_path: Path) -> None:
     async with Receiver() as receiver, Receiver() as slow:
         async with Receiver() as dead:
             everybody = [receiver, slow, dead]
@@ -92,6 +106,7 @@ async def test_who_hangs_or_is_not_there_delays_nobody_else(tmp_path: Path) -> N
             await eventually(lambda: any("connection refused" in line for line in hub.said), "it is told why")
 
 
+@pytest.mark.one_process("it kills a hub with SQLite; tests/cluster_database/test_frontends.py kills a node")
 async def test_what_was_due_when_the_hub_was_killed_is_sent_by_the_next_one(tmp_path: Path, ledger: Ledger) -> None:
     async with Receiver() as receiver:
         receiver.hanging.add("/hook")
@@ -141,12 +156,13 @@ async def test_a_question_is_sent_too_and_its_answer_may_come_from_elsewhere(tmp
         server.may_work.set()
         server.may_end.set()
         task = (await agent.ask("SendMessage", told({"url": receiver.url("/")}, "s.t", asks=True)))["task"]["id"]
-        await receiver.until(lambda: states(receiver.posted) == ["SUBMITTED", "WORKING", "INPUT_REQUIRED"])
+        await receiver.until(lambda: have_passed(receiver.posted, "SUBMITTED", "WORKING", "INPUT_REQUIRED"))
         asked = receiver.posted[-1].body["statusUpdate"]["status"]["message"]
         assert asked["parts"][0] == {"text": "Who?"}
         said = {"messageId": "m2", "role": "ROLE_USER", "taskId": task, "parts": [{"data": {"name": "Ann"}}]}
+        already = len(receiver.posted)
         await agent.ask("SendMessage", {"message": said})
-        await receiver.until(lambda: states(receiver.posted)[3:] == ["WORKING", "COMPLETED"])
+        await receiver.until(lambda: have_passed(receiver.posted[already:], "WORKING", "COMPLETED"))
 
 
 def is_accepted(authorization: str, keys: Any, body: Any) -> bool:
@@ -159,7 +175,7 @@ def is_accepted(authorization: str, keys: Any, body: Any) -> bool:
     return is_new and bool(claims["request_body_sha256"] == hashlib.sha256(text.encode()).hexdigest())
 
 
-async def test_each_generation_is_told_in_its_own_words(tmp_path: Path, ledger: Ledger) -> None:
+async def test_each_generation_gets_notifications_in_its_own_form(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     data = {"tool": "quick.pay", "arguments": {"nonce": "1"}}
     async with (
@@ -271,7 +287,7 @@ async def test_where_a_recipient_points_to_is_not_gone(tmp_path: Path) -> None:
         assert [each.path for each in receiver.posted] == ["/"]
 
 
-async def test_who_is_gone_is_sent_nothing_more(tmp_path: Path) -> None:
+async def test_a_push_receiver_that_is_gone_gets_no_more_notifications(tmp_path: Path) -> None:
     async with (
         Working() as server,
         Receiver() as receiver,
@@ -295,5 +311,5 @@ async def test_who_is_gone_is_sent_nothing_more(tmp_path: Path) -> None:
         server.may_work.set()
         server.may_end.set()
         await receiver.until(lambda: states(receiver.at("/ann"))[-1:] == ["COMPLETED"])
-        await eventually(lambda: deliveries(tmp_path, gone)[-1] == "dropped", "it is given up")
+        await eventually(lambda: "dropped" in deliveries(tmp_path, gone), "it is given up")
         assert {"SUBMITTED"} <= set(states(receiver.at("/guest"))) <= {"SUBMITTED", "WORKING"}

@@ -90,7 +90,7 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
 # -- by how many ---------------------------------------------------------------------------------------------------
 
 
-async def test_any_number_of_listeners_hear_the_same_from_the_start(agent: Agent) -> None:
+async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent: Agent) -> None:
     """Each is told how the task stands, and then the same as all others."""
     task = await agent.begin("s.ask", method="elicitation/create", params=NAME)
     await eventually(lambda: waits(agent, task), "it asks")
@@ -218,7 +218,7 @@ async def test_a_stream_of_a_message_ends_with_a_question_and_a_subscription_goe
         assert states[-1] == "TASK_STATE_COMPLETED"
 
 
-async def test_who_follows_a_question_does_not_keep_the_hub_from_ending(tmp_path: Path) -> None:
+async def test_a_follower_of_a_question_does_not_delay_the_shutdown(tmp_path: Path) -> None:
     async with asyncio.timeout(SECONDS):
         async with serving(tmp_path, {"s": stdio(command())}, limits=PATIENT) as hub, Agent(hub) as agent:
             task = (await asked(agent, "elicitation/create", NAME))["id"]
@@ -313,7 +313,7 @@ async def test_tasks_that_a_message_speaks_of_are_kept_with_it(agent: Agent) -> 
 NOT_WAITING = {"configuration": {"returnImmediately": True}}
 
 
-async def test_of_a_history_as_much_is_told_as_is_wanted(agent: Agent) -> None:
+async def test_a_history_is_as_long_as_requested(agent: Agent) -> None:
     task = (await asked(agent, "elicitation/create", AGE))["id"]
     await answered(agent, task, {"data": {"age": 3}})
     whole = (await agent.ask("GetTask", {"id": task}))["history"]

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
-from tests.faults.scripted import Heard, Scripted, reply, tool
+from tests.faults.scripted import ReceivedRequest, Scripted, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, write_config
 from tests.peers.launch import http_peer
@@ -95,7 +96,7 @@ def origin(server: Scripted) -> str:
     return str(server.entry["url"]).removesuffix("/mcp")
 
 
-def values(heard: Iterable[Heard], header: str) -> set[str]:
+def values(heard: Iterable[ReceivedRequest], header: str) -> set[str]:
     """What a server was sent in a header."""
     return {value for each in heard for value in each.headers.get(header, [])}
 
@@ -186,7 +187,7 @@ async def test_a_request_over_an_event_stream_has_its_caller_s_id_and_finds_its_
 
 async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Path) -> None:
     class Jumping(Scripted):
-        async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
             if heard.method in ("tools/jump", "logging/setLevel"):
                 out.write(reply(heard.result({"jumped": heard.message["params"]})))
             else:
@@ -204,7 +205,7 @@ async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Pat
         greetings = server.greetings
         state, told = await caller.told(origin(server), "initialize")
         assert (state, told["mcp_result"]["serverInfo"]["name"]) == ("COMPLETED", "x")
-        assert server.greetings == greetings
+        assert server.greetings < greetings + len(hub.each)  # each node greets it once
 
 
 async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_pa
 class Messages(Scripted):
     """A server that takes MCP's methods by plain JSON-RPC at `/messages/`, without a greeting."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if (heard.verb, heard.path) != ("POST", "/messages/"):
             out.write(reply(None, status=404))
         elif heard.method == "tools/call":
@@ -233,6 +234,7 @@ class Messages(Scripted):
             out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": unknown}))
 
 
+@pytest.mark.one_process("each node finds out by itself how a server is spoken to")
 async def test_what_answers_nowhere_else_is_spoken_to_at_messages_and_that_is_remembered(tmp_path: Path) -> None:
     async with (
         Messages() as server,
@@ -341,13 +343,14 @@ async def test_an_open_hub_may_let_everybody_name_addresses_but_not_of_private_n
             assert "[targets] allow would have to list it" in await caller.refused("https://198.41.0.4")
             write_config(tmp_path, {}, targets={"open": True})
             hub.process.send_signal(signal.SIGHUP)
-            await eventually(lambda: said(hub, "configuration reloaded"), "the new file is taken")
+            await eventually(lambda: any("configuration reloaded" in line for line in hub.said), "the file is taken")
             assert not await caller.may(peer.at(""))
             # What is public is not refused; nobody is there.
             task = await caller.task("https://nowhere.invalid", "ping")
             assert task["status"]["state"] == "TASK_STATE_FAILED"
 
 
+@pytest.mark.one_process("it counts the connections of a hub to a server; each node has its own")
 async def test_headers_go_to_their_target_alone_and_are_written_nowhere(tmp_path: Path) -> None:
     async with Scripted() as server, Scripted() as other:
         tables = allowing(origin(server), origin(other), headers=["x-token"])
@@ -362,7 +365,7 @@ async def test_headers_go_to_their_target_alone_and_are_written_nowhere(tmp_path
             assert task["status"]["state"] == "TASK_STATE_COMPLETED"
             greetings = server.greetings
             await planner.told(origin(server), "tools/call", call, **with_secret)
-            assert server.greetings == greetings
+            assert server.greetings < greetings + len(hub.each)  # each node greets it once
             assert values(server.heard, "x-token") == {SECRET}
             assert all(heard.headers.get("x-token") == [SECRET] for heard in server.heard)
             await planner.told(origin(other), "tools/call", call)
@@ -393,21 +396,21 @@ class Elsewhere(Scripted):
         super().__init__()
         self.location = location
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(reply(None, status=307, headers={"location": self.location}))
 
 
 class Slashed(Scripted):
     """A server that is found behind a slash."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.path.endswith("/"):
             await super().on(heard, out)
         else:
             out.write(reply(None, status=307, headers={"location": f"{heard.path}/"}))
 
 
-async def test_who_is_sent_elsewhere_does_not_go_there(tmp_path: Path) -> None:
+async def test_redirects_are_not_followed(tmp_path: Path) -> None:
     async with (
         Scripted() as other,
         Elsewhere(other.entry["url"]) as away,
@@ -430,7 +433,7 @@ async def test_who_is_sent_elsewhere_does_not_go_there(tmp_path: Path) -> None:
 # -- coming and going --------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_nobody_uses_is_let_go_and_reached_again(tmp_path: Path) -> None:
+async def test_an_unused_server_is_dropped_and_reached_again(tmp_path: Path) -> None:
     async with (
         Scripted() as server,
         serving(tmp_path, **allowing(origin(server), idle=IDLE_SECONDS)) as hub,
@@ -453,6 +456,7 @@ async def test_a_server_that_nobody_uses_is_let_go_and_reached_again(tmp_path: P
         assert server.greetings > greetings
 
 
+@pytest.mark.one_process("`max` limits the servers of each node")
 async def test_one_more_server_than_there_may_be_is_refused_while_the_others_are_used(tmp_path: Path) -> None:
     async with Scripted() as busy, Scripted() as second, Scripted() as third:
         tables = allowing(*(origin(server) for server in (busy, second, third)), max=2)
@@ -477,11 +481,11 @@ async def test_one_more_server_than_there_may_be_is_refused_while_the_others_are
 class Silent(Scripted):
     """A server that never answers."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
 
-async def test_who_cannot_be_reached_fails_and_who_is_being_reached_can_be_given_up(tmp_path: Path) -> None:
+async def test_unreachable_targets_fail_and_a_connecting_one_can_be_cancelled(tmp_path: Path) -> None:
     async with Scripted() as gone:
         address = origin(gone)
     async with (
@@ -501,7 +505,7 @@ async def test_who_cannot_be_reached_fails_and_who_is_being_reached_can_be_given
         assert (state, told["mcp_error"]["data"]["executed"]) == ("CANCELED", "no")
 
 
-async def test_nobody_else_is_shown_a_server_that_a_caller_named(tmp_path: Path) -> None:
+async def test_only_its_caller_sees_a_server_that_it_named(tmp_path: Path) -> None:
     async with Scripted() as server:
         server.tools = [tool("hidden_tool")]
         async with (
@@ -531,4 +535,8 @@ async def test_targets_can_be_allowed_and_taken_back_while_the_hub_runs(tmp_path
         await eventually(lambda: caller.may(origin(server)), "the address may be named")
         write_config(tmp_path, {}, **allowing())
         await eventually(lambda: any(heard.verb == "DELETE" for heard in server.heard), "the server is let go")
+        # Of a cluster, the line counts when the last node has said it.
+        await eventually(
+            lambda: sum("configuration reloaded" in line for line in hub.said) >= 2, "the file is read twice"
+        )
         await caller.refused(origin(server))

@@ -15,6 +15,7 @@ from isthmus.core.access.policy import Policy
 from isthmus.model.callers import Grants
 from isthmus.model.names import FeatureName, ServerName
 from tests.conftest import Ledger
+from tests.fork_server import quick_isthmus
 from tests.frontends.wire import (
     BASE,
     PING,
@@ -29,7 +30,7 @@ from tests.frontends.wire import (
     modern_headers,
     until,
 )
-from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.hubs import HubProcess, environment, serving, stdio, write_config
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -137,9 +138,7 @@ async def test_a_key_opens(hub: HubProcess, label: str) -> None:
 
 @pytest.mark.parametrize("label", REFUSED)
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE", "PUT"])
-async def test_without_its_key_nobody_is_let_in_and_everybody_is_told_alike(
-    hub: HubProcess, label: str, method: str
-) -> None:
+async def test_without_its_key_every_caller_is_rejected_alike(hub: HubProcess, label: str, method: str) -> None:
     path = f"/mcp?key={GOOD}&api_key={GOOD}" if label == "a key in the query" else "/mcp"
     async with connected(hub.port) as wire:
         reply = await wire.request(PING, [*BASE, *REFUSED[label]], method=method, path=path)
@@ -158,7 +157,7 @@ async def test_every_request_on_a_connection_shows_its_own_key(hub: HubProcess) 
 
 
 @pytest.mark.parametrize("path", ["/mcp/alpha", "/mcp/hidden", "/mcp/nobody", "/mcp"])
-async def test_without_a_key_nothing_is_told_of_which_servers_there_are(hub: HubProcess, path: str) -> None:
+async def test_without_a_key_no_server_names_are_exposed(hub: HubProcess, path: str) -> None:
     reply = await ask(hub.port, legacy("ping"), None, path=path)
     assert (reply.status, reply.body) == (401, (await ask(hub.port, legacy("ping"), None)).body)
 
@@ -382,7 +381,7 @@ async def test_the_path_of_a_request_is_taken_as_it_is(hub: HubProcess, target: 
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-async def test_health_needs_no_key_and_tells_nothing(hub: HubProcess, path: str) -> None:
+async def test_health_needs_no_key_and_reveals_nothing(hub: HubProcess, path: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(b"", [("host", "probe.internal:8765")], method="GET", path=path)
         assert (reply.status, reply.json) == (200, {"status": "ok"})
@@ -408,7 +407,7 @@ async def started(folder: Path, *words: str, env: dict[str, str] | None = None, 
     """Start a hub that is not to start; its exit code and what it said."""
     config = write_config(folder, {}, **tables)
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0", *words),
+        *quick_isthmus("serve", "--config", str(config), "--port", "0", *words),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -441,7 +440,7 @@ async def test_a_caller_whose_key_is_short_does_not_open_a_hub(tmp_path: Path) -
     assert "changeme" not in said
 
 
-async def test_callers_of_whom_none_is_usable_do_not_leave_the_hub_open(tmp_path: Path) -> None:
+async def test_unusable_callers_do_not_leave_the_hub_open(tmp_path: Path) -> None:
     code, said = await started(tmp_path, callers={"me": {"key": "env:NOT_SET_ANYWHERE", "allow": ["*"]}})
     assert code == 3
     assert "NOT_SET_ANYWHERE" in said

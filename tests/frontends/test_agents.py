@@ -18,11 +18,11 @@ from isthmus.model.tasks import DataPart, TextPart
 from isthmus.wire.a2a.operations import SendMessage
 from tests.conftest import Ledger
 from tests.faults.scripted import HangUp as ServerHangUp
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import Tail, eventually
 from tests.faults.working import STEPS, Working
 from tests.frontends.test_a2a import Agent, run
-from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, serving, stdio, write_config
+from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
 from tests.unit.upstream.a2a.scripted import (
     DONE,
@@ -52,7 +52,7 @@ PLACES = {"v1": "", "v03": "/.well-known/agent.json"}
 class Echoing(Scripted):
     """A server that gives its arguments back, or the result that is one of them."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.arguments.get("hangs_up"):
             raise ServerHangUp
         given = {"content": [{"type": "text", "text": "given"}], "structuredContent": heard.arguments}
@@ -91,6 +91,9 @@ async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field
         }
         callers = {"outer": {"key": KEY, "allow": ["*"]}}
         behind = await enter(serving(inner, servers, limits=PATIENT, callers=callers))
+        for url in node_urls(behind.url):
+            # A list waits for all servers that start; a card waits for a second.
+            assert "raw.pay" in await (await enter(Raw(url, key=KEY))).names()
         agents = {kind: await enter(ScriptedAgent(kind)) for kind in KINDS}
         for agent in agents.values():
             agent.card_headers = {"cache-control": "max-age=1"}
@@ -137,6 +140,7 @@ async def test_a_call_through_both_hubs_runs_once_and_keeps_its_exact_json(field
     assert json.dumps(result["structuredContent"]) == json.dumps(given)
     assert result["content"][-1] == {"type": "text", "text": "given"}
     paid = await field.caller.call(f"{place}.raw.pay", told(place, {"nonce": f"once-{place}"}))
+    assert "result" in paid, paid
     assert paid["result"]["isError"] is False
     assert field.ledger.ran()[f"once-{place}"] == 1
 
@@ -230,7 +234,7 @@ async def test_skills_that_change_are_listed_anew(field: Field) -> None:
     await eventually(is_listed, "the other skill is listed")
 
 
-async def test_who_cannot_be_asked_goes_on_by_calling_again(field: Field) -> None:
+async def test_a_caller_without_elicitation_continues_by_calling_again(field: Field) -> None:
     agent, name = field.agent(), f"{server_of(KINDS[0])}.research"
     agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     asked = (await field.caller.call(name, {"message": "go"}))["result"]
@@ -266,7 +270,7 @@ async def ask_as_person(caller: Raw, params: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def test_an_agent_that_hangs_up_may_have_done_it_and_is_not_told_twice(field: Field) -> None:
+async def test_an_agent_that_hangs_up_may_have_executed_and_gets_no_second_request(field: Field) -> None:
     async def hang_up(_: SendMessage, out: Out) -> None:
         raise HangUp
 

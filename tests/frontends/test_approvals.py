@@ -129,7 +129,11 @@ async def test_a_call_that_waits_continues_when_it_is_allowed(agent: Person, bos
     id = await boss.id_of({"n": 1})
     assert (await boss.decide("allow", id)).json()["scope"] == "once"
     assert (await call)["structuredContent"] == {"n": 1}
-    assert (await boss.http.get(f"/v1/approvals/{id}")).json()["reason"] == "unknown_approval"
+
+    async def is_used() -> bool:
+        return bool((await boss.http.get(f"/v1/approvals/{id}")).json().get("reason") == "unknown_approval")
+
+    await until(is_used, "it is used, and other nodes know it")
 
 
 async def test_an_exempted_call_does_not_wait(agent: Person) -> None:
@@ -228,7 +232,7 @@ async def test_the_audit_log_has_every_step_without_arguments(agent: Person, bos
     assert "for-your-eyes" not in json.dumps(records)
 
 
-async def test_without_a_running_hub_nobody_can_decide_and_the_call_fails_at_once(folder: Path) -> None:
+async def test_without_a_running_hub_no_decision_is_possible_and_the_call_fails_at_once(folder: Path) -> None:
     told = await isthmus_command(folder, "call", TOOL, "n=1", "--private", code=1)
     assert "only `isthmus serve` has operators" in told
     assert "executed: no" in told
@@ -265,7 +269,9 @@ async def test_an_mcp_caller_waits_in_both_eras(hub: HubProcess, boss: Person, m
         assert (await call).structured_content == {"era": mode}
 
 
-async def test_an_mcp_caller_is_told_in_the_errors_data(hub: HubProcess, agent: Person, boss: Person) -> None:
+async def test_an_mcp_caller_learns_of_the_approval_from_the_errors_data(
+    hub: HubProcess, agent: Person, boss: Person
+) -> None:
     await boss.decide("deny", (await agent.call({"n": 7}, seconds=0.1))["approval"], reason="no")
     async with Raw(hub.url, key=KEYS["agent"]) as raw:
         error = (await raw.call(TOOL, {"n": 7}))["error"]
@@ -352,10 +358,10 @@ async def test_a_denied_task_is_rejected_with_the_reason(agent: Person, boss: Pe
     task = (await agent.a2a("SendMessage", run(TOOL, n=11)))["task"]
     await boss.decide("deny", await boss.id_of({"n": 11}), reason="not today")
 
-    async def is_over() -> bool:
+    async def is_done() -> bool:
         return await agent.state(task["id"]) == "TASK_STATE_REJECTED"
 
-    await until(is_over, "the task ends")
+    await until(is_done, "the task ends")
     status = (await agent.a2a("GetTask", {"id": task["id"]}))["status"]
     assert "not today" in status["message"]["parts"][0]["text"]
     assert status["message"]["metadata"]["executed"] == "no"
@@ -408,6 +414,7 @@ async def test_servers_that_callers_name_by_address_are_held_too(tmp_path: Path)
         assert server.count("tools/call") == 1
 
 
+@pytest.mark.one_process("a hub with SQLite is killed and started again")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_task_waits_durably(tmp_path: Path, how: signal.Signals) -> None:
     servers = {"bank": stdio(command())}
@@ -481,7 +488,7 @@ async def test_a_hub_that_shuts_down_does_not_wait_for_people(tmp_path: Path) ->
         assert reason(await call) == ("approval_pending", "no")
 
 
-async def test_a_webhook_is_told_without_the_arguments_unless_the_operator_wants_them(tmp_path: Path) -> None:
+async def test_a_webhook_gets_no_arguments_unless_the_operator_wants_them(tmp_path: Path) -> None:
     async with Receiver() as receiver:
         receiver.words["/brief"].append("500 Oops")
         rules = {

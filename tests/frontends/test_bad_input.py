@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.fork_server import quick_isthmus
 from tests.frontends.cases import (
     ANSWERS,
     CALL,
@@ -24,7 +25,7 @@ from tests.frontends.cases import (
     PARSE,
     TEXTS,
     UNSUPPORTED,
-    Told,
+    ExpectedReply,
     expected,
     is_modern,
     method_in,
@@ -45,7 +46,7 @@ from tests.frontends.wire import (
     modern_headers,
     rendered,
 )
-from tests.hubs import META, MODERN, HubProcess, environment, isthmus, serving, write_config
+from tests.hubs import META, MODERN, HubProcess, environment, serving, write_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -59,8 +60,8 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
     assert not [line for line in running.said if "Traceback" in line or '"error"' in line]
 
 
-def told(reply: Reply) -> Told:
-    return Told(reply.status, reply.code if reply.body else None, reply.id_text)
+def told(reply: Reply) -> ExpectedReply:
+    return ExpectedReply(reply.status, reply.code if reply.body else None, reply.id_text)
 
 
 async def lives_on(wire: Wire) -> None:
@@ -97,7 +98,7 @@ async def test_what_is_no_message_gets_its_own_error(hub: HubProcess) -> None:
 async def test_a_body_that_ends_early_is_not_json_wherever_it_ends(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for end in range(len(CALL)):
-            assert told(await wire.request(CALL[:end])) == Told(400, PARSE, "null"), end
+            assert told(await wire.request(CALL[:end])) == ExpectedReply(400, PARSE, "null"), end
         await lives_on(wire)
 
 
@@ -151,7 +152,7 @@ class Conversation:
 @asynccontextmanager
 async def conversing(folder: Path) -> AsyncIterator[Conversation]:
     process = await asyncio.create_subprocess_exec(
-        *isthmus("stdio", "--config", str(write_config(folder, {}))),
+        *quick_isthmus("stdio", "--config", str(write_config(folder, {}))),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -170,12 +171,12 @@ async def conversing(folder: Path) -> AsyncIterator[Conversation]:
             await process.wait()
 
 
-def told_on_a_line(answers: list[bytes]) -> Told | None:
+def told_on_a_line(answers: list[bytes]) -> ExpectedReply | None:
     if not answers:
         return None
     (line,) = answers
     reply = Reply(0, {}, line.rstrip(b"\n"))
-    return Told(0, reply.code, reply.id_text)
+    return ExpectedReply(0, reply.code, reply.id_text)
 
 
 async def test_over_standard_streams_every_change_gets_the_same_error(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ async def test_over_standard_streams_what_is_no_message_gets_the_same_error(tmp_
         for label, (body, answer) in TEXTS.items():
             answers = await talk.say(body)
             blank = not body.strip()
-            assert told_on_a_line(answers) == (None if blank else Told(0, answer.code, answer.id)), label
+            assert told_on_a_line(answers) == (None if blank else ExpectedReply(0, answer.code, answer.id)), label
         for label, body in ANSWERS.items():
             assert await talk.say(body) == [], label
 
@@ -198,7 +199,7 @@ async def test_over_standard_streams_what_is_no_message_gets_the_same_error(tmp_
 async def test_over_standard_streams_a_line_that_is_too_long_is_refused_and_the_next_is_read(tmp_path: Path) -> None:
     async with conversing(tmp_path) as talk:
         answers = await talk.say(CALL.replace(b'"hi"', b'"' + b"x" * (5 << 20) + b'"'))
-        assert told_on_a_line(answers) == Told(0, INVALID, "null")
+        assert told_on_a_line(answers) == ExpectedReply(0, INVALID, "null")
 
 
 # -- headers that must agree with the body -------------------------------------------------------------------------
@@ -252,7 +253,7 @@ MISMATCHES: dict[str, list[tuple[str, str]]] = {
 async def test_headers_that_do_not_say_what_the_body_says_are_refused(hub: HubProcess, label: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), MISMATCHES[label])
-        assert told(reply) == Told(400, MISMATCH, "41"), reply.body
+        assert told(reply) == ExpectedReply(400, MISMATCH, "41"), reply.body
         await lives_on(wire)
 
 
@@ -260,15 +261,15 @@ async def test_headers_that_do_not_say_what_the_body_says_are_refused(hub: HubPr
 async def test_headers_that_say_what_the_body_says_pass(hub: HubProcess, value: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), with_header("mcp-name", value))
-        assert told(reply) == Told(200, None, "41")
+        assert told(reply) == ExpectedReply(200, None, "41")
 
 
-async def test_an_unknown_version_is_told_which_ones_are_spoken(hub: HubProcess) -> None:
+async def test_an_unknown_version_is_answered_with_the_supported_ones(hub: HubProcess) -> None:
     meta = {**META, "io.modelcontextprotocol/protocolVersion": "2099-01-01"}
     headers = with_header("mcp-protocol-version", "2099-01-01", method="server/discover")
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(legacy("server/discover", {"_meta": meta}, id=41)), headers)
-        assert told(reply) == Told(400, UNSUPPORTED, "41")
+        assert told(reply) == ExpectedReply(400, UNSUPPORTED, "41")
         assert reply.json["error"]["data"] == {
             "supported": [MODERN, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"],
             "requested": "2099-01-01",
@@ -292,7 +293,7 @@ async def test_a_version_header_that_names_none_is_a_bad_request(hub: HubProcess
         ("mcp-session-id", ("one", "two"), 404),
     ],
 )
-async def test_a_header_that_somebody_may_route_on_counts_once_in_the_earlier_era_too(
+async def test_a_duplicate_routing_header_is_refused_in_the_legacy_era_too(
     hub: HubProcess, name: str, values: tuple[str, str], status: int
 ) -> None:
     async with connected(hub.port) as wire:
@@ -350,7 +351,7 @@ async def test_only_json_is_taken(hub: HubProcess, values: tuple[str, ...], stat
         (("text/html", "text/plain"), 406),
     ],
 )
-async def test_who_takes_neither_json_nor_events_is_told_so(
+async def test_a_client_that_accepts_neither_json_nor_events_gets_an_error(
     hub: HubProcess, values: tuple[str, ...], status: int
 ) -> None:
     async with connected(hub.port) as wire:
@@ -373,7 +374,7 @@ async def test_who_takes_neither_json_nor_events_is_told_so(
         ("DELETE", BASE, 404, None),
     ],
 )
-async def test_other_methods_are_told_what_is_possible(
+async def test_other_methods_are_answered_with_the_allowed_ones(
     hub: HubProcess, method: str, headers: Headers, status: int, allow: str | None
 ) -> None:
     async with connected(hub.port) as wire:
@@ -394,18 +395,18 @@ async def test_a_chunked_body_is_read_like_any_other(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         head = rendered("POST", "/mcp", [*BASE, ("transfer-encoding", "chunked")])
         await wire.say(head + b"".join(b"1\r\n%c\r\n" % byte for byte in CALL) + b"0\r\n\r\n")
-        assert told(await wire.reply()) == Told(200, None, "41")
+        assert told(await wire.reply()) == ExpectedReply(200, None, "41")
         await lives_on(wire)
 
 
-async def test_who_asks_whether_to_go_on_is_told_to(hub: HubProcess) -> None:
+async def test_a_client_that_expects_continue_gets_it(hub: HubProcess) -> None:
     headers = [*BASE, ("expect", "100-continue"), ("content-length", str(len(CALL)))]
     async with connected(hub.port) as wire:
         await wire.say(rendered("POST", "/mcp", headers))
         async with asyncio.timeout(SECONDS):
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await wire.say(CALL)
-        assert told(await wire.reply()) == Told(200, None, "41")
+        assert told(await wire.reply()) == ExpectedReply(200, None, "41")
         await lives_on(wire)
 
 
@@ -442,7 +443,13 @@ BROKEN: dict[str, tuple[bytes, int]] = {
 }
 
 
-@pytest.mark.parametrize("label", BROKEN)
+READ_FIRST = pytest.mark.one_process("the load balancer reads these bytes itself")
+NOT_PASSED_ON = ("a chunk that is no number", "HTTP/2", "a head without end")
+
+
+@pytest.mark.parametrize(
+    "label", [pytest.param(each, marks=READ_FIRST if each in NOT_PASSED_ON else ()) for each in BROKEN]
+)
 async def test_a_request_that_two_readers_could_read_differently_is_refused_and_nothing_after_it_is_read(
     hub: HubProcess, label: str
 ) -> None:
@@ -476,7 +483,7 @@ async def test_a_chunked_body_over_the_limit_is_cut_off(hub: HubProcess) -> None
 async def test_a_body_of_exactly_the_limit_is_read(hub: HubProcess) -> None:
     body = CALL[:-1].ljust((4 << 20) - 1) + b"}"
     async with connected(hub.port) as wire:
-        assert told(await wire.request(body)) == Told(200, None, "41")
+        assert told(await wire.request(body)) == ExpectedReply(200, None, "41")
         assert (await wire.request(body + b" ")).status == 413
 
 
@@ -495,12 +502,12 @@ async def test_requests_sent_all_at_once_are_answered_in_order(hub: HubProcess) 
                 assert (await wire.reply()).json["id"] == id
 
 
-async def test_a_session_that_is_nobodys_is_not_found(hub: HubProcess) -> None:
+async def test_an_unknown_session_is_not_found(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         headers = [*BASE, ("mcp-session-id", "nobody's")]
-        assert told(await wire.request(CALL, headers)) == Told(404, INVALID, "41")
+        assert told(await wire.request(CALL, headers)) == ExpectedReply(404, INVALID, "41")
         note = encoded(legacy("notifications/cancelled", {"requestId": 1}, id=None))
-        assert told(await wire.request(note, headers)) == Told(404, INVALID, "null")
+        assert told(await wire.request(note, headers)) == ExpectedReply(404, INVALID, "null")
         await lives_on(wire)
 
 

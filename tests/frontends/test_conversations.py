@@ -27,7 +27,7 @@ HELLO = {
     "capabilities": {"elicitation": {}},
     "clientInfo": {"name": "test", "version": "1"},
 }
-Told = dict[str, Any]
+Json = dict[str, Any]
 
 
 @asynccontextmanager
@@ -51,13 +51,13 @@ class Agent:
         self.headers = {"A2A-Version": version}
         self._numbers = itertools.count()
 
-    async def send(self, data: Told, context: str | None = None, task: str | None = None) -> Told:
+    async def send(self, data: Json, context: str | None = None, task: str | None = None) -> Json:
         """Say something in a context, or in a new one, and return the task when it has ended or asks."""
-        part: Told = {"data": data} if self.is_latest else {"kind": "data", "data": data}
+        part: Json = {"data": data} if self.is_latest else {"kind": "data", "data": data}
         role = "ROLE_USER" if self.is_latest else "user"
         named = {key: value for key, value in (("contextId", context), ("taskId", task)) if value is not None}
-        message: Told = {"messageId": f"m{next(self._numbers)}", "role": role, "parts": [part], **named}
-        params: Told = {"message": message}
+        message: Json = {"messageId": f"m{next(self._numbers)}", "role": role, "parts": [part], **named}
+        params: Json = {"message": message}
         if not self.is_latest:
             message["kind"], params["configuration"] = "message", {"blocking": True}
         method = "SendMessage" if self.is_latest else "message/send"
@@ -65,7 +65,7 @@ class Agent:
         result = (await self.http.post("/a2a", json=body, headers=self.headers)).json()["result"]
         return dict(result["task"] if self.is_latest else result)
 
-    async def call(self, tool: str, context: str | None = None, **arguments: Any) -> tuple[str, Told]:
+    async def call(self, tool: str, context: str | None = None, **arguments: Any) -> tuple[str, Json]:
         """Have a tool run, and accept what it asks; the context, and what the server said."""
         task = await self.send({"tool": f"s.{tool}", "arguments": arguments}, context)
         if tool == "confirm":
@@ -133,7 +133,7 @@ class SessionClient:
         self.headers["mcp-session-id"] = answer.headers["mcp-session-id"]
         return self
 
-    async def ask(self, method: str, params: Told) -> Told:
+    async def ask(self, method: str, params: Json) -> Json:
         """Ask, and return the result."""
         async with self.http.stream("POST", "/mcp", json=self._request(method, params), headers=self.headers) as answer:
             if "event-stream" not in answer.headers["content-type"]:
@@ -147,13 +147,13 @@ class SessionClient:
                     await self.http.post("/mcp", json=accepted, headers=self.headers)
         raise AssertionError("the stream ended without an answer")
 
-    async def call(self, tool: str, **more: Any) -> Told:
+    async def call(self, tool: str, **more: Any) -> Json:
         return await self.ask("tools/call", {"name": f"s.{tool}", "arguments": {}, **more})
 
     async def pid(self, tool: str) -> int:
         return int((await self.call(tool))["structuredContent"]["pid"])
 
-    def _request(self, method: str, params: Told) -> Told:
+    def _request(self, method: str, params: Json) -> Json:
         return {"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": params}
 
 

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEYS = {
     name: f"{name}-key-0123456789abcdef" for name in ("everything", "server", "tool", "denied", "tagged", "nothing")
 }
+NO_PROGRAM = {"command": "/opt/no-such-program", "placement": "node"}
 SERVERS: dict[str, Any] = {
-    "down": {"command": "/opt/no-such-program", "exclude_tools": ["secret-door"], "tags": {"wipe": ["danger"]}},
-    "down_under": {"command": "/opt/no-such-program"},
+    "down": {**NO_PROGRAM, "exclude_tools": ["secret-door"], "tags": {"wipe": ["danger"]}},
+    "down_under": NO_PROGRAM,
 }
 CALLERS: dict[str, Any] = {
     "everything": {"allow": ["*"]},
@@ -39,8 +40,9 @@ async def started(folder: Any, **hub: Any) -> AsyncIterator[HubProcess]:
     async with serving(folder, SERVERS, callers=callers, relay=relay, hub=hub) as running:
 
         async def has_failed() -> bool:
-            shown = await rest(running, "everything", "GET", "/v1/servers")
-            return {each["state"] for each in shown["servers"] if each["name"] in SERVERS} == {"retrying"}
+            shown = [await rest(node, "everything", "GET", "/v1/servers") for node in running.each]
+            servers = [each for found in shown for each in found["servers"]]
+            return {each["state"] for each in servers if each["name"] in SERVERS} == {"retrying"}
 
         await until(has_failed)
         yield running
@@ -132,7 +134,7 @@ FRONTENDS: list[Ask] = [by_mcp, by_modern_mcp, by_server, by_rest, by_rest_get, 
 
 
 @pytest.mark.parametrize("ask", FRONTENDS)
-async def test_a_caller_that_could_use_the_tool_hears_that_its_server_is_down(hub: HubProcess, ask: Ask) -> None:
+async def test_a_caller_that_could_use_the_tool_learns_that_its_server_is_down(hub: HubProcess, ask: Ask) -> None:
     down = ("not_connected", WHY, "no", "down")
     assert await ask(hub, "everything", "down.read") == down
     assert await ask(hub, "server", "down.anything") == down
@@ -151,7 +153,7 @@ async def test_a_caller_that_could_use_the_tool_hears_that_its_server_is_down(hu
         ("nothing", "down.read"),
     ],
 )
-async def test_any_other_caller_hears_of_no_such_tool(hub: HubProcess, ask: Ask, caller: str, name: str) -> None:
+async def test_any_other_caller_gets_unknown_tool(hub: HubProcess, ask: Ask, caller: str, name: str) -> None:
     if ask is by_server and caller == "nothing":
         return  # nothing is at that address for it: 404, as of any other server that it may not use
     told = await ask(hub, caller, name)
@@ -180,7 +182,7 @@ async def test_names_for_language_models_name_the_longest_server_that_fits(flat:
     assert (await by_a2a(flat, "everything", "mcp_down_read"))[:1] == ("not_connected",)
 
 
-async def test_devices_hear_it_too(hub: HubProcess) -> None:
+async def test_devices_learn_it_too(hub: HubProcess) -> None:
     async with wired(agent_call_url(hub.port, "guest")) as it:
         error = (await it.ask("tools/call", {"name": "down.read"}))["error"]
         assert (error["code"], error["data"]["details"], error["data"]["executed"]) == (-32001, WHY, "no")

@@ -157,7 +157,7 @@ async def test_a_bound_token_is_taken_over_grpc(here: Trusting) -> None:
         ({"jti": None}, "it has no jti"),
     ],
 )
-async def test_a_wrong_proof_is_told_to_its_sender(here: Trusting, claims: dict[str, Any], told: str) -> None:
+async def test_a_wrong_proof_is_reported_to_its_sender(here: Trusting, claims: dict[str, Any], told: str) -> None:
     answer = await here.http.get(f"{here.base}/v1/tools", auth=holder(here, **claims))
     assert answer.status_code == 401
     (challenge,) = challenges(answer)

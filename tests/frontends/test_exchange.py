@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.frontends.wire import until
 from tests.security.authority import Authority, Protected, entry_of
 from tests.security.trusting import KEY, trusting
 from tests.unit.credentials.test_identity_tokens import ENTERPRISE, JWT_BEARER, Provider
+
+pytestmark = pytest.mark.one_process("each node exchanges the tokens of its callers for itself")
 
 EXCHANGE = {"grant": "token_exchange", "client_id": "hub", "client_secret": "a secret", "audience": "search"}
 

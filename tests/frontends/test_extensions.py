@@ -40,7 +40,7 @@ async def ask_modern(hub: HubProcess, method: str, params: dict[str, Any], path:
 
 
 @pytest.mark.parametrize(("path", "extensions"), [("/mcp", {app_server.UI: {}}), ("/mcp/app", {app_server.UI: {}})])
-async def test_of_a_servers_extensions_those_are_told_that_work_through_the_hub(
+async def test_only_server_extensions_that_work_through_the_hub_are_advertised(
     hub: HubProcess, path: str, extensions: dict[str, Any]
 ) -> None:
     greeted = await ask_legacy(hub, "initialize", HELLO, path)
@@ -68,7 +68,7 @@ SHOWS_APPS = {"extensions": {app_server.UI: {"mimeTypes": [app_server.MIME]}, "c
 CALL = {"name": "app.clock", "arguments": {}}
 
 
-async def test_a_server_is_told_whether_its_caller_can_show_an_app(hub: HubProcess) -> None:
+async def test_a_server_learns_whether_its_caller_can_show_an_app(hub: HubProcess) -> None:
     told = {app_server.UI: {"mimeTypes": [app_server.MIME]}}
     async with connected(hub.port) as wire:
         greeting = await wire.request(encoded(legacy("initialize", {**HELLO, "capabilities": SHOWS_APPS})), BASE)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.frontends.wire import Reply, Wire
 from tests.hubs import HubProcess
 from tests.security.endpoints import CLOSED, ENDPOINTS, KEY, Endpoint, knock, opened
@@ -48,6 +50,7 @@ async def ask(
         return await knock(wire, endpoint, [*endpoint.lines(None if by else key), *([(by, key)] if by and key else [])])
 
 
+@pytest.mark.one_process("a load balancer hides the addresses of clients")
 async def test_wrong_keys_are_limited_at_every_endpoint_and_right_ones_at_none(tmp_path: Path) -> None:
     async with opened(tmp_path, limits={"wrong_keys_per_minute": GUESSES}, relay={"enabled": True}) as (hub, _):
         first = ENDPOINTS["REST, tools"]

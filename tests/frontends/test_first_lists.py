@@ -13,8 +13,9 @@ import httpx2
 import pytest
 
 from tests.faults.watching import eventually
+from tests.fork_server import quick_isthmus
 from tests.frontends import late_server
-from tests.hubs import TRUSTED, environment, isthmus, serving, write_config
+from tests.hubs import TRUSTED, environment, node_urls, serving, write_config
 
 SECONDS = 30.0
 LATE_SECONDS = 1.5
@@ -82,7 +83,7 @@ async def named(asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
 @asynccontextmanager
 async def stdio_client(config: Path) -> AsyncIterator[Client]:
     process = await asyncio.create_subprocess_exec(
-        *isthmus("stdio", "--config", str(config)),
+        *quick_isthmus("stdio", "--config", str(config)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -216,7 +217,7 @@ async def test_a_damaged_file_costs_a_warning(field: Field) -> None:
     assert json.loads(kept.read_text())["tools"]
 
 
-async def test_who_waits_for_a_server_that_does_not_start_is_told_why(field: Field) -> None:
+async def test_a_caller_that_waits_for_a_server_that_does_not_start_learns_why(field: Field) -> None:
     await field.seen()
     field.lists(dies=True, pay="pays")
     async with stdio_client(field.config()) as client:
@@ -277,6 +278,8 @@ async def ready(port: int) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 async def until_ready(http: httpx2.AsyncClient) -> None:
+    """Wait until the hub is ready, at every node."""
     async with asyncio.timeout(SECONDS):
-        while (await http.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - as probes do
-            await asyncio.sleep(0.02)
+        for url in node_urls(f"{http.base_url}/readyz"):
+            while (await http.get(url)).status_code != 200:  # noqa: ASYNC110 - as probes do
+                await asyncio.sleep(0.02)

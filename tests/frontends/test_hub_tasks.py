@@ -114,8 +114,8 @@ class Place:
 
 def servers(folder: Path) -> dict[str, Any]:
     return {
-        "plain": stdio([sys.executable, plain_server.__file__, str(folder)]),
-        "old": stdio([sys.executable, task_server.__file__, "legacy"]),
+        "plain": stdio([sys.executable, plain_server.__file__, str(folder)], placement="node"),
+        "old": stdio([sys.executable, task_server.__file__, "legacy"], placement="node"),
     }
 
 
@@ -153,7 +153,7 @@ def begun(tool: str, nonce: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("version", "is_offered"), [("2025-11-25", True), ("2025-06-18", False)])
-async def test_tools_are_listed_as_tasks_to_those_who_know_these(
+async def test_tools_are_listed_as_tasks_for_clients_with_tasks(
     place: Place, version: str, *, is_offered: bool
 ) -> None:
     async with guest(place) as one:
@@ -190,7 +190,7 @@ async def test_a_task_is_asked_for_and_comes_to_its_result(place: Place) -> None
     assert place.ledger().count("hold a") == 1
 
 
-async def test_what_went_wrong_is_told_as_the_call_would_have_been(place: Place) -> None:
+async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Place) -> None:
     said_no, refused = await place.create("fail", "b"), await place.create("refuse", "b")
     result = (await place.ask("tasks/result", {"taskId": said_no}))["result"]
     assert (result["isError"], result["_meta"]) == (True, {RELATED: {"taskId": said_no}})
@@ -228,7 +228,7 @@ async def test_what_cannot_be_begun_does_not_become_a_task(
     assert (await place.ask("tasks/list", {}, key=OTHER))["result"]["tasks"] == before
 
 
-async def test_who_gives_a_task_up_has_it_ended_and_its_server_told(place: Place) -> None:
+async def test_a_cancelled_task_ends_and_its_server_learns_of_it(place: Place) -> None:
     id = await place.create("hold", "c")
     await place.noted("hold c")
     state = (await place.ask("tasks/cancel", {"taskId": id}))["result"]
@@ -284,7 +284,7 @@ async def listed(place: Place, params: dict[str, Any]) -> AsyncIterator[list[Any
 # -- conversations -------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_task_asks_is_asked_of_who_waits_for_its_result(place: Place) -> None:
+async def test_a_tasks_question_reaches_the_caller_that_waits_for_its_result(place: Place) -> None:
     async with guest(place) as one, connected(place.hub.port) as first, connected(place.hub.port) as second:
         await one.open(capabilities={"elicitation": {}})
         id = (await one.ask("tools/call", begun("ask", "e")))["result"]["task"]["taskId"]
@@ -313,7 +313,7 @@ async def test_what_a_task_asks_is_asked_of_who_waits_for_its_result(place: Plac
     assert place.ledger().count("ask e") == 1
 
 
-async def test_who_waits_for_a_task_that_waits_does_not_keep_the_hub_from_ending(tmp_path: Path) -> None:
+async def test_a_wait_for_a_waiting_task_does_not_delay_the_shutdown(tmp_path: Path) -> None:
     limits = {**PATIENT, "drain_seconds": 600.0}
     async with (
         asyncio.timeout(60),
@@ -341,7 +341,7 @@ async def until_status(one: Guest, id: str, status: str) -> None:
     await until(is_so)
 
 
-async def test_a_conversation_hears_how_its_task_goes_on(place: Place) -> None:
+async def test_a_conversation_receives_the_status_of_its_task(place: Place) -> None:
     async with guest(place, LISTENER) as one, guest(place, OTHER) as other:
         await one.open()
         await one.listen()
@@ -401,7 +401,7 @@ async def test_a_call_that_is_over_soon_does_not(tmp_path: Path) -> None:
         assert (await place.ask("tasks/list", {}))["result"]["tasks"] == []
 
 
-async def test_who_does_not_know_tasks_waits_for_the_result(place: Place) -> None:
+async def test_a_client_without_tasks_waits_for_the_result(place: Place) -> None:
     called = place.modern("tools/call", {"name": "plain.hold", "arguments": {"nonce": "j"}}, can={})
     waiting = asyncio.ensure_future(called)
     await place.noted("hold j")
@@ -437,7 +437,7 @@ async def test_a_modern_task_is_given_up(place: Place) -> None:
     assert (await place.told(id, "cancelled"))["taskId"] == id
 
 
-async def test_who_leaves_after_it_was_given_a_task_ends_nothing_and_can_follow_it(place: Place) -> None:
+async def test_a_caller_that_leaves_after_it_got_a_task_ends_nothing_and_can_follow_it(place: Place) -> None:
     id = await place.become("hold", "n")
     meta = {**META, "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}}
     wanted = {"notifications": {"taskIds": [id, "0" * 32]}, "_meta": meta}
@@ -483,10 +483,11 @@ async def test_a_reload_can_switch_it_off(tmp_path: Path) -> None:
         id = await place.create("echo", "p")
         write_config(tmp_path, servers(tmp_path), callers=CALLERS, limits=PATIENT, tasks={"provide": False})
 
-        async def is_off() -> bool:
-            params = {"name": "plain.echo", "arguments": {"nonce": "p"}, "task": {}}
-            return "content" in (await place.ask("tools/call", params))["result"]
+        async def is_reloaded() -> bool:
+            return any("configuration reloaded" in line for line in hub.said)
 
-        await until(is_off)
+        await until(is_reloaded)
+        params = {"name": "plain.echo", "arguments": {"nonce": "p"}, "task": {}}
+        assert "content" in (await place.ask("tools/call", params))["result"]
         assert (await place.ask("tasks/get", {"taskId": id}))["error"]["code"] == -32602
         assert (await place.ask("tasks/get", {"taskId": id}, path="/mcp/plain"))["error"]["code"] == -32601

@@ -44,7 +44,7 @@ SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 CHANGED = "notifications/tools/list_changed"
 SERVERS: dict[str, Any] = {
     "raw": stdio(command("raw_server")),
-    "dead": stdio(["/no/such/program"]),
+    "dead": stdio(["/no/such/program"], placement="node"),
     "deaf": {"url": "http://127.0.0.1:9/mcp"},
 }
 
@@ -52,7 +52,8 @@ SERVERS: dict[str, Any] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     async with serving(tmp_path_factory.mktemp("hub"), SERVERS, callers=CALLERS, limits=PATIENT) as running:
-        await until_named("raw.pay", running.port)
+        for node in running.each:
+            await until_named("raw.pay", node.port)
         yield running
     assert not [line for line in running.said if "Traceback" in line]
 
@@ -141,7 +142,7 @@ async def test_a_modern_request_opens_no_session_and_needs_none(hub: HubProcess)
 # -- lists ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_list_is_the_same_bytes_whoever_asks_and_however_often(hub: HubProcess) -> None:
+async def test_a_list_is_the_same_bytes_for_every_caller_and_request(hub: HubProcess) -> None:
     for headers, body in ((BASE, legacy("tools/list")), (modern_headers("tools/list"), modern("tools/list"))):
         bodies = {(await ask(hub.port, body, headers=headers)).body for _ in range(5)}
         assert len(bodies) == 1
@@ -160,7 +161,7 @@ async def test_a_list_says_which_servers_are_missing_and_why(hub: HubProcess) ->
     assert missing["dead"]["reason"] == "'…/program' could not be started: there is no such file"
 
 
-async def test_who_may_not_see_a_server_is_not_told_that_it_is_missing(hub: HubProcess) -> None:
+async def test_a_caller_does_not_learn_of_missing_servers_that_it_may_not_see(hub: HubProcess) -> None:
     result = (await ask(hub.port, legacy("tools/list"), key=SOME_KEY)).json["result"]
     assert [tool["name"] for tool in result["tools"]] == ["builtin.echo", "raw.echo"]
     assert "_meta" not in result
@@ -346,7 +347,7 @@ async def test_a_subscription_is_acknowledged_first_and_everything_on_it_is_mark
     assert f"raw.grown for {id!r}" in await names(hub.port)
 
 
-async def test_what_the_hub_cannot_tell_of_is_not_acknowledged(hub: HubProcess) -> None:
+async def test_subscriptions_that_the_hub_cannot_serve_are_not_acknowledged(hub: HubProcess) -> None:
     lists = {"toolsListChanged": True, "promptsListChanged": True}  # of which no server here has the second
     wanted = {**lists, "resourceSubscriptions": ["file:///x"], "somethingNew": True}
     async with subscribed(hub.port, wanted=wanted) as stream:
@@ -355,7 +356,7 @@ async def test_what_the_hub_cannot_tell_of_is_not_acknowledged(hub: HubProcess) 
         assert (await anext(stream))["params"]["notifications"] == {}
 
 
-async def test_a_legacy_caller_hears_of_changes_on_its_own_stream(hub: HubProcess) -> None:
+async def test_a_legacy_caller_gets_changes_on_its_own_stream(hub: HubProcess) -> None:
     session = await opened(hub.port)
     async with listening(hub.port, session=session) as stream, listening(hub.port) as without:
         await grow(hub.port, "grown for a stream")
@@ -363,7 +364,7 @@ async def test_a_legacy_caller_hears_of_changes_on_its_own_stream(hub: HubProces
         assert await anext(without) == {"jsonrpc": "2.0", "method": CHANGED}
 
 
-async def test_a_session_whose_list_is_old_hears_of_it_when_it_listens(hub: HubProcess) -> None:
+async def test_a_session_with_an_old_list_is_notified_when_it_listens(hub: HubProcess) -> None:
     session = await opened(hub.port)
     headers = [*BASE, ("mcp-session-id", session)]
     await ask(hub.port, legacy("tools/list"), headers=headers)
@@ -373,7 +374,7 @@ async def test_a_session_whose_list_is_old_hears_of_it_when_it_listens(hub: HubP
         assert (await anext(stream))["method"] == CHANGED
 
 
-async def test_a_change_is_told_only_to_those_who_can_see_it(hub: HubProcess) -> None:
+async def test_only_callers_that_see_a_change_are_notified(hub: HubProcess) -> None:
     async with (
         subscribed(hub.port, key=SOME_KEY) as blind,
         subscribed(hub.port, path="/mcp/builtin") as elsewhere,
@@ -392,7 +393,7 @@ async def test_a_change_is_told_only_to_those_who_can_see_it(hub: HubProcess) ->
                 await asyncio.wait_for(anext(stream), 0.05)
 
 
-async def test_many_changes_are_told_at_most_once_a_second(hub: HubProcess) -> None:
+async def test_many_changes_make_at_most_one_notification_a_second(hub: HubProcess) -> None:
     clock = asyncio.get_running_loop().time
     told = 0
 
@@ -416,7 +417,7 @@ async def test_many_changes_are_told_at_most_once_a_second(hub: HubProcess) -> N
     assert 2 <= told <= clock() - started + 1.5
 
 
-async def test_a_change_that_is_none_to_the_list_is_told_to_nobody(hub: HubProcess) -> None:
+async def test_a_change_that_leaves_the_list_equal_makes_no_notification(hub: HubProcess) -> None:
     async with subscribed(hub.port) as stream:
         await anext(stream)
         for _ in range(2):  # the second is a tool of a name that is there already
@@ -479,7 +480,7 @@ async def test_progress_comes_first_in_order_and_under_the_callers_own_token(hub
     assert (result["id"], result["result"]["content"][0]["text"]) == ("call", "hi")
 
 
-async def test_who_takes_no_events_gets_the_answer_without_them(hub: HubProcess) -> None:
+async def test_a_client_that_does_not_accept_events_gets_the_answer_without_them(hub: HubProcess) -> None:
     headers = [*(pair for pair in BASE if pair[0] != "accept"), ("accept", "application/json")]
     reply = await ask(hub.port, echo("progress:3", token="t"), headers=headers)
     assert reply.json["result"]["content"][0]["text"] == "hi"

@@ -190,7 +190,7 @@ async def test_an_answer_names_the_one_origin_that_asked(hub: HubProcess, pages:
             assert not cors_in(await ask(hub, "POST", path, *origin, *headers, body=body))
 
 
-async def test_a_connection_that_pages_and_programs_share_tells_them_apart(hub: HubProcess, pages: Site) -> None:
+async def test_pages_and_programs_on_one_connection_are_distinguished(hub: HubProcess, pages: Site) -> None:
     body, origin = encoded(legacy("ping")), ("origin", pages.origin(LISTED))
     async with connected(hub.port) as wire:
         for headers in ([], [origin], [], [], [origin], []):
@@ -201,7 +201,7 @@ async def test_a_connection_that_pages_and_programs_share_tells_them_apart(hub: 
         assert (twice.status, cors_in(twice)) == (403, {})
 
 
-async def test_a_reload_changes_who_may_read(tmp_path: Any, pages: Site) -> None:
+async def test_a_reload_changes_the_readers(tmp_path: Any, pages: Site) -> None:
     page = ("origin", pages.origin(LISTED))
     async with serving(tmp_path, callers=CALLERS) as hub:
         assert not cors_in(await ask(hub, "GET", "/v1/tools", page, *key_header(KEY)))

@@ -45,8 +45,8 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Async
         "shelf": stdio(quick_command("full_sdk2")),
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
         "mortal": stdio(command("raw_server")),
-        "workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")]),
-        "away": {"command": "/no/such/program"},
+        "workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")], placement="node"),
+        "away": {"command": "/no/such/program", "placement": "node"},
     }
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT) as running:
         yield running
@@ -62,7 +62,7 @@ def events_in(text: str) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)]
 
 
-async def test_lists_hold_what_the_servers_offer_and_name_who_is_missing(http: httpx2.AsyncClient) -> None:
+async def test_lists_have_what_the_servers_offer_and_name_the_missing_ones(http: httpx2.AsyncClient) -> None:
     tools = (await http.get("/v1/tools", params={"server": "shelf"})).json()
     assert {tool["name"] for tool in tools["tools"]} == {f"shelf.{name}" for name in content.TOOLS}
     everything = (await http.get("/v1/resources")).json()
@@ -136,7 +136,7 @@ async def test_a_question_of_a_server_is_an_event_and_its_answer_a_request(http:
     assert (name, result["content"][0]["text"]) == ("result", "“Tides”, signed by Ada: two a day")
 
 
-async def test_who_answers_nothing_is_told_what_was_asked(http: httpx2.AsyncClient) -> None:
+async def test_a_caller_that_answers_nothing_gets_the_question_in_the_error(http: httpx2.AsyncClient) -> None:
     streamed = await http.post("/v1/tools/workshop.publish", json=PUBLISH, headers={"Accept": "text/event-stream"})
     (name, asked), (last, result) = events_in(streamed.text)
     assert (name, asked["id"], last, result["isError"]) == ("question", None, "result", True)
@@ -177,7 +177,7 @@ async def test_a_fault_says_whether_the_tool_ran(http: httpx2.AsyncClient) -> No
     assert (told["reason"], told["executed"], told["server"]) == ("lost", "unknown", "mortal")
 
 
-async def test_who_hangs_up_withdraws_the_call(hub: HubProcess, ledger: Ledger) -> None:
+async def test_a_client_that_hangs_up_cancels_the_call(hub: HubProcess, ledger: Ledger) -> None:
     headers = [("host", "localhost"), ("content-type", "application/json"), ("content-length", "37")]
     body = b'{"nonce": "gone", "mode": "sleep:60"}'
     async with connected(hub.port) as wire:
@@ -226,8 +226,11 @@ async def test_only_an_operator_sees_how_to_fix_a_server(tmp_path: Path) -> None
         "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
     }
     async with (
-        serving(tmp_path, {"dead": {"command": "no-such-program"}}, callers=callers) as running,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=SECONDS, verify=TRUSTED) as client,
+        serving(tmp_path, {"dead": {"command": "no-such-program", "placement": "node"}}, callers=callers) as running,
+        # Each node names the file that it has read.
+        httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{running.each[0].port}", timeout=SECONDS, verify=TRUSTED
+        ) as client,
     ):
         operator, other = ({"x-api-key": callers[name]["key"]} for name in callers)
 

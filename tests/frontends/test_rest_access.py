@@ -18,7 +18,7 @@ from isthmus.cli.main import main
 from isthmus.model.callers import FRONTENDS
 from tests.console.conftest import SERVER
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, started, stdio, write_config
+from tests.hubs import NODE_TABLES, PATIENT, TRUSTED, HubProcess, serving, started, stdio, write_config
 from tests.security import permitted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("rest_access")]
@@ -235,13 +235,15 @@ def applied(change: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def configured(folder: Path, **tables: Any) -> Iterator[None]:
     """The hub's file with other tables, and afterwards as it was."""
-    file = folder / "isthmus.json"
-    before = file.read_text()
-    file.write_text(json.dumps({**json.loads(before), **tables}))
+    files = [own / "isthmus.json" for own in NODE_TABLES.get(folder, {folder: {}})]
+    before = [file.read_text() for file in files]
+    for file, text in zip(files, before, strict=True):
+        file.write_text(json.dumps({**json.loads(text), **tables}))
     try:
         yield
     finally:
-        file.write_text(before)
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
 
 
 def changed(before: Matrix, after: Matrix, *, is_now: bool) -> set[tuple[str, str | None, str, str]]:
@@ -272,11 +274,18 @@ async def test_a_preview_is_what_a_reload_then_gives(hub: HubProcess, folder: Pa
     async with client(hub) as http:
         before = await matrix(http)
 
+        async def at_nodes() -> list[Matrix]:
+            found = []
+            for node in hub.each:
+                async with client(node) as own:
+                    found.append(await matrix(own))
+            return found
+
         async def is_changed() -> bool:
-            return await matrix(http) != before
+            return before not in await at_nodes()
 
         async def is_restored() -> bool:
-            return await matrix(http) == before
+            return all(each == before for each in await at_nodes())
 
         answer = await http.post("/v1/access/preview", json=change)
         assert answer.status_code == 200, answer.text
@@ -301,7 +310,7 @@ async def test_a_preview_is_what_a_reload_then_gives(hub: HubProcess, folder: Pa
         await eventually(is_restored, "the file is as it was")
 
 
-async def test_what_nobody_reaches_has_its_reason_and_keys_have_their_own(
+async def test_unreachable_tools_have_their_reason_and_keys_have_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = tmp_path / "words"

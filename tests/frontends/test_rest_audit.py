@@ -31,7 +31,8 @@ CALLERS = {
     "ops": {"key": OPERATOR, "allow": ["*"], "operator": True},
     "cal": {"key": CALLER, "allow": ["desk.add"]},
 }
-SERVERS = {"desk": stdio([sys.executable, str(SERVER)])}
+# A call that is carried to another node is in both logs.
+SERVERS = {"desk": stdio([sys.executable, str(SERVER)], placement="node")}
 CALLS = 6
 
 
@@ -81,8 +82,12 @@ async def records(http: httpx2.AsyncClient, query: str = "") -> list[dict[str, A
 async def test_records_come_newest_first_in_pages(hub: HubProcess) -> None:
     async with client(hub) as http:
         whole = await records(http)
-        numbers = [each["number"] for each in whole]
-        assert numbers == list(range(numbers[0], 0, -1))
+        chains: dict[Any, list[int]] = {}
+        for each in whole:
+            chains.setdefault(each.get("slot"), []).append(each["number"])
+        assert len(chains) == len(hub.each)
+        for numbers in chains.values():
+            assert numbers == list(range(numbers[0], 0, -1))
         assert whole[-1]["record"]["event"] == "hub.started"
         found: list[dict[str, Any]] = []
         page: dict[str, Any] = {"next": ""}
@@ -112,7 +117,7 @@ async def test_records_come_newest_first_in_pages(hub: HubProcess) -> None:
 )
 async def test_records_are_filtered(hub: HubProcess, query: str, count: int) -> None:
     async with client(hub) as http:
-        assert len(await records(http, query)) == count
+        assert len(await records(http, query)) == (len(hub.each) if "hub." in query else count)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +157,23 @@ async def test_an_export_has_every_record_as_it_is_stored(hub: HubProcess) -> No
 async def test_an_intact_log_is_said_to_be_intact(hub: HubProcess) -> None:
     async with client(hub) as http:
         told = (await http.post("/v1/audit/verify")).json()
-        assert (told["good"], told["bad"], told["records"]) == (True, None, len(await records(http)))
-        assert told["said"][0] == f"The audit log is intact: {told['records']} records, 1 to {told['last']}."
+        logs = told["slots"] or [told]  # one for each node
+        count = sum(each["records"] for each in logs)
+        assert (told["good"], told["bad"], count) == (True, None, len(await records(http)))
+        for log in logs:
+            name = f"The audit log of node {log['node']}" if "node" in log else "The audit log"
+            assert f"{name} is intact: {log['records']} records, 1 to {log['last']}." in told["said"]
         async with http.stream("POST", "/v1/audit/verify", headers={"accept": "text/event-stream"}) as stream:
             lines = [line async for line in stream.aiter_lines() if line]
         assert lines[0] == "event: progress"
-        assert json.loads(lines[1][6:]) == {"records": 0, "total": told["records"]}
-        assert (lines[-2], json.loads(lines[-1][6:])) == ("event: result", told)
+        assert json.loads(lines[1][6:]) == {"records": 0, "total": count}
+        result = json.loads(lines[-1][6:])
+        assert (lines[-2], result["good"], result["last"]) == ("event: result", True, told["last"])
 
 
+@pytest.mark.one_process(
+    "it changes the SQLite file of a hub; tests/cluster_database/test_audit.py has the chains of nodes"
+)
 async def test_a_tampered_log_is_reported_with_its_first_bad_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +197,7 @@ async def test_a_hub_without_a_log_says_so(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["reason"]) == (404, "no_audit_log")
 
 
+@pytest.mark.one_process("it lengthens the SQLite file of a hub, and one hub verifies one log at a time")
 async def test_a_long_log_is_verified_one_at_a_time_and_a_reader_may_leave(tmp_path: Path) -> None:
     async with audited(tmp_path):
         pass
@@ -226,7 +240,7 @@ def lengthen(journal: Path, count: int) -> None:
         store.execute("COMMIT")
 
 
-async def test_a_thread_ends_when_nobody_reads_on() -> None:
+async def test_a_thread_ends_when_its_reader_stops() -> None:
     ended = asyncio.get_running_loop().create_future()
     emitted: list[int] = []
 

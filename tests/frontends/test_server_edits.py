@@ -72,11 +72,14 @@ async def state(http: httpx2.AsyncClient, server: str) -> str:
     return str((await http.get(f"/v1/servers/{server}")).json()["state"])
 
 
-async def is_ready(http: httpx2.AsyncClient, server: str) -> None:
-    async def ready() -> bool:
-        return await state(http, server) == "ready"
+async def is_ready(hub: HubProcess, server: str) -> None:
+    for node in hub.each:
+        async with client(node, OPERATOR) as http:
 
-    await eventually(ready, f"{server} is ready")
+            async def ready(http: httpx2.AsyncClient = http) -> bool:
+                return await state(http, server) == "ready"
+
+            await eventually(ready, f"{server} is ready")
 
 
 # -- adding ------------------------------------------------------------------------------------------------------------
@@ -181,24 +184,26 @@ async def test_a_hub_without_a_file_names_the_one_that_it_would_find(tmp_path: P
 
 
 async def test_a_disabled_server_finishes_its_calls_and_its_tools_are_gone(
-    ops: httpx2.AsyncClient, tmp_path: Path
+    hub: HubProcess, ops: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
-    await is_ready(ops, "desk")
-    file = Path((await previewed(ops, "npx -y notes"))["file"])
-    before = content(file)
+    await is_ready(hub, "desk")
+    files = [node.config for node in hub.each]
+    before = [content(file) for file in files]
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     call = asyncio.create_task(ops.post("/v1/tools/desk.steps", json={"gate": str(gate)}))
     writer = await asyncio.to_thread(open, gate, "wb", 0)
     try:
         answer = await ops.post("/v1/disable/desk")
-        assert answer.json() == {"name": "desk", "enabled": False, "saved": True, "note": f"Saved in {file}."}
+        switched = answer.json()
+        assert switched.pop("note") in [f"Saved in {each}." for each in files]
+        assert switched == {"name": "desk", "enabled": False, "saved": True}
         assert await state(ops, "desk") == "disabled"
         names = [tool["name"] for tool in (await ops.get("/v1/tools")).json()["tools"]]
         assert not [name for name in names if name.startswith("desk.")]
         refused = await ops.post("/v1/tools/desk.add", json={"a": 1, "b": 2})
         assert refused.json()["executed"] == "no"
-        assert json.loads(content(file))["servers"]["desk"]["disabled"] is True
+        assert [json.loads(content(file))["servers"]["desk"]["disabled"] for file in files] == [True] * len(files)
         again = await ops.post("/v1/disable/desk")
         assert (again.status_code, again.json()["enabled"]) == (200, False)
         writer.write(b"..")
@@ -208,8 +213,8 @@ async def test_a_disabled_server_finishes_its_calls_and_its_tools_are_gone(
     assert ended.json()["content"][0]["text"] == "two steps"
     assert (await ops.post("/v1/restart/desk")).json()["reason"] == "not_restartable"
     assert (await ops.post("/v1/enable/desk")).json()["enabled"] is True
-    await is_ready(ops, "desk")
-    assert content(file) == before
+    await is_ready(hub, "desk")
+    assert [content(file) for file in files] == before
     assert (await ops.post("/v1/tools/desk.add", json={"a": 1, "b": 2})).json()["content"][0]["text"] == "3"
     lines = [line["text"] for line in (await ops.get("/v1/logs/desk")).json()["lines"]]
     assert lines.index("disabled") < lines.index("enabled")
@@ -218,16 +223,16 @@ async def test_a_disabled_server_finishes_its_calls_and_its_tools_are_gone(
 async def test_a_server_of_another_file_is_disabled_until_the_configuration_is_read_again(
     hub: HubProcess, ops: httpx2.AsyncClient
 ) -> None:
-    await is_ready(ops, "guest")
+    await is_ready(hub, "guest")
     answer = (await ops.post("/v1/disable/guest")).json()
     assert answer["saved"] is False
     assert answer["note"].startswith("Until the configuration is read again or the hub restarts, because guest is not")
     assert await state(ops, "guest") == "disabled"
     assert (await ops.post("/v1/enable/guest")).json()["enabled"] is True
-    await is_ready(ops, "guest")
+    await is_ready(hub, "guest")
     await ops.post("/v1/disable/guest")
     hub.process.send_signal(signal.SIGHUP)
-    await is_ready(ops, "guest")
+    await is_ready(hub, "guest")
 
 
 async def test_only_servers_of_the_configuration_can_be_switched(ops: httpx2.AsyncClient) -> None:
@@ -258,8 +263,8 @@ async def test_all_of_it_is_for_operators(hub: HubProcess, path: str) -> None:
 # -- searching ---------------------------------------------------------------------------------------------------------
 
 
-async def test_tools_are_searched_by_words_and_names_come_first(ops: httpx2.AsyncClient) -> None:
-    await is_ready(ops, "desk")
+async def test_tools_are_searched_by_words_and_names_come_first(hub: HubProcess, ops: httpx2.AsyncClient) -> None:
+    await is_ready(hub, "desk")
 
     async def found(query: str, **more: str) -> list[str]:
         listed = (await ops.get("/v1/tools", params={"query": query, **more})).json()

@@ -124,7 +124,7 @@ async def test_an_exception_is_the_tools_own_error(tmp_path: Path, deeds: dict[s
         assert text(await caller.call("all.add", {"a": 1, "b": 1})) == "2"
 
 
-async def test_a_function_tells_of_its_progress_and_knows_its_caller(tmp_path: Path, deeds: dict[str, Any]) -> None:
+async def test_a_function_reports_progress_and_knows_its_caller(tmp_path: Path, deeds: dict[str, Any]) -> None:
     async with serving(tmp_path, {"all": deeds}, **TABLES) as hub, Raw(hub.url, key=ONE) as caller:
         params = {"name": "all.climb", "arguments": {"steps": 3}, "_meta": {**META, "progressToken": "p"}}
         headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "all.climb"}
@@ -136,7 +136,7 @@ async def test_a_function_tells_of_its_progress_and_knows_its_caller(tmp_path: P
         assert text(answer) == "one"
 
 
-async def test_a_function_that_blocks_holds_up_nobody(tmp_path: Path, deeds: dict[str, Any]) -> None:
+async def test_a_blocking_function_delays_no_other_call(tmp_path: Path, deeds: dict[str, Any]) -> None:
     async with serving(tmp_path, {"all": deeds}, limits=PATIENT) as hub, Raw(hub.url) as caller:
         waiting = asyncio.ensure_future(caller.call("all.wait", {"folder": str(tmp_path)}, id="w"))
         await eventually((tmp_path / "begun").exists, "the function runs")
@@ -149,7 +149,7 @@ async def test_a_function_that_blocks_holds_up_nobody(tmp_path: Path, deeds: dic
 # -- who shares a process ----------------------------------------------------------------------------------------
 
 
-async def test_isolation_decides_who_shares_a_process(tmp_path: Path, ledger: Ledger) -> None:
+async def test_isolation_decides_which_callers_share_a_process(tmp_path: Path, ledger: Ledger) -> None:
     quick = quick_server.command(ledger.path)
     servers = {isolation: stdio(quick, isolation=isolation) for isolation in ("shared", "caller", "call")}
     async with serving(tmp_path, servers, **TABLES) as hub:
@@ -181,7 +181,8 @@ async def test_defaults_fill_in_what_a_caller_leaves_out(tmp_path: Path, deeds: 
         assert (await caller.call("all.greet", {}))["error"]["code"] == -32602
 
 
-async def test_results_of_named_tools_are_given_again_to_who_asked_and_for_as_long_as_is_said(
+@pytest.mark.one_process("each node has a cache of results of its own")
+async def test_cached_results_of_named_tools_are_returned_to_their_caller_for_their_time(
     tmp_path: Path, deeds: dict[str, Any]
 ) -> None:
     def entry(ttl: float) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -18,10 +20,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
+from tests.fork_server import quick_isthmus
 from tests.frontends.set_server import command
 from tests.frontends.test_task_lists import SessionClient
 from tests.frontends.wire import connected, until
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, run, serving, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, run, serving, stdio, write_config
 from tests.peers.client_sdk2 import Listener, client_over_http, client_over_stdio
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -304,7 +307,7 @@ async def test_a_set_is_an_agent_with_a_card_of_its_own(hub: HubProcess) -> None
         card = (await raw.http.get(raw.url)).json()
     tools = [skill["id"] for skill in card["skills"] if skill["tags"] and skill["tags"][0] in ("one", "two")]
     assert (card["name"], card["description"], tools) == ("Isthmus (dev)", "For people who write programs.", DEV)
-    addresses = {each["url"].partition(str(hub.port))[2] for each in card["supportedInterfaces"]}
+    addresses = {urlsplit(each["url"]).path for each in card["supportedInterfaces"]}
     assert addresses == {"/a2a/sets/dev", "/a2a/sets/dev/rest"}
     done = await a2a(hub, "/a2a/sets/dev", "free", {"tool": "new_issue", "arguments": {"title": "t"}})
     assert done["artifacts"][0]["parts"][0]["data"] == {"title": "t", "repo": "acme/x"}
@@ -352,13 +355,15 @@ async def test_instructions_for_a_server_use_the_names_of_the_set(hub: HubProces
     assert [tool["name"] for tool in tools] == ["new_issue"]
 
 
-async def test_without_a_key_nobody_learns_which_sets_there_are(hub: HubProcess) -> None:
+async def test_without_a_key_set_names_are_hidden(hub: HubProcess) -> None:
     async with httpx2.AsyncClient(verify=TRUSTED) as http:
         cards = {}
         for name in ("dev", "other"):
             url = f"http://127.0.0.1:{hub.port}/a2a/sets/{name}/.well-known/agent-card.json"
             answered = await http.get(url)
-            cards[name] = (answered.status_code, answered.text.replace(f"({name})", "()").replace(f"/{name}", "/"))
+            # A node without a public address names its own, and each has an id.
+            text = re.sub(r"localhost:\d+|[0-9a-f]{16}", "", answered.text)
+            cards[name] = (answered.status_code, text.replace(f"({name})", "()").replace(f"/{name}", "/"))
             assert (await http.post(f"http://127.0.0.1:{hub.port}/mcp/{name}", json={})).status_code == 401
         assert cards["dev"] == cards["other"]
 
@@ -437,6 +442,14 @@ async def test_access_shows_a_bound_caller_with_its_names(hub: HubProcess, folde
     assert "The set gone does not exist" in complained
 
 
+async def test_access_says_that_a_fixed_value_does_not_fit_the_schema(tmp_path: Path) -> None:
+    wrong = {"tools": ["one.*"], "tool": {"one.create_issue": {"fixed": {"title": 7}}}}
+    bot = {"key": KEYS["bound"], "set": "wrong", "allow": ["*"]}
+    write_config(tmp_path, {"one": stdio(command())}, sets={"wrong": wrong}, callers={"bot": bot}, limits=PATIENT)
+    _, out, _ = await command_line(tmp_path, "access", "bot")
+    assert "left out of the set wrong: its inputSchema does not accept the value of fixed.title" in out
+
+
 async def test_access_at_a_hub_needs_a_key_that_is_bound_to_no_set(hub: HubProcess, folder: Path) -> None:
     url = f"http://127.0.0.1:{hub.port}"
     code, _, complained = await command_line(folder, "access", "bound", "--hub", url, ISTHMUS_KEY=KEYS["bound"])
@@ -459,7 +472,7 @@ async def test_doctor_and_check_report_what_is_wrong_with_sets_and_patterns(hub:
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 async def test_stdio_serves_a_set(tmp_path: Path, mode: Any) -> None:
     config = write_config(tmp_path, SERVERS, sets=SETS, limits=PATIENT)
-    words = isthmus("stdio", "--config", str(config), "--set", "dev")
+    words = quick_isthmus("stdio", "--config", str(config), "--set", "dev")
     async with client_over_stdio(words, mode=mode, env=environment()) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == DEV
         result = await client.call_tool("new_issue", {"title": "t"})
@@ -467,7 +480,7 @@ async def test_stdio_serves_a_set(tmp_path: Path, mode: Any) -> None:
 
 
 async def test_stdio_serves_a_set_of_a_running_hub(hub: HubProcess) -> None:
-    words = isthmus("stdio", "--hub", f"http://127.0.0.1:{hub.port}", "--set", "dev")
+    words = quick_isthmus("stdio", "--hub", f"http://127.0.0.1:{hub.port}", "--set", "dev")
     env = environment({"ISTHMUS_KEY": KEYS["free"]})
     async with client_over_stdio(words, mode="2026-07-28", env=env) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == DEV
@@ -481,6 +494,7 @@ async def test_stdio_refuses_a_set_that_does_not_exist(tmp_path: Path) -> None:
     assert "dev, finding, reading" in complained
 
 
+@pytest.mark.one_process("the key is made in the state folder, before the hub is a node")
 async def test_a_key_can_be_made_for_a_set(tmp_path: Path) -> None:
     write_config(tmp_path, SERVERS, sets=SETS, limits=PATIENT)
     _, out, _ = await command_line(tmp_path, "token", "create", "ann", "--allow", "*", "--set", "dev", "--json")
@@ -569,7 +583,7 @@ async def test_a_bound_callers_subscription_is_to_its_set(hub: HubProcess) -> No
 # -- changes -------------------------------------------------------------------------------------------------------
 
 
-async def test_an_edit_changes_a_set_live_and_only_its_clients_hear_of_it(tmp_path: Path) -> None:
+async def test_an_edit_changes_a_set_live_and_notifies_only_its_clients(tmp_path: Path) -> None:
     mine, others = Listener(), Listener()
     async with (
         serving(tmp_path, SERVERS, sets=SETS, limits=PATIENT) as running,

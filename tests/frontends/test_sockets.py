@@ -19,7 +19,7 @@ from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 
 PATIENCE_SECONDS = 30.0
 LIMIT_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class House:
             return Denied(403, "Not here.")
         return WebSocketOffer(self.take, LIMIT_BYTES, **self.more)
 
-    def take(self, socket: AcceptedSocket) -> Hearer:
+    def take(self, socket: AcceptedSocket) -> MessageReceiver:
         guest = Guest(socket)
         socket.on_closed = guest.closed.set
         self.guests.append(guest)
@@ -99,7 +99,7 @@ async def hear(client: ClientConnection) -> str | bytes:
         return await client.recv()
 
 
-async def test_a_client_is_heard_and_answered_whatever_it_asks_for() -> None:
+async def test_every_request_of_a_client_is_read_and_answered() -> None:
     async with house(subprotocol="two") as (made, _):
         offered = [Subprotocol("one"), Subprotocol("two")]
         async with made.dial(subprotocols=offered, ping_interval=0.05) as client:
@@ -115,7 +115,7 @@ async def test_a_client_is_heard_and_answered_whatever_it_asks_for() -> None:
         assert await made.guests[0].gone() == "it closed the WebSocket with code 4001: 'bye'"
 
 
-async def test_a_client_that_may_not_come_in_is_told_so() -> None:
+async def test_a_client_that_may_not_connect_gets_the_reason() -> None:
     async with house() as (made, _):
         with pytest.raises(InvalidStatus) as refused:
             await made.dial("/elsewhere")
@@ -139,7 +139,7 @@ async def test_a_client_that_says_too_much_learns_the_limit(size: int) -> None:
         assert await hear(neighbour) == "still here"
 
 
-async def test_a_client_is_told_why_it_is_closed() -> None:
+async def test_a_client_learns_why_it_is_closed() -> None:
     async with house() as (made, _), made.dial() as client:
         made.guests[0].socket.send(b"last words")
         made.guests[0].socket.close(1012, "restart")

@@ -143,7 +143,9 @@ async def test_a_session_ends_with_its_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "allow"), [("POST", "/sse", "GET"), ("GET", "/messages", "POST, DELETE")])
-async def test_other_methods_are_told_what_to_use(tmp_path: Path, method: str, path: str, allow: str) -> None:
+async def test_other_methods_are_answered_with_the_allowed_ones(
+    tmp_path: Path, method: str, path: str, allow: str
+) -> None:
     async with serving(tmp_path) as hub, httpx2.AsyncClient(timeout=20) as client:
         answer = await client.request(method, address(hub, path))
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 
 from tests.databases import running
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import eventually
 from tests.frontends.test_a2a import SECONDS, envelope, run
-from tests.hubs import PATIENT, TRUSTED, HubProcess, serving
+from tests.hubs import NODES, PATIENT, TRUSTED, HubProcess, serving
 
 KEEP_BYTES = 256 * 1024
 RESULT_BYTES = 20_000
@@ -30,7 +30,7 @@ SOON = {"configuration": {"returnImmediately": True}}
 class Server(Scripted):
     """A server that says as much as it is asked for; if that is nothing, it never answers."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if wanted := heard.message["params"]["arguments"].get("bytes", RESULT_BYTES):
             out.write(reply(heard.result({"content": [{"type": "text", "text": "x" * wanted}]})))
 
@@ -80,14 +80,18 @@ async def called(folder: Path, where: str = "file") -> AsyncIterator[tuple[HubPr
 
 
 @pytest.mark.parametrize("where", ["file", IN_POSTGRES])
-async def test_the_oldest_ended_tasks_of_a_caller_make_room_and_nobody_elses(tmp_path: Path, where: str) -> None:
+async def test_only_the_oldest_ended_tasks_of_the_same_caller_make_room(tmp_path: Path, where: str) -> None:
     async with called(tmp_path, where) as (hub, ann, ben):
         others = await ben.run()
         held = (await ann.ask("SendMessage", {**run("s.t", bytes=0), **SOON}))["result"]["task"]
         ended = [(await ann.run(number=number))["id"] for number in range(TASKS)]
 
         async def fits() -> bool:
-            return await ann.total() * RESULT_BYTES <= KEEP_BYTES
+            if await ann.total() * RESULT_BYTES <= KEEP_BYTES:
+                return True
+            # Several nodes together exceed it by what is stored within a second: each measures again with a later task.
+            ended.append((await ann.run(number=len(ended)))["id"])
+            return False
 
         await eventually(fits, "room was made")
         assert not await ann.is_kept(ended[0])
@@ -112,7 +116,8 @@ async def test_what_does_not_end_is_refused_beyond_its_share_until_some_of_it_do
         await logged(hub, "a caller's task storage is full")
         assert "error" not in await ben.ask("SendMessage", question(0))
 
-        await ann.ask("CancelTask", {"id": begun[0]})
+        for task in begun[: len(hub.each)]:  # each node learns within a second what the others have stored
+            await ann.ask("CancelTask", {"id": task})
         assert "error" not in await ann.ask("SendMessage", question(TASKS))
 
 
@@ -146,7 +151,8 @@ async def test_keys_of_messages_are_refused_beyond_their_share_and_messages_with
 ) -> None:
     async with called(tmp_path, where) as (_, ann, _):
         answer: Any = {}
-        for number in range(KEEP_BYTES // 2 // 512):
+        # Each node measures once a second what all have stored.
+        for number in range(NODES * KEEP_BYTES // 2 // 512):
             headers = {"idempotency-key": f"key {number}"}
             body = envelope("SendMessage", run("s.t", number=number, bytes=1))
             answer = (await ann.http.post("/a2a", json=body, headers=headers)).json()

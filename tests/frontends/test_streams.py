@@ -129,7 +129,7 @@ async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(hub:
         assert json.loads(last.partition("data: ")[2])["id"] == 1
 
 
-async def test_who_speaks_an_earlier_version_gets_plain_json_however_long_it_takes(hub: HubProcess) -> None:
+async def test_a_client_of_an_earlier_version_gets_plain_json_however_long_it_takes(hub: HubProcess) -> None:
     async with open_session(hub, "2025-06-18") as caller:
         slow = await caller.post(call("s.slow", {"seconds": 1.0, "steps": 1}, 1))
         assert (slow.headers["content-type"], slow.json()["id"]) == ("application/json", 1)
@@ -145,7 +145,7 @@ async def test_ending_a_session_ends_its_streams_and_calls_at_once(hub: HubProce
         assert await caller.delete() == 404
 
 
-async def test_of_two_streams_the_later_is_told_and_after_its_end_the_earlier(hub: HubProcess) -> None:
+async def test_of_two_streams_the_later_gets_events_and_after_its_end_the_earlier(hub: HubProcess) -> None:
     changed = 'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
     async with open_session(hub, "2025-11-25") as caller:
         await caller.post(message("tools/list", id=1))

@@ -11,6 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.fork_server import quick_isthmus
 from tests.frontends import task_server
 from tests.frontends.wire import (
     BASE,
@@ -24,7 +27,7 @@ from tests.frontends.wire import (
     rendered,
     until,
 )
-from tests.hubs import META, PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.hubs import META, PATIENT, HubProcess, environment, serving, stdio, write_config
 
 ONE, OTHER, SOME = "key-of-one-who-may-everything", "key-of-another-who-may-too", "key-of-one-who-may-one"
 CALLERS = {
@@ -35,11 +38,12 @@ CALLERS = {
 RELATED = task_server.RELATED
 STATUS = task_server.STATUS
 VERSION = "2025-11-25"
+SHARED_PROCESS = pytest.mark.one_process("two callers use one process of the server; each node has its own")
 HELLO = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
 
 
 def server(era: str = "legacy", **more: Any) -> dict[str, Any]:
-    return stdio([sys.executable, task_server.__file__, era], **more)
+    return stdio([sys.executable, task_server.__file__, era], placement="node", **more)
 
 
 @asynccontextmanager
@@ -90,7 +94,7 @@ class SessionClient:
 
     async def tell(self, id: str, status: str) -> None:
         """Have the server of a task tell how that stands."""
-        await self.do(id.partition(".")[0], "tell", taskId=own(id), status=status)
+        await self.do(id.rpartition("~")[2].partition(".")[0], "tell", taskId=own(id), status=status)
 
     async def listed(self) -> list[tuple[str, str]]:
         """What is on the first page."""
@@ -206,7 +210,8 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
 # -- announcements -------------------------------------------------------------------------------------------------
 
 
-async def test_only_its_own_caller_hears_how_a_task_stands(tmp_path: Path) -> None:
+@SHARED_PROCESS
+async def test_only_its_own_caller_gets_the_status_of_a_task(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine, others = await one.create(), await other.create()
         await other.tell(mine, "input_required")
@@ -233,13 +238,15 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
         assert await other.listed() == [(others, "failed")]
 
 
+@SHARED_PROCESS
 async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine = await one.create()
         assert "error" in await one.do("a", "die")
 
         async def is_back() -> bool:
-            return "result" in await other.ask("tools/call", {"name": "a.seen", "arguments": {}})
+            asked = [await client.ask("tools/call", {"name": "a.seen", "arguments": {}}) for client in (one, other)]
+            return all("result" in answer for answer in asked)
 
         await until(is_back)
         others = await other.create()
@@ -254,7 +261,7 @@ async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path
         assert told(await one.hear()) == (STATUS, again, "completed")
 
 
-async def test_what_a_session_did_not_hear_it_is_told_when_it_listens(tmp_path: Path) -> None:
+async def test_a_session_gets_missed_notifications_when_it_listens(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE, listens=False) as one:
         id = await one.create()
         await one.tell(id, "input_required")
@@ -263,7 +270,7 @@ async def test_what_a_session_did_not_hear_it_is_told_when_it_listens(tmp_path: 
         assert told(await one.hear()) == (STATUS, id, "completed")
 
 
-async def test_on_the_stream_of_the_earlier_transport_a_caller_hears_it_too(tmp_path: Path) -> None:
+async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, connected(hub.port) as wire, connected(hub.port) as back:
         headers = [*BASE, *key_header(ONE)]
         await wire.say(rendered("GET", "/sse", headers))
@@ -285,10 +292,15 @@ async def test_on_the_stream_of_the_earlier_transport_a_caller_hears_it_too(tmp_
         assert told(heard) == (STATUS, id, "completed")
 
 
-async def test_over_standard_streams_a_caller_hears_it_too(tmp_path: Path) -> None:
+async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"a": server()}, limits=PATIENT)
     process = await asyncio.create_subprocess_exec(
-        *isthmus("stdio", "--config", str(config)), stdin=-1, stdout=-1, stderr=-3, env=environment(), cwd=tmp_path
+        *quick_isthmus("stdio", "--config", str(config)),
+        stdin=-1,
+        stdout=-1,
+        stderr=-3,
+        env=environment(),
+        cwd=tmp_path,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -371,7 +383,8 @@ async def following(hub: HubProcess, key: str, ids: list[str]) -> AsyncIterator[
         yield events(wire)
 
 
-async def test_a_modern_caller_hears_of_the_tasks_that_it_follows_and_that_are_its_own(tmp_path: Path) -> None:
+@SHARED_PROCESS
+async def test_a_modern_caller_gets_the_status_of_its_own_tasks_that_it_follows(tmp_path: Path) -> None:
     async with hub_with(tmp_path, new=server("modern")) as hub:
         mine, others = await create_modern(hub, ONE), await create_modern(hub, OTHER)
         async with following(hub, ONE, [mine, others, "made up"]) as heard, asyncio.timeout(SECONDS):
@@ -387,7 +400,7 @@ async def test_a_modern_caller_hears_of_the_tasks_that_it_follows_and_that_are_i
             assert last["params"]["result"]["content"] == task_server.DONE["content"]
 
 
-async def test_who_does_not_know_the_extension_cannot_follow_tasks(tmp_path: Path) -> None:
+async def test_a_client_without_the_extension_cannot_follow_tasks(tmp_path: Path) -> None:
     async with hub_with(tmp_path, new=server("modern")) as hub, connected(hub.port) as wire:
         params = {"notifications": {"taskIds": ["x"]}, "_meta": META}
         headers = [*modern_headers("subscriptions/listen"), *key_header(ONE)]

@@ -30,7 +30,7 @@ RELATED = task_server.RELATED
 
 
 def server(era: str, **more: Any) -> dict[str, Any]:
-    return stdio([sys.executable, task_server.__file__, era], **more)
+    return stdio([sys.executable, task_server.__file__, era], placement="node", **more)
 
 
 SERVERS = {
@@ -75,9 +75,11 @@ async def created(hub: HubProcess, server: str, **more: Any) -> str:
 
 
 async def seen(hub: HubProcess, server: str) -> list[list[Any]]:
-    """What the server was asked about tasks."""
-    told = await ask_legacy(hub, "tools/call", {"name": f"{server}.seen", "arguments": {}})
-    found: list[list[Any]] = told["result"]["structuredContent"]["seen"]
+    """What the server was asked about tasks, at all nodes."""
+    found: list[list[Any]] = []
+    for node in hub.each:
+        told = await ask_legacy(node, "tools/call", {"name": f"{server}.seen", "arguments": {}})
+        found += told["result"]["structuredContent"]["seen"]
     return found
 
 
@@ -217,7 +219,7 @@ async def test_a_modern_server_decides_and_its_task_is_asked_about_where_it_is(h
     assert ["tasks/update", "task-1", told] in await seen(hub, "new")
 
 
-async def test_who_does_not_know_the_extension_gets_no_task(hub: HubProcess) -> None:
+async def test_a_client_without_the_extension_gets_no_task(hub: HubProcess) -> None:
     called = await ask_modern(hub, "tools/call", {"name": "new.slow", "arguments": {}}, knows=False)
     assert called.json["result"]["content"] == task_server.DONE["content"]
     id = await created_modern(hub, "new")

@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from isthmus.library import ToolRequest, ToolService, ToolStatus, UserContext, UserPermissions
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, serving, write_config
 from tests.peers.launch import HttpPeer, http_peer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,12 +102,12 @@ class Client:
         id = (await self.ask("/a2a", "tasks/send", {"message": message}))["result"]["id"]
         task: Any = None
 
-        async def is_over() -> bool:
+        async def is_done() -> bool:
             nonlocal task
             task = (await self.ask("/a2a", "tasks/get", {"id": id}))["result"]
             return task["state"] in ("COMPLETED", "FAILED")
 
-        await eventually(is_over, "the task is over")
+        await eventually(is_done, "the task is over")
         return task["messages"][-1]["parts"][0]["content"]
 
 
@@ -122,7 +123,7 @@ async def test_nothing_of_it_is_listed_anywhere(hub: HubProcess) -> None:
 
 
 @pytest.mark.parametrize("caller", ["all", "server", "tagged"])
-async def test_who_may_use_all_of_it_calls_any_method_by_name_and_gets_the_result_as_it_is(
+async def test_a_caller_with_all_permissions_calls_any_method_and_gets_the_result_unchanged(
     hub: HubProcess, caller: str
 ) -> None:
     async with Client(hub, caller) as client:
@@ -167,7 +168,7 @@ async def test_mcp_gets_what_it_cannot_carry_as_text_and_structure(hub: HubProce
         assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "hi"}], {"result": "hi"})
 
 
-async def test_an_unknown_method_and_the_server_s_own_errors_are_told_as_they_are(hub: HubProcess) -> None:
+async def test_an_unknown_method_and_the_servers_own_errors_are_passed_on_unchanged(hub: HubProcess) -> None:
     async with Client(hub, "all") as client:
         problem = (await client.rest("shop.nothing", {})).json()
         assert (problem["reason"], problem["detail"]) == ("server_error", "Method not found: nothing")
@@ -189,9 +190,7 @@ async def test_an_unknown_method_and_the_server_s_own_errors_are_told_as_they_ar
         ("all", "a" * 300),
     ],
 )
-async def test_who_may_not_use_all_of_it_is_told_that_there_is_no_such_tool(
-    hub: HubProcess, caller: str, method: str
-) -> None:
+async def test_a_caller_without_all_permissions_gets_unknown_tool(hub: HubProcess, caller: str, method: str) -> None:
     async with Client(hub, caller) as client:
         name = f"shop.{method}"
         told = (await client.mcp(name, {"a": 1, "b": 1}))["error"]
@@ -203,9 +202,9 @@ async def test_who_may_not_use_all_of_it_is_told_that_there_is_no_such_tool(
 
 async def test_the_command_line_calls_a_method_by_name(hub: HubProcess) -> None:
     env = environment({"ISTHMUS_KEY": KEYS["all"], "ISTHMUS_HUB": hub.url})
-    out = await run(*isthmus("call", "shop.text", "text=hi"), env=env)
+    out = await run(*quick_isthmus("call", "shop.text", "text=hi"), env=env)
     assert out == "hi\n"
-    out = await run(*isthmus("call", "shop.code.run", "code=2", "--json"), env=env)
+    out = await run(*quick_isthmus("call", "shop.code.run", "code=2", "--json"), env=env)
     assert json.loads(out) == OUTPUT
 
 

@@ -70,7 +70,7 @@ async def test_a_stranger_is_shown_the_hub_and_nothing_behind_it(hub: HubProcess
         }
 
 
-async def test_who_has_a_key_is_shown_the_servers_that_it_may_see(hub: HubProcess) -> None:
+async def test_a_caller_with_a_key_sees_its_servers(hub: HubProcess) -> None:
     base = f"{PUBLIC_URL}/mcp"
     everything = await get(hub, CATALOG, ALL_KEY)
     own, builtin, odd = f"{base}/server-card", f"{base}/builtin/server-card", f"{base}/odd/server-card"
@@ -109,7 +109,7 @@ async def test_a_card_says_where_to_connect_and_lists_nothing(hub: HubProcess) -
     assert card.keys().isdisjoint({"tools", "resources", "prompts", "capabilities"})
 
 
-async def test_the_card_of_a_server_is_for_those_who_may_see_it(hub: HubProcess) -> None:
+async def test_only_callers_that_may_see_a_server_get_its_card(hub: HubProcess) -> None:
     card = (await get(hub, "/mcp/odd/server-card", ALL_KEY)).json
     assert (card["name"], card["remotes"][0]["url"]) == ("example.hub/isthmus.odd", f"{PUBLIC_URL}/mcp/odd")
     hidden, absent = [await get(hub, f"/mcp/{name}/server-card", SOME_KEY) for name in ("odd", "none")]

@@ -7,15 +7,17 @@ A place is an address of the hub. At `own` a client is at one server under the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.hubs import environment, isthmus, write_config
+from tests.choices import representative
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment, write_config
 from tests.matrix.field import KINDS, Field, Kind
 from tests.matrix.guests import Connect, fastmcp_over_http, sdk2_over_http, sdk2_over_stdio
-from tests.matrix.tours import CLIENT_NAMES, MODES, SDK_CLIENT_NAMES, ClientName, Tour, guided_tour, itinerary
+from tests.matrix.tours import CLIENT_NAMES, MODES, SDK_CLIENT_NAMES, SPOKEN, ClientName, Tour, guided_tour, itinerary
 from tests.peers.client_sdk2 import Mode
 from tests.peers.sdk1_steps import Answer, Sdk1Client, Step, run_sdk1
 
@@ -62,10 +64,22 @@ class Cell:
         return itinerary(self.token, prefix=self.prefix, hears=self.kind.announces)
 
 
-CELLS = (
-    *(Cell("own", client_name, kind) for client_name in CLIENT_NAMES for kind in KINDS),
-    *(Cell("all", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
-    *(Cell("stdio", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
+def _facts(cell: Cell) -> Iterator[tuple[str, ...]]:
+    """Each client with each era, carrier and program; each server with both eras of clients, and by each place."""
+    yield cell.place, cell.client_name, cell.kind.era
+    yield cell.client_name, cell.kind.carrier
+    yield cell.client_name, cell.kind.program
+    yield SPOKEN[cell.client_name], cell.kind.name
+    yield cell.place, cell.kind.name
+
+
+CELLS = representative(
+    (
+        *(Cell("own", client_name, kind) for client_name in CLIENT_NAMES for kind in KINDS),
+        *(Cell("all", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
+        *(Cell("stdio", client_name, kind) for client_name in SDK_CLIENT_NAMES for kind in SHARED_KINDS),
+    ),
+    _facts,
 )
 
 
@@ -122,7 +136,7 @@ class Agency:
             self._tours[cell] = Tour(cell.token, cell.prefix, own)
 
     async def _run(self, client_name: ClientName, cell: Cell, steps: Mapping[str, Step]) -> dict[str, Answer]:
-        frontend = isthmus("stdio", "--config", str(self._config))
+        frontend = quick_isthmus("stdio", "--config", str(self._config))
         url = self.field.hub.url_of(cell.kind.name) if cell.place == "own" else self.field.hub.url
         if client_name != "sdk1":
             connect = sdk2_over_stdio(frontend) if cell.place == "stdio" else _connects(client_name)(url)

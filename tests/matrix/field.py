@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.conftest import POLL_SECONDS, Ledger
-from tests.hubs import HubProcess, Raw, serving, stdio
+from tests.hubs import HubProcess, Raw, node_urls, serving, stdio
 from tests.peers.launch import HttpPeer, http_peer, quick_command
 
 Program = Literal["sdk1", "sdk2", "fastmcp"]
@@ -120,15 +120,16 @@ def _entry(kind: Kind, peers: dict[str, HttpPeer], ledger: Ledger) -> dict[str, 
 
 
 async def until_complete(url: str) -> None:
-    """Wait until a listing names no server that is missing.
+    """Wait until a listing names no server that is missing, at every node.
 
     Raises:
         TimeoutError: Some server did not come up; the message says which, and why.
     """
     missing: object = None
-    try:
-        async with asyncio.timeout(READY_SECONDS), Raw(url) as raw:
-            while missing := (await raw.ask("tools/list"))["result"].get("_meta", {}).get("isthmus/missing"):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_SECONDS)
-    except TimeoutError:
-        raise TimeoutError(f"still missing: {missing}") from None
+    for each in node_urls(url):
+        try:
+            async with asyncio.timeout(READY_SECONDS), Raw(each) as raw:
+                while missing := (await raw.ask("tools/list"))["result"].get("_meta", {}).get("isthmus/missing"):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(f"still missing: {missing}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,16 @@ from typing import Any, Literal, assert_never
 
 from mcp import Client
 
-from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.choices import representative
+from tests.fork_server import quick_isthmus
+from tests.hubs import HubProcess, environment, serving, stdio, write_config
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import client_over_http, client_over_sse, client_over_stdio
 from tests.peers.forms import FORMS, Form
 from tests.peers.launch import http_peer, quick_command
 from tests.peers.sdk1_steps import Answer, Sdk1Client, Step, run_sdk1
 from tests.peers.survey import AT_HOME, Place, Survey, changing, logging, looking
-from tests.peers.surveyor import Ear, survey
+from tests.peers.surveyor import MessageListener, survey
 
 Way = Literal["own", "all", "sse", "stdio"]
 """`own`: one server's address, under its own names. The others lead to all servers: by Streamable HTTP, by the old
@@ -91,7 +93,15 @@ def ways_of(form: Form) -> tuple[Way, ...]:
     return ("all", "sse", "stdio") if form.era == "legacy" else ("all", "stdio")
 
 
-CELLS = _cells()
+def _facts(cell: Cell) -> Iterator[tuple[str, ...]]:
+    yield cell.way, cell.client_name, cell.form.era
+    yield cell.client_name, cell.form.carrier
+    yield cell.client_name, cell.form.program, cell.form.era
+    yield cell.form.era, cell.form.carrier, cell.form.program
+    yield cell.way, cell.form.carrier
+
+
+CELLS = representative(_cells(), _facts)
 
 
 class Gallery:
@@ -133,7 +143,7 @@ class Gallery:
             answers = await self._sdk1.run(words, url=self._url(cell), sse=cell.way == "sse")
         return dict(zip(steps, answers, strict=True))
 
-    def _connected(self, cell: Cell, ear: Ear) -> AbstractAsyncContextManager[Client]:
+    def _connected(self, cell: Cell, ear: MessageListener) -> AbstractAsyncContextManager[Client]:
         mode: Literal["legacy", "auto"] = "legacy" if cell.form.era == "legacy" else "auto"
         match cell.way:
             case "own" | "all":
@@ -146,7 +156,7 @@ class Gallery:
                 assert_never(cell.way)
 
     def _command(self) -> list[str]:
-        return isthmus("stdio", "--config", str(self._config))
+        return quick_isthmus("stdio", "--config", str(self._config))
 
     def _url(self, cell: Cell) -> str:
         match cell.way:

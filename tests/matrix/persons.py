@@ -34,7 +34,7 @@ from tests.peers.forking import quickly
 from tests.peers.launch import mcp1_python
 
 ClientName: TypeAlias = Literal["sdk1", "sdk2-legacy", "sdk2-modern"]
-Told: TypeAlias = dict[str, Any]
+ToolCallResult: TypeAlias = dict[str, Any]
 """A `text` or an `error`, and what was `asked`."""
 Action: TypeAlias = Literal["accept", "decline", "cancel", "error"]
 
@@ -91,7 +91,7 @@ class Mouth:
         self.asked.append(["roots/list", ""])
         return ListRootsResult(roots=[Root(uri=FileUrl("file:///work"))])
 
-    async def call(self, client: Client, tool: str, arguments: dict[str, Any]) -> Told:
+    async def call(self, client: Client, tool: str, arguments: dict[str, Any]) -> ToolCallResult:
         """What a call came to."""
         self.asked.clear()
         try:
@@ -134,15 +134,17 @@ def _client(target: Any, mouth: Mouth, client_name: ClientName) -> Client:
 Steps: TypeAlias = Mapping[str, tuple[str, dict[str, Any]]]
 
 
-async def run(client_name: ClientName, visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, Told]]]:
+async def run(
+    client_name: ClientName, visits: Sequence[tuple[str, Steps]]
+) -> list[dict[str, dict[str, ToolCallResult]]]:
     """What every person was told by step, at each of these addresses; all are visited at the same time."""
     if client_name == "sdk1":
         return await _run_sdk1(visits)
     return await asyncio.gather(*(_run_sdk2(client_name, url, steps) for url, steps in visits))
 
 
-async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, Told]]:
-    told: dict[str, dict[str, Told]] = {}
+async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str, dict[str, ToolCallResult]]:
+    told: dict[str, dict[str, ToolCallResult]] = {}
     for name, person in PERSONS.items():
         mouth = Mouth(person)
         async with AsyncExitStack() as stack:
@@ -152,7 +154,7 @@ async def _run_sdk2(client_name: ClientName, url: str, steps: Steps) -> dict[str
     return told
 
 
-async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, Told]]]:
+async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[str, ToolCallResult]]]:
     persons = {
         name: {"can": person.can, "action": person.action, "does": person.does, "forms": FORMS}
         for name, person in PERSONS.items()
@@ -168,5 +170,5 @@ async def _run_sdk1(visits: Sequence[tuple[str, Steps]]) -> list[dict[str, dict[
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the mcp 1.x client broke off; its reason is on stderr"
-    told: list[dict[str, dict[str, Told]]] = json.loads(said)
+    told: list[dict[str, dict[str, ToolCallResult]]] = json.loads(said)
     return told

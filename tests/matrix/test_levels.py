@@ -15,7 +15,7 @@ from tests.matrix.field import until_complete
 from tests.peers import content
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.forms import Form
-from tests.peers.surveyor import LOG_LEVEL, Ear, level_set
+from tests.peers.surveyor import LOG_LEVEL, MessageListener, level_set
 
 ROUNDS = 20
 """A level that arrives after the call it was set for is a race, which one round would seldom lose."""
@@ -25,7 +25,7 @@ CHOSEN: tuple[LoggingLevel, ...] = ("error", "debug")
 carriers = pytest.mark.parametrize("carrier", ["sse", "stateful", "stateless"])
 
 
-def levels_in(ear: Ear) -> list[str]:
+def levels_in(ear: MessageListener) -> list[str]:
     return [line["level"] for line in ear.logs]
 
 
@@ -35,7 +35,7 @@ async def test_a_level_holds_from_the_next_call_on(
 ) -> None:
     form = Form("sdk2", "legacy", carrier)
     peer = await spawn(form.peer, *form.options)
-    ear, heard = Ear(), []
+    ear, heard = MessageListener(), []
     async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("full"), mode="legacy", listener=ear) as client:
@@ -52,7 +52,7 @@ async def test_a_level_holds_from_the_next_call_on(
 async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path, spawn: Spawn) -> None:
     form = Form("sdk2", "legacy", "stateful")
     peer = await spawn(form.peer, *form.options)
-    quiet, curious, late = Ear(), Ear(), Ear()
+    quiet, curious, late = MessageListener(), MessageListener(), MessageListener()
     async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         url = hub.url_of("full")
@@ -71,12 +71,12 @@ async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path
     assert levels_in(late) == list(content.LEVELS)
 
 
-async def test_a_modern_call_hears_what_it_wants_of_a_server_that_is_told_once_for_all(
+async def test_a_modern_call_gets_its_log_level_from_a_server_that_has_one_level_for_all(
     tmp_path: Path, spawn: Spawn
 ) -> None:
     form = Form("sdk2", "legacy", "stateful")
     peer = await spawn(form.peer, *form.options)
-    quiet, ear = Ear(), Ear()
+    quiet, ear = MessageListener(), MessageListener()
     async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         url = hub.url_of("full")

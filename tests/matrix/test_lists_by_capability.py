@@ -21,7 +21,7 @@ from tests.faults.watching import eventually
 from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, serving, stdio
 from tests.matrix.field import until_complete
 from tests.peers.npm_servers import everything_over_http, npm_command
-from tests.peers.surveyor import Ear
+from tests.peers.surveyor import MessageListener
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("profiles")]
 
@@ -58,7 +58,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def connected(
-    target: str | StdioServerParameters, client_caps: str, ear: Ear | None = None
+    target: str | StdioServerParameters, client_caps: str, ear: MessageListener | None = None
 ) -> AsyncIterator[Client]:
     """A client of the earlier era that can be asked so much."""
     async with AsyncExitStack() as stack:
@@ -181,7 +181,7 @@ async def test_each_modern_request_is_answered_for_what_its_caller_can_be_asked(
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_who_calls_before_it_lists_can_call_what_it_would_be_listed(tmp_path: Path, era: str) -> None:
+async def test_a_caller_that_calls_before_it_lists_can_call_what_it_would_list(tmp_path: Path, era: str) -> None:
     async with profiled(tmp_path, era) as (hub, _), Raw(hub.url) as caller:
         called = await ask(caller, "tools/call", ABLE, name="one.ask", arguments={})
         unknown = await ask(caller, "tools/call", ABLE, name="one.nothing", arguments={})
@@ -191,8 +191,8 @@ async def test_who_calls_before_it_lists_can_call_what_it_would_be_listed(tmp_pa
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_change_is_announced_to_who_is_listed_something_else(tmp_path: Path, era: str) -> None:
-    able, other = Ear(), Ear()
+async def test_a_change_is_announced_to_callers_with_another_list(tmp_path: Path, era: str) -> None:
+    able, other = MessageListener(), MessageListener()
     async with (
         profiled(tmp_path, era) as (hub, _),
         asyncio.timeout(HEARD_SECONDS),

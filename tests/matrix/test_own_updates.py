@@ -27,7 +27,7 @@ from tests.matrix.notebook_server import MARK, PAGE
 from tests.peers.forking import quickly
 from tests.peers.launch import mcp1_python
 from tests.peers.npm_servers import everything_over_http, npm_command
-from tests.peers.surveyor import Ear, subscribed
+from tests.peers.surveyor import MessageListener, subscribed
 
 Mode = Literal["legacy", "2026-07-28"]
 Carrier = Literal["stdio", "sse", "streamableHttp"]
@@ -82,20 +82,23 @@ async def notebook(folder: Path, *, callers: Any = None, **more: Any) -> AsyncIt
 
 
 @asynccontextmanager
-async def able(url: str, mode: Mode) -> AsyncIterator[tuple[Client, Ear]]:
+async def able(url: str, mode: Mode, key: str | None = None) -> AsyncIterator[tuple[Client, MessageListener]]:
     """A client that can be asked something, and so has a process of its own."""
-    ear = Ear()
+    ear, headers = MessageListener(), {} if key is None else {"authorization": f"Bearer {key}"}
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=HEARD_SECONDS))
+        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=HEARD_SECONDS)
+        await stack.enter_async_context(http)
         transport = streamable_http_client(url, http_client=http)
         made = Client(transport, mode=mode, message_handler=ear, cache=None, **ANSWERS)
         yield await stack.enter_async_context(made), ear
 
 
 @asynccontextmanager
-async def follower(url: str, mode: Mode, *uris: str) -> AsyncIterator[tuple[Client, Ear]]:
+async def follower(
+    url: str, mode: Mode, *uris: str, key: str | None = None
+) -> AsyncIterator[tuple[Client, MessageListener]]:
     """The same, after it has asked to be told of these."""
-    async with able(url, mode) as (client, ear), AsyncExitStack() as stack:
+    async with able(url, mode, key) as (client, ear), AsyncExitStack() as stack:
         await client.list_tools()
         if mode == "legacy":
             for uri in uris:
@@ -111,7 +114,7 @@ async def touch(client: Client, uri: str = PAGE) -> int:
     return int(getattr(result.content[0], "text", ""))
 
 
-async def marked(client: Client, ear: Ear) -> list[str]:
+async def marked(client: Client, ear: MessageListener) -> list[str]:
     """What a client was told by now: whatever is on its way comes before what is told of the mark."""
     await touch(client, MARK)
     await ear.wait_for(MARK, 0)
@@ -119,7 +122,7 @@ async def marked(client: Client, ear: Ear) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_update_that_only_the_callers_own_process_knows_is_told_to_it_alone(
+async def test_an_update_that_only_the_callers_own_process_knows_reaches_only_that_caller(
     tmp_path: Path, mode: Mode
 ) -> None:
     async with (
@@ -142,7 +145,7 @@ async def test_an_update_that_only_the_callers_own_process_knows_is_told_to_it_a
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_update_of_which_both_processes_tell_is_told_once(tmp_path: Path, mode: Mode) -> None:
+async def test_an_update_that_both_processes_send_arrives_once(tmp_path: Path, mode: Mode) -> None:
     async with (
         notebook(tmp_path) as server,
         follower(server.url, mode, PAGE, MARK) as (client, ear),
@@ -157,14 +160,14 @@ async def test_an_update_of_which_both_processes_tell_is_told_once(tmp_path: Pat
         assert await marked(client, ear) == [PAGE, PAGE]
 
 
-async def test_until_it_has_a_process_it_hears_what_everybody_hears(tmp_path: Path) -> None:
+async def test_until_it_has_a_process_a_caller_gets_what_all_callers_get(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server, follower(server.url, "legacy", PAGE) as (_, ear):
         os.kill(server.pids()[0], signal.SIGUSR1)
         await ear.wait_for(PAGE, 0)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_after_its_process_is_lost_it_is_told_once_and_the_next_one_is_followed(
+async def test_after_its_process_is_lost_a_caller_is_notified_once_and_follows_the_next_one(
     tmp_path: Path, mode: Mode
 ) -> None:
     async with notebook(tmp_path) as server, follower(server.url, mode, PAGE, MARK) as (client, ear):
@@ -197,7 +200,7 @@ async def test_what_is_followed_after_the_first_call_is_followed_there_and_given
             await eventually(partial(server.is_given_up, pid), "it was given up")
 
 
-async def test_a_caller_with_a_link_of_its_own_hears_it_without_anything_that_it_can_be_asked(tmp_path: Path) -> None:
+async def test_a_caller_with_a_link_of_its_own_gets_it_without_client_capabilities(tmp_path: Path) -> None:
     async with notebook(tmp_path, callers=CALLERS, isolation="caller") as server:
         url = server.url
         async with (
@@ -233,7 +236,7 @@ async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
     return told
 
 
-async def test_two_sessions_of_the_earlier_sdk_hear_each_of_its_own_process(tmp_path: Path) -> None:
+async def test_two_sessions_of_the_earlier_sdk_each_get_updates_of_their_own_process(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server:
         assert await run(server.url, PAGE, "touch") == {"told": [1, 1], "read": ["1", "1"]}
         assert len(server.pids()) == 3
@@ -250,7 +253,7 @@ async def everything(carrier: Carrier) -> AsyncIterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("carrier", get_args(Carrier))
-async def test_the_reference_server_tells_its_followers_on_the_links_of_their_calls(
+async def test_the_reference_server_notifies_its_followers_on_the_links_of_their_calls(
     tmp_path: Path, carrier: Carrier
 ) -> None:
     async with (

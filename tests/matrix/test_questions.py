@@ -7,7 +7,7 @@ same. What a person can be asked it says itself, and the server knows it through
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -17,9 +17,11 @@ from typing import Any, Literal, get_args
 import pytest
 import pytest_asyncio
 
-from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.choices import representative
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, HubProcess, environment, serving, stdio, write_config
 from tests.matrix.field import until_complete
-from tests.matrix.persons import PERSONS, ClientName, Mouth, Told, command_client, run
+from tests.matrix.persons import PERSONS, ClientName, Mouth, ToolCallResult, command_client, run
 from tests.peers.forking import quickly
 from tests.peers.launch import CHECKOUT, http_peer, listening_peer
 
@@ -63,7 +65,14 @@ class Cell:
         return f"{self.client_name}:{self.server}:{self.way}"
 
 
-CELLS = [Cell(*cell) for cell in product(get_args(ClientName), SERVERS, get_args(Way))]
+def _facts(cell: Cell) -> Iterator[tuple[str, ...]]:
+    yield cell.client_name, cell.server.partition("-")[0]
+    yield cell.client_name, cell.way
+    yield cell.server, cell.way
+    yield str(cell.client_name.endswith("modern")), cell.server
+
+
+CELLS = representative((Cell(*cell) for cell in product(get_args(ClientName), SERVERS, get_args(Way))), _facts)
 
 
 class House:
@@ -72,12 +81,12 @@ class House:
     def __init__(self, hub: HubProcess, config: Path) -> None:
         self._hub = hub
         self.config = config
-        self._told: dict[Cell, dict[str, dict[str, Told]]] = {}
+        self._told: dict[Cell, dict[str, dict[str, ToolCallResult]]] = {}
 
-    async def told(self, cell: Cell) -> dict[str, dict[str, Told]]:
+    async def told(self, cell: Cell) -> dict[str, dict[str, ToolCallResult]]:
         """What every person was told and asked in this cell; with it, the same client calls the other servers."""
         if cell not in self._told:
-            trip = [Cell(cell.client_name, server, cell.way) for server in SERVERS]
+            trip = [other for other in CELLS if (other.client_name, other.way) == (cell.client_name, cell.way)]
             runs = await run(cell.client_name, [self._visit(there) for there in trip])
             self._told.update(zip(trip, runs, strict=True))
         return self._told[cell]
@@ -110,7 +119,7 @@ cells = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @cells
-async def test_who_can_be_asked_is_asked_and_the_answers_count(house: House, cell: Cell) -> None:
+async def test_a_client_with_elicitation_is_asked_and_its_answers_count(house: House, cell: Cell) -> None:
     told = (await house.told(cell))["able"]
     assert told["form"] == {"text": "Hello, Ada!", "asked": [FORM]}
     assert told["sampling"] == {"text": "state-ok, answered: capital_question", "asked": [CAPITAL]}
@@ -126,14 +135,14 @@ async def test_who_can_be_asked_is_asked_and_the_answers_count(house: House, cel
 
 @cells
 @pytest.mark.parametrize("who", ["declining", "cancelling"])
-async def test_a_user_who_will_not_say_is_an_answer_too(house: House, cell: Cell, who: str) -> None:
+async def test_a_user_that_declines_is_an_answer_too(house: House, cell: Cell, who: str) -> None:
     told = (await house.told(cell))[who]
     assert told["form"] == {"text": "Hello, nothing!", "asked": [FORM]}
     assert told["rounds"]["text"] == "nothing likes nothing."
 
 
 @cells
-async def test_a_caller_that_refuses_the_question_is_told_so(house: House, cell: Cell) -> None:
+async def test_a_caller_that_refuses_the_question_gets_an_error(house: House, cell: Cell) -> None:
     told = (await house.told(cell))["refusing"]
     assert told["form"]["asked"] == [FORM]
     assert "User rejected" in (told["form"].get("error") or told["form"]["text"])
@@ -152,7 +161,7 @@ async def test_a_server_knows_what_its_caller_can_be_asked(house: House, cell: C
 
 
 @cells
-async def test_who_cannot_be_asked_gets_an_error_and_no_question(house: House, cell: Cell) -> None:
+async def test_a_client_without_elicitation_gets_an_error_and_no_question(house: House, cell: Cell) -> None:
     told = await house.told(cell)
     for who, step in (("unable", "form"), ("unable", "sampling"), ("unable", "roots"), ("without a user", "form")):
         assert told[who][step]["asked"] == [], (who, step)
@@ -161,7 +170,7 @@ async def test_who_cannot_be_asked_gets_an_error_and_no_question(house: House, c
 
 
 @cells
-async def test_nobody_is_asked_anything_by_a_tool_that_does_not_ask(house: House, cell: Cell) -> None:
+async def test_a_tool_that_asks_nothing_makes_no_question(house: House, cell: Cell) -> None:
     told = await house.told(cell)
     assert {name: told[name]["plain"] for name in PERSONS} == {
         name: {"text": "This is a text.", "asked": []} for name in PERSONS
@@ -169,10 +178,10 @@ async def test_nobody_is_asked_anything_by_a_tool_that_does_not_ask(house: House
 
 
 @pytest.mark.parametrize("client_name", ["sdk2-legacy", "sdk2-modern"])
-async def test_who_runs_the_hub_as_a_command_is_asked_as_well(house: House, client_name: ClientName) -> None:
+async def test_a_client_that_runs_the_hub_as_a_command_is_asked_as_well(house: House, client_name: ClientName) -> None:
     mouth, told = Mouth(PERSONS["able"]), {}
     async with command_client(
-        isthmus("stdio", "--config", str(house.config)), environment(), mouth, client_name
+        quick_isthmus("stdio", "--config", str(house.config)), environment(), mouth, client_name
     ) as client:
         for server in SERVERS:
             for step in ("form", "several", "rounds"):

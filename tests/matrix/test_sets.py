@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.watching import eventually
 from tests.frontends.set_server import command
 from tests.hubs import MODERN, PATIENT, serving, stdio, write_config
 from tests.matrix.guests import Guest, fastmcp_over_http, sdk2_over_http
@@ -23,7 +24,7 @@ NARROWER: dict[str, Any] = {**DEV, "tools": ["one.create_issue"]}
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-async def test_a_client_lists_calls_and_hears_of_its_set(tmp_path: Path, name: ClientName) -> None:
+async def test_a_client_lists_and_calls_its_set_and_is_notified_of_changes(tmp_path: Path, name: ClientName) -> None:
     listener = Listener()
     connects = sdk2_over_http if name.startswith("sdk2") else fastmcp_over_http
     async with (
@@ -38,7 +39,11 @@ async def test_a_client_lists_calls_and_hears_of_its_set(tmp_path: Path, name: C
         assert result.structured_content == {"title": "t", "repo": "acme/x"}
         async with asyncio.timeout(HEARD_SECONDS):
             await _change(tmp_path, guest, listener, is_modern=SPOKEN[name] == MODERN)
-        assert [tool.name for tool in (await guest.list_tools()).tools] == ["new_issue"]
+
+        async def is_narrower() -> bool:
+            return [tool.name for tool in (await guest.list_tools()).tools] == ["new_issue"]
+
+        await eventually(is_narrower, "each node has read its file")
 
 
 async def _change(folder: Path, guest: Guest, listener: Listener, *, is_modern: bool) -> None:

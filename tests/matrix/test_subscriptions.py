@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.faults import storm_server
-from tests.faults.ears import TOOLS_CHANGED, Ear, listening
+from tests.faults.ears import TOOLS_CHANGED, EventListener, listening
 from tests.faults.storm_server import URI
 from tests.faults.watching import eventually, with_mark
-from tests.hubs import HubProcess, Raw, serving, stdio
+from tests.hubs import NODES, HubProcess, Raw, serving, stdio
 from tests.matrix import choosy_server
 from tests.matrix.field import until_complete
 
@@ -43,7 +43,9 @@ async def lists(hub: HubProcess, key: str | None, words: str) -> bool:
         return words in str((await caller.ask("tools/list"))["result"]["tools"])
 
 
-async def heard_after(hub: HubProcess, server: str, ear: Ear, word: str, key: str | None = None, **more: Any) -> float:
+async def heard_after(
+    hub: HubProcess, server: str, ear: EventListener, word: str, key: str | None = None, **more: Any
+) -> float:
     """How long after a server was touched that is told."""
     past, began = ear.told.count(word), asyncio.get_running_loop().time()
     await touch(hub, server, key, **more)
@@ -51,7 +53,7 @@ async def heard_after(hub: HubProcess, server: str, ear: Ear, word: str, key: st
     return ear.at[-1] - began
 
 
-async def test_a_change_is_told_at_once_to_who_can_see_it_and_to_nobody_else(tmp_path: Path) -> None:
+async def test_a_change_is_notified_at_once_to_its_viewers_only(tmp_path: Path) -> None:
     servers = {"first": stdio(STORM), "second": stdio(STORM)}
     async with serving(tmp_path, servers, callers=CALLERS) as hub:
         for key in ("key-of-one-0123456", "key-of-two-0123456"):
@@ -68,7 +70,7 @@ async def test_a_change_is_told_at_once_to_who_can_see_it_and_to_nobody_else(tmp
     assert late < PROMPT_SECONDS
 
 
-async def test_many_changes_are_told_at_most_once_a_second(tmp_path: Path) -> None:
+async def test_many_changes_make_at_most_one_notification_a_second(tmp_path: Path) -> None:
     async with serving(tmp_path, {"one": stdio(STORM)}) as hub:
         await until_complete(hub.url)
         async with listening(hub.url_of("one"), []) as ear:
@@ -77,12 +79,14 @@ async def test_many_changes_are_told_at_most_once_a_second(tmp_path: Path) -> No
             for _ in range(CHANGES):
                 await touch(hub, "one", kind="changed")
             await eventually(partial(lists, hub, None, f"after {CHANGES}"), "the last change is there")
-            await ear.wait_for(TOOLS_CHANGED, 1)
+            # At another node than that of the server, all of them may come within one second.
+            least = 2 if NODES == 1 else 1
+            await ear.wait_for(TOOLS_CHANGED, least - 1)
             seconds = loop.time() - began
-        assert 2 <= ear.told.count(TOOLS_CHANGED) <= seconds + 2
+        assert least <= ear.told.count(TOOLS_CHANGED) <= seconds + 2
 
 
-async def test_after_a_lost_server_each_followed_resource_is_told_once_and_followed_again(tmp_path: Path) -> None:
+async def test_after_a_lost_server_each_followed_resource_is_notified_once_and_followed_again(tmp_path: Path) -> None:
     async with serving(tmp_path, {"one": stdio(STORM)}) as hub:
         await until_complete(hub.url)
         async with (
@@ -120,7 +124,7 @@ def choosy(manner: str, unwanted: Path, *uris: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("manner", ["refuse", "rest"])
-async def test_a_resource_that_is_refused_costs_nobody_what_they_follow(tmp_path: Path, manner: str) -> None:
+async def test_a_refused_resource_costs_no_other_subscription(tmp_path: Path, manner: str) -> None:
     async with serving(tmp_path, {"choosy": choosy(manner, tmp_path / "unwanted", BAD)}) as hub:
         await until_complete(hub.url)
         url = hub.url_of("choosy")
@@ -136,7 +140,7 @@ async def test_a_resource_that_is_refused_costs_nobody_what_they_follow(tmp_path
 
 
 @pytest.mark.parametrize("manner", ["refuse", "rest"])
-async def test_what_a_new_process_refuses_costs_only_those_who_follow_it(tmp_path: Path, manner: str) -> None:
+async def test_a_refusal_of_a_new_process_costs_only_its_followers(tmp_path: Path, manner: str) -> None:
     async with serving(tmp_path, {"choosy": choosy(manner, tmp_path / "unwanted")}) as hub:
         await until_complete(hub.url)
         async with listening(hub.url_of("choosy"), [GOOD, OTHER, BAD]) as ear:

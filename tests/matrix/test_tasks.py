@@ -55,7 +55,7 @@ async def test_an_official_client_runs_a_tool_of_an_official_server_as_a_task(
 
 
 @pytest.mark.parametrize("carrier", ["stdio", "sse", "streamableHttp"])
-async def test_an_official_client_hears_how_a_task_of_an_official_server_in_typescript_stands(
+async def test_an_official_client_gets_the_status_of_a_task_of_an_official_typescript_server(
     tmp_path: Path, carrier: Literal["stdio", "sse", "streamableHttp"]
 ) -> None:
     async with everything(carrier) as entry, serving(tmp_path, {"every": entry}, limits=PATIENT) as hub:

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from tests.conformance.run import fixture
-from tests.hubs import PATIENT, HubProcess, isthmus, serving, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, HubProcess, serving, stdio, write_config
 from tests.matrix.agency import SHARED_KINDS, Agency
 from tests.matrix.field import Kind, until_complete
 from tests.matrix.gallery import Gallery
@@ -188,7 +189,7 @@ async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) 
 async def test_an_earlier_transport_and_a_command_lead_to_the_same(askers: HubProcess, tmp_path: Path) -> None:
     steps: dict[str, Step] = {"named": call("modern-stdio.test_input_required_result_elicitation")}
     config = write_config(tmp_path, {"modern-stdio": stdio(quickly(fixture("stdio", "modern")))}, limits=PATIENT)
-    command = SessionPlan(steps, command=isthmus("stdio", "--config", str(config)))
+    command = SessionPlan(steps, command=quick_isthmus("stdio", "--config", str(config)))
     earlier = SessionPlan(steps, askers.url.removesuffix("/mcp") + "/sse", sse=True)
     old, new = await asyncio.gather(
         run_typescript(1, "legacy", [earlier, command]), run_typescript(2, "2026-07-28", [command])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.fork_server import ForkedProcess, forked
-from tests.hubs import CHECKOUT, environment
+from tests.hubs import CHECKOUT, NODE_PORTS, environment
 
 CHILD = str(Path(__file__).with_name("dial_child.py"))
 PATIENCE = 30.0
@@ -35,8 +36,10 @@ def write_servers(folder: Path, *names: str) -> Path:
 class DialProcess:
     """A running `isthmus dial`, and what it said so far."""
 
-    def __init__(self, process: ForkedProcess) -> None:
+    def __init__(self, process: ForkedProcess, nodes: Sequence[int] = ()) -> None:
         self.process = process
+        self.nodes = nodes
+        """The ports of the nodes of its hub, if that is a cluster."""
         self.said: list[str] = []
         self._news = asyncio.Event()
 
@@ -72,7 +75,8 @@ async def dialling(
 ) -> AsyncIterator[DialProcess]:
     """Run `isthmus dial` with these words; it must end in good order with the block."""
     process = await forked(["dial", *words], environment(env), cwd or CHECKOUT)
-    dial = DialProcess(process)
+    dialled = re.search(r"127\.0\.0\.1:(\d+)", " ".join((*words, *(env or {}).values())))
+    dial = DialProcess(process, NODE_PORTS.get(int(dialled[1]), ()) if dialled else ())
     reader = asyncio.ensure_future(dial.listen())
     try:
         yield dial

@@ -84,7 +84,7 @@ class Wire:
         self.socket = socket
         self.frames: list[str | bytes] = []
         self._news = asyncio.Event()
-        self._is_over = False
+        self._is_done = False
 
     @property
     def messages(self) -> list[Json]:
@@ -105,7 +105,7 @@ class Wire:
                     await self.heard(frame)
                     self._news.set()
         finally:
-            self._is_over = True
+            self._is_done = True
             self._news.set()
 
     async def heard(self, frame: str | bytes) -> None:
@@ -120,7 +120,7 @@ class Wire:
         try:
             async with asyncio.timeout(within):
                 while not holds():
-                    assert not self._is_over, f"{what}: the socket ended before ({self.ending()})"
+                    assert not self._is_done, f"{what}: the socket ended before ({self.ending()})"
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -165,13 +165,13 @@ class Wire:
         Raises:
             AssertionError: it was not, in time.
         """
-        await self.until(lambda: self._is_over, "its end", within)
+        await self.until(lambda: self._is_done, "its end", within)
         return self.ending()
 
     @property
     def is_open(self) -> bool:
         """Whether it still is."""
-        return not self._is_over
+        return not self._is_done
 
 
 @asynccontextmanager

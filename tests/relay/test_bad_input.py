@@ -118,13 +118,20 @@ def wrong_calls() -> Iterator[Json]:
             yield call
 
 
+async def answer_from(it: Device, expected: int) -> Json:
+    """The next answer, whatever its id; a change of the list may be told before."""
+    while "method" in (answer := await it.frame(expected)):
+        expected += 1
+    return answer
+
+
 async def test_a_call_of_a_wrong_kind_is_never_a_success(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
     async with raw_server(hub.port, agent) as server, device(hub.port, agent) as it:
         await it.ready()
         for call in wrong_calls():
             expected = len(it.frames)
             await it.say(call)
-            answer = await it.frame(expected)
+            answer = await answer_from(it, expected)
             assert "error" in answer, (call, answer)
             assert "result" not in answer, (call, answer)
         assert "tools/call" not in server.asked
@@ -138,7 +145,7 @@ async def test_an_id_that_is_too_long_is_not_repeated(hub: HubProcess, agent: st
         for method in ("ping", "tools/list", "tools/call", "no/such"):
             expected = len(it.frames)
             await it.say({**CALL, "id": "x" * (2 << 20), "method": method})
-            answer = await it.frame(expected)
+            answer = await answer_from(it, expected)
             assert "error" in answer, method
             assert "result" not in answer
         assert await it.call("echo", {"text": "so"}) == "so"
@@ -173,7 +180,9 @@ async def test_a_message_with_very_many_members_is_refused(hub: HubProcess, agen
         assert await neighbour.is_well()
 
 
-async def test_an_unknown_tool_is_not_called_whoever_has_it(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
+async def test_an_unknown_tool_is_not_called_even_if_another_agent_has_it(
+    hub: HubProcess, agent: str, neighbour: Neighbour
+) -> None:
     names = [
         "secret",
         "nextdoor_raw.secret",

@@ -46,7 +46,7 @@ async def test_the_first_keeps_a_name_and_each_is_called_by_its_own(hub: HubProc
             assert await it.call(name, {"text": name}) == name
 
 
-async def test_who_is_here_has_the_name_of_who_is_away(hub: HubProcess, agent: str) -> None:
+async def test_a_connected_server_takes_the_name_of_an_absent_one(hub: HubProcess, agent: str) -> None:
     async def answered(it: Device) -> bool:
         with suppress(CallFailed):  # the hub may not have noticed yet
             return await it.call_unlisted("echo", {"text": "again"}) == "again"

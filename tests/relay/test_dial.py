@@ -9,6 +9,8 @@ import signal
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.upstream.dialin.settings import DialInSettings
 from tests.faults.watching import eventually
 from tests.fork_server import forked
-from tests.hubs import META, HubProcess, Raw, environment, serving, write_config
+from tests.hubs import META, TRUSTED, HubProcess, Raw, environment, serving, write_config
 from tests.relay.dialling import PATIENCE, DialProcess, child, dialling, write_servers
 from tests.relay.peers import agent_url, device
 from tests.relay.tokens import KEY, python_quoted, python_token
@@ -69,6 +71,17 @@ async def offered(dial: DialProcess, *names: str) -> None:
     """Wait until the hub has said what it calls these servers."""
     await dial.told("server offered", len(names))
     assert {event["hub_name"] for event in dial.events("server offered")} == {*names}
+    for port, name in product(dial.nodes, names):  # each has it some milliseconds later than the one that says it
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=TRUSTED) as http:
+            await eventually(partial(is_ready, http, name), f"{name} is at all nodes")
+
+
+async def is_ready(http: httpx2.AsyncClient, name: str) -> bool:
+    """Whether a node has a server."""
+    answer = await http.get(f"/v1/servers/{name}")
+    if answer.status_code == 401:
+        answer = await http.get(f"/v1/servers/{name}", headers={"x-api-key": KEYS["alice"]})
+    return bool(answer.json().get("state") == "ready")
 
 
 # -- at work -------------------------------------------------------------------------------------------------------
@@ -203,9 +216,9 @@ async def test_what_a_server_asks_in_one_callers_call_is_not_put_to_another(
 async def test_a_child_that_is_killed_is_started_again(hub: HubProcess, agent: str, words: tuple[str, ...]) -> None:
     async with dialling(agent_url(hub.port, agent), *words, "--", *child("one")) as dial, Raw(hub.url) as caller:
         server = f"{agent}_dial_child"
-        async with asyncio.timeout(PATIENCE):
-            while f"{server}.pid" not in await caller.names():
-                pass
+        for port in dial.nodes or (hub.port,):
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=TRUSTED) as http:
+                await eventually(partial(is_ready, http, server), "the server is there")
         pid = int(await says(caller, f"{server}.pid"))
         held = asyncio.ensure_future(caller.call(f"{server}.hold"))
         await holds(caller, server)
@@ -331,7 +344,7 @@ async def test_calls_wait_in_the_hub_while_it_is_restarted(guarded: HubProcess) 
             first, *others = await asyncio.gather(*calls)
             assert [text_of(answer) for answer in others] == [f"{n}" for n in range(1, len(calls))]
             # The first may have been on its way when the client was told to end: then it was not run, and says so.
-            assert first["error"]["data"]["executed"] == "no" if "error" in first else text_of(first) == "0"
+            assert first["error"]["data"]["executed"] == "no" if "error" in first else text_of(first) == "0", first
 
 
 # -- a hub that goes and comes ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
+from tests.hubs import NODES as HUB_NODES
 from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, run, serving, started, stdio, write_config
 from tests.relay.peers import Json, Manner, device, raw_server
 from tests.relay.tokens import KEY
@@ -28,6 +29,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(
 SECONDS = 30.0
 DEADLINE = 1.5
 NODES = ["node-a", "node-b", "node-c"]
+LOOKS = 1 if HUB_NODES == 1 else 5 * HUB_NODES
+"""So many requests reach all nodes, very probably."""
 CHILD = str(Path(__file__).with_name("fleet_child.py"))
 SERVERS = {name: stdio([sys.executable, "-S", CHILD, name], trusted=True) for name in NODES}
 FLEETS: dict[str, Any] = {
@@ -159,19 +162,20 @@ async def test_an_empty_fleet_lists_nothing_and_says_why(raw: Raw, rest: httpx2.
 
 
 # -- one member --------------------------------------------------------------------------------------------------------
-
-
 async def test_one_member_is_called_by_its_id_and_otherwise_the_least_busy_one(hub: HubProcess, raw: Raw) -> None:
     before = await total(raw, "hanging")
     async with Raw(hub.url, key=KEYS["free"]) as other:
         busy = asyncio.create_task(other.call("nodes.write", {"fleet_member": "node-b", "hang": ["node-b"]}))
 
         async def is_busy() -> bool:
-            return await total(raw, "hanging") > before
+            listed = [await raw.call("nodes.fleet_members", {"pattern": "*-b"}) for _ in range(LOOKS)]
+            calls = [each["result"]["structuredContent"]["members"][0]["calls"] for each in listed]
+            return await total(raw, "hanging") > before and min(calls) > 0
 
         await eventually(is_busy, "node-b is busy")
         used = [(await raw.call("nodes.read"))["result"]["structuredContent"]["from"] for _ in range(4)]
-        assert sorted(used) == ["node-a", "node-a", "node-c", "node-c"]
+        # Each node uses members that are equally busy in turn.
+        assert "node-b" not in used if LOOKS > 1 else sorted(used) == ["node-a", "node-a", "node-c", "node-c"]
         answer = await raw.call("nodes.read", {"fleet_member": "node-b", "text": "x"})
         assert answer["result"]["structuredContent"] == {"from": "node-b", "arguments": {"text": "x"}}
         assert answer["result"]["_meta"][MEMBER] == "node-b"
@@ -187,6 +191,7 @@ async def test_an_unknown_member_is_refused_with_the_known_ones(raw: Raw) -> Non
     )
 
 
+@pytest.mark.one_process("each node uses members that are equally busy in turn, so two may choose the same")
 async def test_a_conversation_keeps_its_member_while_it_is_there(hub: HubProcess, raw: Raw) -> None:
     async with sdk(hub, "legacy") as one, sdk(hub, "legacy") as other:
 
@@ -204,8 +209,8 @@ async def test_a_conversation_keeps_its_member_while_it_is_there(hub: HubProcess
         assert [await used(one) for _ in range(3)] == [new] * 3
 
     async def is_back() -> bool:
-        rows = (await raw.call("nodes.fleet_members"))["result"]["structuredContent"]["members"]
-        return all(row["state"] == "ready" for row in rows)
+        every = [(await raw.call("nodes.fleet_members"))["result"]["structuredContent"] for _ in range(LOOKS)]
+        return all(row["state"] == "ready" for each in every for row in each["members"])
 
     await eventually(is_back, f"{mine} is back")
 
@@ -440,7 +445,7 @@ async def test_servers_that_dial_in_join_leave_and_come_back(hub: HubProcess, ra
         wanted = {f"plant_{name}": state for name, state in states.items()}
 
         async def hold() -> bool:
-            return await members() == wanted
+            return all([await members() == wanted for _ in range(LOOKS)])
 
         await eventually(hold, f"the members are {wanted}")
 
@@ -470,7 +475,7 @@ async def test_servers_that_dial_in_join_leave_and_come_back(hub: HubProcess, ra
             assert (await raw.call("sensors.echo"))["result"]["_meta"][MEMBER] == "plant_s1"
         await stack.enter_async_context(raw_server(hub.port, "plant", "s2", manner=manner()))
         await are(s1="ready", s2="ready")
-        used = {(await raw.call("sensors.echo"))["result"]["_meta"][MEMBER] for _ in range(2)}
+        used = {(await raw.call("sensors.echo"))["result"]["_meta"][MEMBER] for _ in range(2 * LOOKS)}
         assert used == {"plant_s1", "plant_s2"}
         # The operator says that this one only reads; nobody trusts the servers.
         assert "result" in await raw.call("sensors.echo", {"fleet_member": "any"})
@@ -493,10 +498,9 @@ async def test_members_with_another_schema_are_not_called(hub: HubProcess, raw: 
 
         async def is_noted() -> bool:
             shown.update((await rest.get("/v1/servers/sensors")).json())
-            return bool(shown["notes"])
+            return "'odd' has another input schema at plant_m1: the fleet does not call it there" in shown["notes"]
 
         await eventually(is_noted, "the operator is told")
-        assert "'odd' has another input schema at plant_m1: the fleet does not call it there" in shown["notes"]
         rows = rows_of((await raw.call("sensors.odd", {"fleet_member": "all"}))["result"])
         assert sorted(rows) == ["plant_m2", "plant_m3"]
         error = (await raw.call("sensors.odd", {"fleet_member": "plant_m1"}))["error"]
@@ -524,6 +528,7 @@ async def test_a_reload_adds_changes_and_removes_fleets(tmp_path: Path) -> None:
         await listed("node-a")
 
 
+@pytest.mark.one_process("each node records its own calls, and these into one file")
 async def test_a_cassette_has_the_calls_of_the_fleet_and_not_those_of_its_members(tmp_path: Path) -> None:
     file, every = tmp_path / "calls.jsonl", {"fleet_member": "all", "fail": ["node-b"]}
     hub_table, fleets = {"cassette": str(file)}, {"nodes": {"members": "node-*"}}

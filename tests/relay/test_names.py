@@ -45,7 +45,7 @@ async def names_of(hub: HubProcess, agent: str) -> list[str]:
     ("agent", "is_squatter_first"),
     [*zip(CONFIGURED, (True, False), strict=True), *zip(OTHERS, (True, False), strict=True)],
 )
-async def test_a_permission_reaches_the_server_that_it_names_whoever_comes_first(
+async def test_a_permission_reaches_the_server_that_it_names_in_any_order_of_arrival(
     guarded: HubProcess, agent: str, *, is_squatter_first: bool
 ) -> None:
     hub, name = guarded, f"{agent}_knives"

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from websockets.asyncio.client import ClientConnection
 
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess
+from tests.hubs import TRUSTED, HubProcess, at_all_nodes
 from tests.relay.peers import Device, Ending, Json, Wire, at_once, wired
 from tests.relay.tokens import python_quoted, python_token
 
@@ -120,12 +122,19 @@ async def is_shown(it: Device, *names: str) -> bool:
     return {tool["name"] for tool in listed} == set(names)
 
 
+async def is_ready_everywhere(hub: HubProcess, agent: str) -> bool:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
+        told = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": "ready"})
+    return all(each["servers"] for each in told)
+
+
 async def test_a_device_and_a_pipe(hub: HubProcess, agent: str) -> None:
     recorded = Transcript("device_and_pipe", hub, agent)
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(recorded.pipe(1))
         async with recorded.device(2) as early:
             await early.ready()  # its list waits for the server, a greeting does not
+        await eventually(partial(is_ready_everywhere, hub, agent), "all nodes have the server")
         device = await stack.enter_async_context(recorded.device(2))
         await device.ready()
         first, second = await device.say_call(1), await device.say_call(2)

@@ -29,7 +29,7 @@ def test_a_small_crowd_is_measured_and_each_of_it_weighs_no_more_than_is_promise
     assert min(found.worst_joining, found.worst_leaving) > 0
 
 
-def test_who_is_turned_away_is_not_measured(tmp_path: Path) -> None:
+def test_rejected_connections_are_not_measured(tmp_path: Path) -> None:
     with ExitStack() as held:
         _, port = start_relay(held, tmp_path / "hub")
         start_diallers(held, [f"{port}:0:2"])

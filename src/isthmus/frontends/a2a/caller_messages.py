@@ -18,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
-from isthmus.core.pauses import DECODED_BYTES, aside
+from isthmus.core.event_loop import DECODED_BYTES, offload
 from isthmus.core.tasks.record import StoredQuestion, TaskOwner, message_digest, task_id_for
 from isthmus.model.calls import Answered, Declined, Reply
 from isthmus.model.tasks import ABSENT, Artifact, DataPart, FilePart, Message, Part, TextPart
@@ -114,7 +114,7 @@ class ReadMessage(NamedTuple):
 async def read_message(owner: TaskOwner, said: SendMessage) -> ReadMessage:
     """Read a message, elsewhere if it is long."""
     size = message_bytes(said.message)
-    return await aside(size, partial(_read_now, owner, said, size), over=DECODED_BYTES, whose=owner)
+    return await offload(size, partial(_read_now, owner, said, size), over=DECODED_BYTES, owner=owner)
 
 
 def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> ReadMessage:

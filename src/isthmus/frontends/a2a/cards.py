@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.pauses import LONG_BYTES, aside, in_passes
+from isthmus.core.event_loop import LONG_BYTES, in_passes, offload
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.settings import A2aSettings
@@ -74,6 +74,9 @@ AUTH_PARAMETER = "auth"
 """The parameter of a query by which AgentVault's card lists one scheme alone."""
 
 FRESH_SECONDS = 60
+
+INCOMPLETE_SECONDS = 1
+"""The same for a card without the tools of a server that starts: clients would miss them for a minute."""
 
 REMEMBERED_MAX = 256
 """How many cards have a remembered `Last-Modified` time; others count as new."""
@@ -162,6 +165,7 @@ class AgentCards:
         an unsupported one, gets the default card.
         """
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
+        is_incomplete = bool(self._hub.awaited())
         caller = None if isinstance(admitted, Denied) else admitted
         version = version_of(fields.get(VERSION_HEADER.encode(), b"").decode("latin-1"), query.get(VERSION_PARAMETER))
         form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
@@ -171,10 +175,11 @@ class AgentCards:
         since = self._unchanged_since((f"{form} {auth} {REQUEST_SET.get()}", caller), tag)
         # Without a key, or on a hub without keys, all callers get the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
+        seconds = INCOMPLETE_SECONDS if is_incomplete else FRESH_SECONDS
         known = header_lines(
             [
                 (b"etag", tag),
-                (b"cache-control", b"%b, max-age=%d" % (scope, FRESH_SECONDS)),
+                (b"cache-control", b"%b, max-age=%d" % (scope, seconds)),
                 (b"last-modified", formatdate(since, usegmt=True).encode()),
                 (b"vary", b"authorization, x-api-key, a2a-version, origin"),
             ]
@@ -202,7 +207,7 @@ class AgentCards:
         if (size := _card_bytes(card)) <= LONG_BYTES:
             return _tagged(write, card)
         packed = await in_passes(_packed_passes(card))
-        return await aside(size, partial(_tagged_packed, write, replace(card, skills=()), packed), whose=caller)
+        return await offload(size, partial(_tagged_packed, write, replace(card, skills=()), packed), owner=caller)
 
     def _writer(self, form: DialectName | None, auth: str | None) -> Callable[[AgentCard], bytes]:
         """Writes the card in a generation's form; without one, in the form that the settings name."""

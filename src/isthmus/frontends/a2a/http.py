@@ -5,6 +5,7 @@ Reads requests and writes responses; `service` does the work.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container
 from functools import partial
 from typing import TypeAlias
@@ -12,14 +13,14 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import DECODED_BYTES, aside, read_message
+from isthmus.core.event_loop import DECODED_BYTES, offload, read_message
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, SETS_PATH, AgentCards
 from isthmus.frontends.a2a.planning import REQUEST_SET
 from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
+from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_settled, is_terminal, number_in, until_settled
 from isthmus.frontends.a2a.task_view import direct_answer, record_bytes, shown, task_bytes
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
 from isthmus.frontends.http.nodes import ALONE, Nodes
@@ -38,7 +39,7 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Surface
 from isthmus.model.names import legal_server_name
 from isthmus.model.tasks import Task
 from isthmus.model.trace_context import PARENT_HEADER, REQUEST_TRACE, STATE_HEADER
@@ -125,6 +126,7 @@ class A2aHttp:
     def __init__(self, service: A2aService, auth: Authenticator, cards: AgentCards, nodes: Nodes = ALONE) -> None:
         self.service = service
         self.nodes = nodes
+        service.context_prefix = nodes.prefix
         self._auth = auth
         self._cards = cards
         self._streams: set[TaskStream] = set()
@@ -271,7 +273,7 @@ def is_json(fields: Fields) -> bool:
 
 def last_word(dialect: Dialect, operation: Operation | A2aProblem) -> IsLast:
     """Which state of a task ends a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
-    return is_over if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
+    return is_terminal if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
 
 class A2aRequest:
@@ -283,6 +285,7 @@ class A2aRequest:
         self._caller = caller
         self._peer = peer
         self._fields = fields
+        self._is_0_1 = False
         self._reported: TaskRecord | None = None
         """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
@@ -312,7 +315,7 @@ class A2aRequest:
                 if isinstance(page, A2aProblem):
                     return page
                 size = sum(task_bytes(task) for task in page.tasks)
-                return await aside(size, partial(dialect.write_tasks, page, operation))
+                return await offload(size, partial(dialect.write_tasks, page, operation))
             case CancelTask():
                 live = await self._service.cancel(self._caller, operation)
                 if isinstance(live, A2aProblem):
@@ -320,7 +323,7 @@ class A2aRequest:
                 return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
             case SubscribeToTask():
                 live = await self._service.find(self._caller, operation.task)
-                if not isinstance(live, A2aProblem) and live.record.is_ended and dialect.name in DIRECT:
+                if not isinstance(live, A2aProblem) and live.record.is_terminal and dialect.name in DIRECT:
                     return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
                 return live
             case GetExtendedCard():
@@ -357,11 +360,58 @@ class A2aRequest:
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
         length = operation.history_length
-        return await aside(live.size_bytes, partial(_write_sent, dialect, record, length), whose=self._caller)
+        return await offload(live.size_bytes, partial(_write_sent, dialect, record, length), owner=self._caller)
+
+    async def _other_holder(self, operation: Operation | A2aProblem) -> str | None:
+        """The node that holds the task of an operation (`LiveTask.holder`); None if this node runs the operation."""
+        held = (*HELD_OPERATIONS, GetTask) if self._is_0_1 else HELD_OPERATIONS
+        if not isinstance(operation, held) or operation.task is None:
+            return None
+        try:
+            live = await self._service.find(self._caller, operation.task)
+        except OSError:
+            return None  # the operation reports it
+        if isinstance(live, A2aProblem) or live.record.is_terminal:
+            return None
+        return live.holder or None
+
+    async def _forward(
+        self, operation: Operation | A2aProblem, peer: Peer, scope: Message, body: bytes
+    ) -> asyncio.Future[None] | None:
+        """Forward a request to the node with its task, its context, or the processes of its caller; see `Nodes`."""
+        nodes, hub = self._frontend.nodes, self._service.hub
+        if not nodes.prefix:
+            return None
+        if (holder := await self._other_holder(operation)) is not None:
+            return nodes.forward_to(holder, peer, scope, body)
+        if self._is_0_1 and (place := await self._place_in_0_1(operation)) is not None:
+            return nodes.forward_conversation(place, peer, scope, body)
+        if not isinstance(operation, SendMessage) or operation.task is not None:
+            return None
+        if nodes.has_others and hub.has_link_per_caller(
+            hub.snapshot.view(self._caller.grants, EVERYTHING).servers, NO_CAPABILITIES
+        ):
+            return nodes.forward_caller(self._caller, peer, scope, body)
+        return nodes.forward_conversation(operation.context, peer, scope, body) if operation.context else None
+
+    async def _place_in_0_1(self, operation: Operation | A2aProblem) -> str | None:
+        """The conversation of a task that no node holds: its node knows which response the caller has received.
+
+        Without a conversation, the id that the caller has chosen for its new task counts.
+        """
+        if not isinstance(operation, SendMessage | GetTask) or operation.task is None:
+            return None
+        try:
+            live = await self._service.find(self._caller, operation.task)
+        except OSError:
+            return None  # the operation reports it
+        if isinstance(live, A2aProblem):
+            return (operation.context or operation.task) if isinstance(operation, SendMessage) else None
+        return live.record.context if live.record.is_terminal else None
 
     async def _written(self, record: TaskRecord, write: Callable[[Task], Payload]) -> Payload:
         """Write a task for its caller, on a thread if it is long."""
-        return await aside(record_bytes(record), partial(_write_shown, write, record), whose=self._caller)
+        return await offload(record_bytes(record), partial(_write_shown, write, record), owner=self._caller)
 
     def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
         """The number of the last report that the caller has received."""
@@ -400,17 +450,8 @@ class _A2aHttpRequest(A2aRequest):
         self._scope = scope
 
     async def _forwarded(self, operation: Operation | A2aProblem, body: bytes) -> bool:
-        """Whether another node holds the task of an operation, and has answered the request."""
-        nodes = self._frontend.nodes
-        if not nodes.prefix or not isinstance(operation, HELD_OPERATIONS) or operation.task is None:
-            return False
-        try:
-            live = await self._service.find(self._caller, operation.task)
-        except OSError:
-            return False  # the operation reports it
-        if isinstance(live, A2aProblem) or live.record.is_ended or not live.holder:
-            return False
-        over = nodes.forward_to(live.holder, self._peer, self._scope, body)
+        """Whether another node has answered the request."""
+        over = await self._forward(operation, self._peer, self._scope, body)
         if over is not None:
             await over
         return over is not None
@@ -450,8 +491,9 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if isinstance(recognised, AmbiguousDialect):
             recognised = recognised.settle(await self._recorded(recognised.task))
         dialect = DIALECTS[recognised]
+        self._is_0_1 = recognised == "0.1"
         reading = partial(dialect.read, request.method, request.params)
-        operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller) if is_long else reading()
+        operation = await offload(len(body), reading, over=DECODED_BYTES, owner=self._caller) if is_long else reading()
         if await self._forwarded(operation, body):
             return None
         done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
@@ -500,7 +542,7 @@ class _A2aRestRequest(_A2aHttpRequest):
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
         """Serve it."""
         reading = partial(rest.read, verb, path, query, body, _text(self._fields.get(VERSION_FIELD)))
-        binding, operation = await aside(len(body), reading, over=DECODED_BYTES, whose=self._caller)
+        binding, operation = await offload(len(body), reading, over=DECODED_BYTES, owner=self._caller)
         if body and not is_json(self._fields):
             operation = NOT_JSON
         if await self._forwarded(operation, body):

@@ -20,7 +20,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.pauses import LONG_BYTES, aside, pause_after
+from isthmus.core.event_loop import LONG_BYTES, offload, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (
@@ -129,6 +129,8 @@ class A2aService:
         self._journal = journal
         self._now = now
         self._targets = targets
+        self.context_prefix = ""
+        """What the ids of new contexts begin with: the tag of this node."""
         self.script_task: MakeScriptTask | None = None
         """Makes the tasks of scripts, if the hub runs any."""
         self._last_warning = ""
@@ -324,7 +326,7 @@ class A2aService:
         read: ReadMessage,
         besides: tuple[Document, ...] = (),
     ) -> NewTask:
-        context = said.context or secrets.token_hex(16)
+        context = said.context or self.context_prefix + secrets.token_hex(16)
         made = self._plan(caller, said.message, context, read.instruction)
         if self.hub.settling and not made.is_sure:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
@@ -369,7 +371,7 @@ class A2aService:
             return fault_problem(TaskElsewhere(live.record.id))
         is_first, message = dialect == "0.1", without_headers(said.message)
         # A message that was sent before gets the same response.
-        is_late = live.record.is_ended and self._now() >= live.record.updated + JOINED_SECONDS
+        is_late = live.record.is_terminal and self._now() >= live.record.updated + JOINED_SECONDS
         is_elsewhere = said.context not in (None, live.record.context)
         is_known = not (is_late or is_elsewhere) and self._is_repeated(live.record, message, by_words=is_first)
         if not is_known:
@@ -448,7 +450,7 @@ class A2aService:
         if not by_words:
             return any(each.id == message.id and _is_same(each, message) for each in record.said[1:])
         delivered = self._delivered.get((record.owner.key, record.id))
-        if delivered == _progress(record) and (record.is_ended or record.state in WAITING):
+        if delivered == _progress(record) and (record.is_terminal or record.state in WAITING):
             return False
         last = next((each for each in reversed(record.said) if each.role == "user"), None)
         return last is not None and _is_same(replace(last, id=message.id), message)
@@ -526,7 +528,7 @@ class A2aService:
         except ValueError:
             return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
         tasks = [
-            await aside(record_bytes(record), partial(shown, record))
+            await offload(record_bytes(record), partial(shown, record))
             for document in page.documents
             if (record := self._engine.current_record(document)) is not None
         ]
@@ -541,7 +543,7 @@ class A2aService:
         live = await self.find(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
-        if live.holder and not live.record.is_ended:
+        if live.holder and not live.record.is_terminal:
             fault = await self._engine.cancel_elsewhere(live, CANCELLED)
             return live if fault is None else fault_problem(fault)
         if not self._engine.cancel(live, CANCELLED):

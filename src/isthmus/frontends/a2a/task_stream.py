@@ -127,9 +127,9 @@ def is_settled(record: TaskRecord) -> bool:
     return record.state in ENDED or record.state in WAITING
 
 
-def is_over(record: TaskRecord) -> bool:
+def is_terminal(record: TaskRecord) -> bool:
     """Whether the task has ended."""
-    return record.is_ended
+    return record.is_terminal
 
 
 def _is_at_rest(record: TaskRecord) -> bool:
@@ -237,7 +237,7 @@ class TaskStream:
         self._live.listeners[self] = None
         record = self._live.stored or self._live.record
         made = _shown(record)
-        if record.is_ended and any(map(is_long, made.task.artifacts)):
+        if record.is_terminal and any(map(is_long, made.task.artifacts)):
             # Some clients cannot read so much at once, and some stop at the end of the task.
             self._say(replace(made.task, status=TaskStatus("working", made.task.created), artifacts=()))
             self._due.append(self._missed_reports(record))
@@ -252,11 +252,11 @@ class TaskStream:
             self._due.append(self._missed(made))
         self._pour()
 
-    def _missed(self, made: _Shown) -> Iterator[Update]:
+    def _missed(self, made: _TaskView) -> Iterator[Update]:
         """Reports that the caller missed, and then the state again if the task is settled."""
         yield from self._missed_reports(made.record)
         if is_settled(made.record):
-            yield _standing(made)
+            yield _status_update(made)
 
     def _missed_reports(self, record: TaskRecord) -> Iterator[Update]:
         while missed := self._live.reports.after(self._number):
@@ -344,7 +344,7 @@ def updates_of(record: TaskRecord, form: PartForm = unchanged_part) -> Iterator[
     return _updates(_shown(record), form)
 
 
-class _Shown:
+class _TaskView:
     """The view of a task, shared by all of its streams, because its artifacts may be large."""
 
     def __init__(self, record: TaskRecord) -> None:
@@ -352,17 +352,17 @@ class _Shown:
         self.task = shown(record)
 
 
-_made: WeakValueDictionary[int, _Shown] = WeakValueDictionary()
+_made: WeakValueDictionary[int, _TaskView] = WeakValueDictionary()
 """By the id of the record object, which is valid while the entry exists."""
 
 
-def _shown(record: TaskRecord) -> _Shown:
+def _shown(record: TaskRecord) -> _TaskView:
     if (made := _made.get(id(record))) is None:
-        made = _made[id(record)] = _Shown(record)
+        made = _made[id(record)] = _TaskView(record)
     return made
 
 
-def _updates(made: _Shown, form: PartForm) -> Iterator[Update]:
+def _updates(made: _TaskView, form: PartForm) -> Iterator[Update]:
     record, task = made.record, made.task
     if record.origin == "agentvault":
         for artifact in artifacts_of(record, brief_of(record)):
@@ -370,9 +370,9 @@ def _updates(made: _Shown, form: PartForm) -> Iterator[Update]:
     for artifact in task.artifacts:
         for piece, is_more, is_complete in artifact_chunks(artifact, form):
             yield TaskArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)
-    yield _standing(made)
+    yield _status_update(made)
 
 
-def _standing(made: _Shown) -> TaskStatusUpdate:
+def _status_update(made: _TaskView) -> TaskStatusUpdate:
     record = made.record
     return TaskStatusUpdate(record.id, record.context, made.task.status, is_settled(record))

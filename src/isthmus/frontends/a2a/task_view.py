@@ -20,7 +20,7 @@ from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
 from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
 from isthmus.model.faults import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
-from isthmus.model.long_objects import known_members
+from isthmus.model.json_members import known_members
 from isthmus.model.tasks import (
     ABSENT,
     WAITING,

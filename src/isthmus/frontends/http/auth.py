@@ -17,7 +17,7 @@ import ipaddress
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -288,7 +288,7 @@ ROUNDING_SECONDS: Final = 1e-6
 ADDRESSES_MAX: Final = 4096
 """Addresses that are remembered; beyond it, the one whose last failure is oldest is dropped."""
 
-TOLD_SECONDS: Final = 60.0
+REPORT_SECONDS: Final = 60.0
 """The shortest interval between two log messages, however many wrong keys come."""
 
 Client: TypeAlias = tuple[str, int] | None
@@ -310,6 +310,8 @@ class FailedAuthLimit:
         """Requests answered with 429 since the start."""
         self.on_refused: Callable[[str, int], None] = lambda _address, _count: None
         """Called with each log message: an address, and the number of refusals since the last one, in all."""
+        self.on_failed: Callable[[str], None] = lambda _address: None
+        """Called with the address of each wrong key within the limit."""
         self._now = now
         self._paid_at: dict[str, float] = {}
         """By address, when all its failures are forgotten; the latest failure comes last."""
@@ -318,23 +320,29 @@ class FailedAuthLimit:
 
     def failed(self, client: Client | str) -> int:
         """Count a wrong key; returns the seconds to wait before the next try, 0 if it may come at once."""
-        now = self._now()
         address = client_address(client if isinstance(client, str) else (client or UNKNOWN)[0])
+        now, over = self._now(), self.count(address)
+        if over <= 0:
+            self.on_failed(address)
+            return 0
+        self.refused += 1
+        if now - self._reported_at >= REPORT_SECONDS:
+            count, self._reported = self.refused - self._reported, self.refused
+            self._reported_at = now
+            log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
+            self.on_refused(address, count)
+        return math.ceil(over)
+
+    def count(self, address: str) -> float:
+        """Count a wrong key, which may have been sent to another node; returns the seconds above the limit."""
+        now = self._now()
         paid_at = max(now, self._paid_at.pop(address, now)) + WINDOW_SECONDS / self.per_minute
         over = paid_at - now - WINDOW_SECONDS - ROUNDING_SECONDS
         # Failures beyond the limit do not prolong it: others may share the address.
         self._paid_at[address] = paid_at if over <= 0 else paid_at - WINDOW_SECONDS / self.per_minute
         if len(self._paid_at) > ADDRESSES_MAX:
             del self._paid_at[next(iter(self._paid_at))]
-        if over <= 0:
-            return 0
-        self.refused += 1
-        if now - self._reported_at >= TOLD_SECONDS:
-            count, self._reported = self.refused - self._reported, self.refused
-            self._reported_at = now
-            log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
-            self.on_refused(address, count)
-        return math.ceil(over)
+        return over
 
     def failed_here(self) -> int:
         """The same for the request that this task serves; 0 if its address is unknown."""
@@ -354,6 +362,8 @@ BASES = "isthmus.bases"
 """The scope member with the base URLs of a request that did not come through the hub's HTTP listener (gRPC)."""
 Prove: TypeAlias = Callable[[Fields, Request], Caller | Unprovable | None]
 """Returns the caller of a DPoP-bound token with a proof for this request (RFC 9449)."""
+ClaimProof: TypeAlias = Callable[[Fields, Request], Awaitable[None]]
+"""Finds out whether another node has accepted the proof of this request; `Prove` refuses it then."""
 
 CHALLENGE = b'Bearer realm="isthmus"'
 RETRY = (b"retry-after", b"5")
@@ -400,6 +410,9 @@ class Authenticator:
 
     prove: Prove | None = None
     """Set if there are trusted issuers, whose tokens may be bound to keys."""
+
+    claim_proof: ClaimProof | None = None
+    """Set in a cluster with a database. To be awaited before a request with a proof is authenticated."""
 
     sessions: Sessions | None = None
     """Set if the console is on: its pages send a cookie to the REST API instead of a key."""

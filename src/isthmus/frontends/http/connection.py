@@ -21,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from isthmus.core.pauses import in_turn
+from isthmus.core.event_loop import LONG_BYTES, in_turn
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import (
     FIELDS,
@@ -150,14 +150,14 @@ STALL_PROGRESS_BYTES = 64 * 1024
 """What a client must read of a long response within `stall_seconds`; a slower one would hold our memory."""
 
 JOINED_BYTES = 64 * 1024
-"""Pieces of a response up to this size are joined for one write; beyond it, copying costs more than two writes."""
+"""Pieces of a response up to this size are joined with others of this turn; longer ones are written uncopied."""
 
 READ_BUFFER_BYTES = 64 * 1024
 """Bytes of a body that wait for the application at which reading pauses."""
 
-AT_ONCE_BYTES = READ_BUFFER_BYTES
-"""A body up to this announced length is awaited before its request starts: it fits the read buffer, and a request that
-starts with its whole body may need no task."""
+AT_ONCE_BYTES = LONG_BYTES
+"""A body up to this announced length is awaited before its request starts, which then may need no task. A longer one is
+read in passes."""
 
 MAX_WAITING = 8
 """Pipelined requests at which reading pauses."""
@@ -540,10 +540,12 @@ class HttpServerConnection(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._body_bytes > self._settings.max_body_bytes:
             self._refuse_long_body()
-        if cycle.is_over:
+        if cycle.is_done:
             return
         cycle.add_body(body)
-        if cycle.pending_bytes > READ_BUFFER_BYTES:
+        if (
+            cycle.pending_bytes > READ_BUFFER_BYTES and not cycle.is_short
+        ):  # nobody receives a short body piece by piece
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -594,8 +596,7 @@ class HttpServerConnection(HttpToolsProtocol):
             self._unsent_bytes += total_bytes
             return
         self.flush()
-        for piece in pieces:
-            self.transport.write(piece)
+        self.transport.writelines(pieces)  # one system call; uvloop makes one for each `write`
         hold = self.server_state.hold_response
         if hold is not None and self._running is not None and self.transport.get_write_buffer_size():
             self._unread.append(hold(self._running.scope, total_bytes))

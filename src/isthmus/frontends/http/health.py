@@ -56,7 +56,8 @@ class Health:
     ) -> None:
         """`cluster` returns why this node is cut off from the others, None if it is not; without it there are none.
 
-        `differences` returns, by node, the tables of its configuration that differ from this one's.
+        `differences` returns, by node, the tables of its configuration that differ from this one's, and for this node
+        why it does not use all of the newest configuration.
         """
         self._hub = hub
         self._auth = auth
@@ -110,9 +111,11 @@ class Health:
         if is_verbose:
             required = self._required()
             found["storage"] = "failing" if self._is_storage_failing() else "ok"
+            differences = self._differences()
             if self._cluster is not None:
                 found["cluster"] = self._cluster() or "ok"
-                found["configuration"] = self._differences() or "ok"
+            if self._cluster is not None or differences:
+                found["configuration"] = differences or "ok"
             found["servers"] = {
                 name: {"state": each.state, "reason": each.reason, "required": name in required}
                 for name, each in sorted(statuses.items())

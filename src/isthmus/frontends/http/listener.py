@@ -125,7 +125,7 @@ DRAIN_INSPECT_SECONDS = 0.02
 LAME_DUCK_SECONDS = 0.25
 """How long idle connections stay open after a drain has started, so that requests on their way are answered."""
 
-DESCRIPTORS_TOLD_SECONDS = 60.0
+DESCRIPTORS_REPORT_SECONDS = 60.0
 """How often missing file descriptors are logged."""
 
 CLOSE_SECONDS = 0.5
@@ -147,7 +147,7 @@ class HttpListener:
         self._on_drain: list[Callable[[], None]] = []
         self._emptied: asyncio.Future[bool] | None = None
         self._listening = -1
-        self._tell_descriptors_at = float("-inf")
+        self._report_descriptors_at = float("-inf")
 
     @property
     def is_draining(self) -> bool:
@@ -260,9 +260,9 @@ class HttpListener:
         try:
             os.close(os.dup(self._listening))
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or now < self._tell_descriptors_at:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or now < self._report_descriptors_at:
                 return
-            self._tell_descriptors_at = now + DESCRIPTORS_TOLD_SECONDS
+            self._report_descriptors_at = now + DESCRIPTORS_REPORT_SECONDS
             log.error(
                 "out of file descriptors: new connections are closed",
                 limit=None if sys.platform == "win32" else resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -11,9 +11,13 @@ import secrets
 from typing import Final, Protocol
 
 from isthmus.frontends.http.request_cycle import Message, Peer
+from isthmus.model.callers import Caller
 
 TAG_END: Final = "~"
 """Ends the tag of a node at the beginning of an id. URLs, headers and cookies allow it; nothing else in ids has it."""
+
+FORWARDED: Final = "isthmus.forwarded"
+"""The member of a scope whose request came from another node, and is not forwarded again."""
 
 
 class Nodes(Protocol):
@@ -22,6 +26,10 @@ class Nodes(Protocol):
     @property
     def prefix(self) -> str:
         """What ids of this node begin with; empty without a cluster."""
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another node now."""
 
     def forward(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
         """Forward a whole request to the node that made this id; None if it is to be answered here.
@@ -32,17 +40,35 @@ class Nodes(Protocol):
     def forward_to(self, holder: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
         """The same for the node that holds a task (`Document.holder`)."""
 
+    def forward_conversation(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """The same for the node whose servers know this conversation: the one that made its id, if it is there.
+
+        Otherwise all nodes choose the same one.
+        """
+
+    def forward_caller(self, caller: Caller, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """The same for the node that all nodes choose for a caller: there it has its processes outside of sessions."""
+
 
 class NoNodes:
     """A hub without a cluster."""
 
     prefix = ""
+    has_others = False
 
     def forward(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
         """Everything is answered here."""
         return None
 
     def forward_to(self, holder: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Everything is answered here."""
+        return None
+
+    def forward_conversation(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Everything is answered here."""
+        return None
+
+    def forward_caller(self, caller: Caller, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
         """Everything is answered here."""
         return None
 

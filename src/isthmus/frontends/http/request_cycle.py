@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import structlog
 
-from isthmus.core.pauses import pause_after
+from isthmus.core.event_loop import READER_BYTES, pause
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
 from isthmus.wire.jsonrpc import Text
@@ -197,7 +197,7 @@ class RequestCycle:
         self._disconnect_callbacks: list[Callable[[], None]] = []
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing more can be sent for this request."""
         return self.is_gone or self.is_complete
 
@@ -217,7 +217,7 @@ class RequestCycle:
 
     def take_body(self) -> bytes | None:
         """See `Peer`."""
-        if not self.has_whole_body or not self._has_event or self.is_over:
+        if not self.has_whole_body or not self._has_event or self.is_done:
             return None
         return self._take_pending()
 
@@ -243,7 +243,7 @@ class RequestCycle:
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
-        if self.is_over:
+        if self.is_done:
             return
         self.is_started = True
         self._framing = self._framing_for(status, None)
@@ -251,12 +251,12 @@ class RequestCycle:
 
     def end(self, chunk: bytes) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             self._write(chunk, is_last=True)
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             self._write(chunk, is_last=False)
 
     def buffered_bytes(self) -> int:
@@ -288,7 +288,7 @@ class RequestCycle:
 
     def leave(self) -> None:
         """The client has disconnected or is being refused: call the `on_disconnect` callbacks, once."""
-        if self.is_over:
+        if self.is_done:
             return
         self.is_gone = True
         self._wake()
@@ -315,7 +315,7 @@ class RequestCycle:
             log.exception("the application failed", path=self.scope["path"])
             self.fail()
         else:
-            if not self.is_over:
+            if not self.is_done:
                 log.error("the application returned without a whole response", path=self.scope["path"])
                 self.fail()
         finally:
@@ -333,7 +333,7 @@ class RequestCycle:
 
     def fail(self) -> None:
         """Answer 500, or abort the connection if the response has begun."""
-        if self.is_over:
+        if self.is_done:
             return
         if not self.is_unsaid:
             self._connection.transport.abort()
@@ -343,7 +343,7 @@ class RequestCycle:
 
     async def receive(self) -> Message:
         """ASGI `receive`: a piece of the body, or the disconnect."""
-        if not self.is_over:
+        if not self.is_done:
             if self.owes_continue:
                 self.owes_continue = False
                 self._connection.put([b"HTTP/1.1 100 Continue\r\n\r\n"])
@@ -351,7 +351,7 @@ class RequestCycle:
             if not self._has_event:
                 self._waiter = self._connection.loop.create_future()
                 await self._waiter
-        if self.is_over:
+        if self.is_done:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self._take_pending(), "more_body": not self.has_whole_body}
 
@@ -559,7 +559,8 @@ async def read_body(receive: Receive) -> bytes | None:
             return None
         chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
-            await pause_after(sum(map(len, chunks)))
+            if sum(map(len, chunks)) > READER_BYTES:
+                await pause()
             return b"".join(chunks)
 
 

@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import PING_SECONDS, SILENT, Hearer
+from isthmus.transport.websocket import PING_SECONDS, SILENT, MessageReceiver
 
 VERSION: Final = "13"
 """The only version of the protocol."""
@@ -25,7 +25,7 @@ VERSION: Final = "13"
 class WebSocketOffer(msgspec.Struct, frozen=True):
     """A frontend's consent to open a WebSocket, and its settings."""
 
-    take: Callable[[AcceptedSocket], Hearer]
+    take: Callable[[AcceptedSocket], MessageReceiver]
     """Called once it is open; returns the receiver of its messages. It may close the socket at once."""
     limit_bytes: int
     """The longest message that is accepted."""

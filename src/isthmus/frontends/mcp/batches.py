@@ -79,15 +79,15 @@ class BatchPart:
 
     def __init__(self, reply: BatchReply) -> None:
         self._reply = reply
-        self._is_over = False
+        self._is_done = False
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """See `Peer`."""
 
         def disconnected() -> None:
-            if not self._is_over:
+            if not self._is_done:
                 callback()
-            if not self._is_over:  # the response goes to a resumed stream, and not through here
+            if not self._is_done:  # the response goes to a resumed stream, and not through here
                 self._finish()
 
         self._reply.peer.on_disconnect(disconnected)
@@ -98,7 +98,7 @@ class BatchPart:
 
     def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`. The batch as a whole has one status."""
-        if not self._is_over:
+        if not self._is_done:
             if body:
                 self._reply.add(body)
             self._finish()
@@ -109,17 +109,17 @@ class BatchPart:
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""
-        if not self._is_over:
+        if not self._is_done:
             self._reply.peer.push(chunk)
 
     def end(self, chunk: bytes) -> None:
         """See `Peer`."""
-        if not self._is_over:
+        if not self._is_done:
             self._reply.peer.push(chunk)
             self._finish()
 
     def _finish(self) -> None:
-        self._is_over = True
+        self._is_done = True
         self._reply.close()
 
     def buffered_bytes(self) -> int:

@@ -18,7 +18,7 @@ import msgspec
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, read_then
+from isthmus.core.event_loop import LONG_BYTES, read_then
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION
 from isthmus.frontends.mcp.exchange import (
     ClientInput,
@@ -49,7 +49,16 @@ from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Req
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
-from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Era, Implementation, Members, read_client_capabilities
+from isthmus.wire.mcp.messages import (
+    CALLER_KEY,
+    CANCELLED,
+    CHANGED,
+    Era,
+    Implementation,
+    Members,
+    read_client_capabilities,
+    read_string,
+)
 
 OnRead: TypeAlias = Callable[[JsonRpcReply | None], None]
 
@@ -80,20 +89,21 @@ class DuplexSession:
         send: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
         session: str | None = None,
-        resolve_caller: Callable[[Members], CallOrigin | None] = lambda _meta: None,
+        resolve_caller: Callable[[Members], CallOrigin | None] | None = None,
     ) -> None:
         """`is_crowded` says that the caller reads slowly; droppable messages are skipped then.
 
-        `session` is the id of an earlier session that continues. A caller that calls on behalf of others has
-        `resolve_caller`, which reads a modern call's `_meta`.
+        `session` is the id of an earlier session that continues. Another hub, which calls and lists on behalf of
+        others, has `resolve_caller`, which reads a modern call's `_meta`.
         """
         self._is_crowded = is_crowded
-        self._resolve_caller = resolve_caller
+        self._resolve_caller = resolve_caller or (lambda _meta: None)
         self._methods = mcp_methods
         self._hub = mcp_methods.hub
         self.found = FoundTools()
+        id = session or secrets.token_hex(8)
         self._client = McpClient(
-            mcp_methods.hub, caller, surface, session=session or secrets.token_hex(8), found=self.found
+            mcp_methods.hub, caller, surface, session=id, found=self.found, is_hub=resolve_caller is not None
         )
         self.session_id = self._client.session
         self._caller = caller
@@ -257,7 +267,8 @@ class DuplexSession:
         elif notification.method == CANCELLED and "requestId" in notification.params:
             id = bytes(notification.params["requestId"])
             if (inflight := self._calls.get(id)) is not None:
-                inflight.cancel("by the caller")
+                given = read_string(notification.params.get("reason")) if inflight.call.is_admitted else None
+                inflight.cancel(given or "by the caller")
             self._end_listen(id)
             self._waiting.discard(id)
 
@@ -269,6 +280,12 @@ class DuplexSession:
         meta = check_meta(request, None)
         if isinstance(meta, JsonRpcReply):
             return self._reply(meta)
+        if meta is not None and CALLER_KEY in meta:
+            origin = self._resolve_caller(meta)
+            if origin is not None and origin.is_admitted:
+                if request.method == modern.LISTEN:
+                    return await self._listen(request, origin)
+                return self._call_method(request, origin)
         era: Era = "legacy" if meta is None else "modern"
         if request.method == modern.LISTEN and era == "modern":
             return await self._listen(request)
@@ -328,6 +345,26 @@ class DuplexSession:
                 exchange.inflight = inflight
         return None
 
+    def _call_method(self, request: Request, origin: CallOrigin) -> None:
+        """Pass on a request that a caller at another node makes, of a method that hubs do not know."""
+        params = msgspec.Raw(jsonrpc.render({name: value for name, value in request.params.items() if name != "_meta"}))
+        call = Call(
+            origin.caller,
+            self._surface,
+            request.method,
+            params,
+            kind="method",
+            frontend=self._methods.frontend,
+            sharer=origin.sharer,
+            is_admitted=True,
+        )
+        id = bytes(request.id)
+        # As the server answered: in the modern era, results have a type.
+        exchange = _DuplexExchange(self, id, "legacy", None, None, call, None)
+        inflight = self._hub.start(call, exchange)
+        if inflight.outcome is None:
+            self._calls[id] = inflight
+
     def _hold(self, exchange: _DuplexExchange, size: int) -> TooManyBytes | None:
         """Count the bytes of a long call until it ends, or return why they are too much."""
         bytes_in_flight = self._hub.bytes_in_flight
@@ -345,7 +382,8 @@ class DuplexSession:
             self._hub.bytes_in_flight.leave(self._caller, held_bytes)
         self._reply(reply)
 
-    async def _listen(self, request: Request) -> None:
+    async def _listen(self, request: Request, origin: CallOrigin | None = None) -> None:
+        """Open a subscription; one of a caller at another node has an `origin`."""
         client_caps = client_capabilities(request, "modern")
         wanted = self._methods.read_listen_filter(request, client_caps)
         if isinstance(wanted, JsonRpcReply):
@@ -355,6 +393,8 @@ class DuplexSession:
         self._end_listen(id)
         stream = SubscriptionStream(request.id, self.send, frame=bytes)
         client = msgspec.structs.replace(self._client, client_caps=client_caps)
+        if origin is not None:
+            client = msgspec.structs.replace(client, caller=origin.caller, session=origin.session)
         subscription = ListenSubscription(client, stream, self._is_crowded, self._methods.hub_tasks)
         self._listens[id] = subscription
         granted = await subscription.open(wanted)

@@ -96,8 +96,13 @@ def cancelled_reply(id: Payload) -> JsonRpcReply:
     return call_reply(id, Cancelled("by the caller", executed="no"), "legacy")
 
 
-def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> JsonRpcReply:
-    """The response to a call with this outcome, in the caller's era."""
+def call_reply(
+    id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool", *, is_for_node: bool = False
+) -> JsonRpcReply:
+    """The response to a call with this outcome, in the caller's era.
+
+    Another node gets a result as the server wrote it, and writes it for its own caller.
+    """
     if isinstance(outcome, Fault):
         code = code_of(outcome, era)
         return JsonRpcReply(jsonrpc.error(id, code, outcome.message, data_of(outcome)), code)
@@ -105,7 +110,7 @@ def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> 
         outcome = wrap_bare_result(outcome)
     payload: Payload = outcome.payload
     # Results are always objects here, so translation cannot fail.
-    if era == "modern" and not outcome.is_typed:
+    if era == "modern" and not outcome.is_typed and not is_for_node:
         if outcome.is_untyped and kind != "resource":
             return JsonRpcReply(jsonrpc.result_of_parts(id, *modern.typed(payload)))
         parts = modern.modern_parts(payload, is_cacheable=kind == "resource")
@@ -271,7 +276,7 @@ class McpExchange(ABC):
                 outcome = self._client_input.seal(self.call, outcome)
             if isinstance(outcome, Result) and outcome.task_of is not None:
                 outcome = with_public_id(outcome, self.call.caller, outcome.task_of)
-        return call_reply(self._id, outcome, self._era, self.call.kind)
+        return call_reply(self._id, outcome, self._era, self.call.kind, is_for_node=self.call.is_admitted)
 
 
 def _elicitation_complete(id: msgspec.Raw) -> bytes:

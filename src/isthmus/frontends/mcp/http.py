@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 
 from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
 from isthmus.core.calls.result_cuts import URI as RESULTS_URI
-from isthmus.core.pauses import LONG_BYTES, aside, pause_after, read_message
+from isthmus.core.event_loop import LONG_BYTES, offload, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
-from isthmus.frontends.http.nodes import ALONE, Nodes
+from isthmus.frontends.http.nodes import ALONE, TAG_END, Nodes
 from isthmus.frontends.http.request_cycle import (
     FIELDS,
     JSON,
@@ -46,7 +47,7 @@ from isthmus.frontends.mcp.http_streams import (
     set_over,
 )
 from isthmus.frontends.mcp.input_required import SuspendedCall
-from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, check_meta, client_capabilities
+from isthmus.frontends.mcp.methods import NAMED, VERSIONS, McpMethods, check_meta, client_capabilities
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import is_hub_task_id, needs_session
 from isthmus.model.callers import Caller
@@ -193,7 +194,7 @@ class McpHttpExchange(McpExchange):
     def send(self, message: bytes) -> None:
         """Send a message on the call's stream; after the call on the session's stream."""
         stream = self._open_stream()
-        if not stream.is_over:
+        if not stream.is_done:
             stream.send(message)
         elif self.session is not None:
             self.session.send(message)
@@ -201,7 +202,7 @@ class McpHttpExchange(McpExchange):
     def send_request(self, id: bytes, message: bytes) -> None:
         """See `AskableExchange`."""
         stream = self._open_stream()
-        if stream.is_over:
+        if stream.is_done:
             self.send(message)
         else:
             stream.send_request(id, message)
@@ -340,18 +341,15 @@ class McpHttp:
         message = jsonrpc.decode(body, max_depth=self.hub.limits.depth)
         if not isinstance(message, Request) or message.method not in CALLS:
             return False
-        if self.nodes.prefix and message.method in HELD_METHODS:
-            return False
-        if self.forward(message, arrival, scope, body) is None:
-            request.start_call(message)
+        if self.nodes.prefix:
+            if message.method in HELD_METHODS:
+                return False
+            # An id may name a node that is gone; nothing else of a node that is alone can be elsewhere.
+            is_plain = message.method == "tools/call" and STATE not in message.params
+            if (not is_plain or self.nodes.has_others) and request.forward(message, scope, body) is not None:
+                return True
+        request.start_call(message)
         return True
-
-    def forward(self, request: Request, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
-        """Forward a request whose body names what another node has; see `Nodes.forward`."""
-        if not self.nodes.prefix:
-            return None
-        id = _named_by(request)
-        return None if id is None else self.nodes.forward(id, peer, scope, body)
 
     async def serve(self, surface: Surface, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -433,7 +431,7 @@ class McpHttpRequest:
             body, message = read
         match message:
             case Request():
-                over = self._frontend.forward(message, self._peer, scope, body)
+                over = self.forward(message, scope, body)
                 if over is None and message.method in HELD_METHODS:
                     over = await self._forward_to_holder(message, scope, body)
                 await (self._request(message) if over is None else over)
@@ -449,9 +447,41 @@ class McpHttpRequest:
                 if session_id is not None and session is None:
                     return self._session_not_found(None)
                 if session is not None:
-                    _receive(session, message)
+                    self._receive(session, message)
                 respond(self._peer, 202, "")  # also for an unexpected answer, as the specification says
         return None
+
+    def forward(self, request: Request, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Forward a request to another node, if its body names what that has, or its caller has a process there."""
+        nodes = self._frontend.nodes
+        if not nodes.prefix:
+            return None
+        # A tool call without a state, as nearly all are, names nothing that another node may have.
+        if request.method != "tools/call" or STATE in request.params:
+            id = _named_by(request)
+            if id is not None:
+                return nodes.forward(id, self._peer, scope, body)
+        if not nodes.has_others or SESSION_HEADER in self._headers or not self._has_own_process(request):
+            return None
+        return nodes.forward_caller(self._caller, self._peer, scope, body)
+
+    def _has_own_process(self, request: Request) -> bool:
+        """Whether what a request without a session is about may be in a process that its caller has for itself."""
+        hub, view = self._hub, self._hub.snapshot.view(self._caller.grants, self._surface)
+        if request.method == "initialize":  # the session shares its caller's process
+            return hub.has_link_per_caller(view.servers, NO_CAPABILITIES)
+        is_list = request.method in _TOPIC_OF_LIST
+        if not is_list and request.method != modern.LISTEN and request.method not in NAMED:
+            return False
+        client_caps = client_capabilities(request, "modern")
+        if request.method not in NAMED:  # lists of clients that cannot be asked are the same for all callers
+            return bool(client_caps or not is_list) and hub.has_link_per_caller(view.servers, client_caps)
+        kind = NAMED[request.method]
+        name = read_string(request.params.get("uri" if kind == "resource" else "name"))
+        if client_caps:
+            view = hub.snapshot.view(self._caller.grants, self._surface, client_caps)
+        found = None if name is None else view.find(kind, name)
+        return found is not None and hub.has_link_per_caller((found.route.feature.server,), client_caps)
 
     async def _forward_to_holder(self, request: Request, scope: Message, body: bytes) -> asyncio.Future[None] | None:
         """Forward a request about a task to the node that runs it: only that one has the task's questions."""
@@ -483,13 +513,12 @@ class McpHttpRequest:
                 whole = partial(jsonrpc.decode, body, max_depth=depth)
                 message = await read_message(whole, jsonrpc.decode_passes, jsonrpc.unreadable, self._caller)
                 await pause_after(len(body))
-            if session is not None and isinstance(message, Request) and bytes(message.id) in session.cancelled:
-                self._reply(cancelled_reply(message.id), 200)
+            if session is not None and isinstance(message, Request) and self._was_cancelled(message, session):
                 return None
             return body, message
         finally:
             if session is not None:
-                session.message_was_read()
+                session.reading -= 1
 
     def _is_still_admitted(self, scope: Message) -> bool:
         """Authenticate again after a slow body: the key may have been revoked meanwhile."""
@@ -510,7 +539,7 @@ class McpHttpRequest:
             return self._session_not_found(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
-        if not (elements := await aside(len(body), partial(jsonrpc.elements, body, BATCH_MAX), whose=self._caller)):
+        if not (elements := await offload(len(body), partial(jsonrpc.elements, body, BATCH_MAX), owner=self._caller)):
             text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
         await self._hub.settle(self._surface)
@@ -548,7 +577,13 @@ class McpHttpRequest:
             case Batch():
                 reply.add(refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not contain another batch").body)
             case Notification() | Response() | ErrorReply():
-                _receive(session, message)
+                self._receive(session, message)
+
+    def _receive(self, session: HttpSession, message: Notification | Response | ErrorReply) -> None:
+        if not isinstance(message, Notification):
+            session.client_input.receive(message)
+        elif message.method == CANCELLED and "requestId" in message.params:
+            session.cancel(bytes(message.params["requestId"]), self._frontend.loop.time())
 
     def _is_modern(self, request: Request) -> bool:
         return modern.is_modern(request, text_of(self._headers, VERSION_HEADER), legacy.VERSIONS)
@@ -644,12 +679,21 @@ class McpHttpRequest:
         self.start_call(request, partial(set_over, over))
         return await over
 
+    def _was_cancelled(self, request: Request, session: HttpSession) -> bool:
+        """Whether the caller cancelled a request before it was read; it is answered then."""
+        if not session.was_cancelled(bytes(request.id), self._frontend.loop.time()):
+            return False
+        self._reply(cancelled_reply(request.id), 200)
+        return True
+
     def start_call(self, request: Request, on_end: Callable[[], None] | None = None) -> None:
         """Start a call or refuse it. `on_end` is called when it was answered."""
         checked = self._check(request)
         if checked is None:
             return on_end() if on_end is not None else None
         era, session, meta = checked
+        if session is not None and session.cancelled and self._was_cancelled(request, session):
+            return on_end() if on_end is not None else None
         exchange = self._legacy_exchange(request, session) if meta is None else self._modern_exchange(request, meta)
         if isinstance(exchange, JsonRpcReply):
             self._reply(exchange, status_of(exchange, era))
@@ -797,16 +841,18 @@ def _named_by(request: Request) -> str | None:
     if request.method == "resources/read":
         uri = read_string(params.get("uri")) or ""
         return uri.removeprefix(RESULTS_URI) if uri.startswith(RESULTS_URI) else None
+    if request.method == modern.LISTEN and "notifications" in params:
+        # Everything else that may be followed is the same at all nodes.
+        with suppress(msgspec.MsgspecError):
+            ids = msgspec.json.decode(params["notifications"], type=_FollowedTasks).taskIds
+            return next((id for id in ids if TAG_END in id), None)
     return None
+
+
+class _FollowedTasks(msgspec.Struct):
+    taskIds: list[str] = []  # noqa: N815 - as the specification spells it
 
 
 def _subscriptions(session: HttpSession) -> CallerSubscriptions:
     assert session.subscriptions is not None, "set when the session is opened"
     return session.subscriptions
-
-
-def _receive(session: HttpSession, message: Notification | Response | ErrorReply) -> None:
-    if not isinstance(message, Notification):
-        session.client_input.receive(message)
-    elif message.method == CANCELLED and "requestId" in message.params:
-        session.cancel(bytes(message.params["requestId"]))

@@ -65,8 +65,15 @@ EVENTS_BYTES = 256 * 1024
 QUESTIONS_BYTES = 4 * 1024 * 1024
 """Open requests to the caller stored for one stream. Beyond it the oldest are not repeated after a reconnect."""
 
-CANCELLED_MAX = 1_000
-"""Cancelled request ids that are remembered while messages are being read."""
+CANCELLED_MAX = 100
+"""Cancelled request ids that a session remembers without knowing their requests."""
+
+CANCELLED_ID_BYTES_MAX = 256
+"""A longer id is not remembered."""
+
+OVERTAKEN_SECONDS = 1.0
+"""How much later than its cancellation a request may be read. They come over different connections, and a new one is
+read some turns of the event loop later than one that is known."""
 
 ANSWERS_BYTES = 16 * 1024 * 1024
 """Ended streams stored for one caller. Beyond it the oldest go, those that were probably read first."""
@@ -81,7 +88,7 @@ _DIGITS = 9
 class CallStream(Protocol):
     """The events of one call, and its response."""
 
-    is_over: bool
+    is_done: bool
     """Whether the response was written. Nothing can be sent after it."""
 
     def send_report(self, message: bytes) -> None:
@@ -109,13 +116,13 @@ class CallStream(Protocol):
 class ConnectionStream:
     """A stream that ends with its connection."""
 
-    __slots__ = ("_keep_alive", "_peer", "is_over")
+    __slots__ = ("_keep_alive", "_peer", "is_done")
 
     def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
         peer.begin(200, STREAM)
         self._peer = peer
         self._keep_alive = KeepAlive(peer, loop)
-        self.is_over = False
+        self.is_done = False
 
     def send_report(self, message: bytes) -> None:
         """See `CallStream`."""
@@ -135,7 +142,7 @@ class ConnectionStream:
 
     def end(self, message: bytes) -> None:
         """See `CallStream`."""
-        self.is_over = True
+        self.is_done = True
         self._keep_alive.stop()
         self._peer.end(sse.frame(message))
 
@@ -165,7 +172,7 @@ class StreamLog:
     def __init__(self, store: StreamStore, session: str, owner: StreamOwner) -> None:
         self.name = secrets.token_urlsafe(12)
         self.session = session
-        self.is_over = False
+        self.is_done = False
         self.is_delivered = False
         """Whether a connection was open at the end. Whether the bytes arrived is unknown."""
         self.size_bytes = 0
@@ -196,7 +203,7 @@ class StreamLog:
         self._attach(peer, release)
         missed = [chunk for number, chunk in self._events.items() if number > after]
         peer.push(b"".join([sse.comment(), *missed]))
-        if self.is_over:
+        if self.is_done:
             self._close_connection(b"")
         elif self._owner is not None:
             self._owner.reconnected()
@@ -276,7 +283,7 @@ class StreamLog:
     def settle_request(self, id: bytes) -> None:
         """See `CallStream`."""
         number = self._requests.pop(id, None)
-        if number is not None and not self.is_over:  # else the store has counted its bytes already
+        if number is not None and not self.is_done:  # else the store has counted its bytes already
             self._requests_bytes -= self._drop_event(number)
 
     def pause(self, retry_ms: int) -> bool:
@@ -289,7 +296,7 @@ class StreamLog:
     def end(self, message: bytes) -> None:
         """Send the response, and store it for a while."""
         chunk = self._store_event(message)
-        self.is_over = True
+        self.is_done = True
         self.is_delivered = self._peer is not None
         self._owner = None
         self._close_connection(chunk)
@@ -436,8 +443,9 @@ class HttpSession:
     """Calls that wait for starting servers before they are sent."""
     reading: int = 0
     """Messages whose bodies are being read."""
-    cancelled: set[bytes] = field(default_factory=set)
-    """Request ids that were cancelled meanwhile and are not known: one of those messages may have it."""
+    cancelled: dict[bytes, float] = field(default_factory=dict)
+    """Request ids that were cancelled and are not known, oldest first, with the time: a request that is being read, or
+    will be, may have it."""
     streams: list[SessionStream] = field(default_factory=list)
     """Open GET streams; the latest is used. A session with one counts as in use."""
     seen: dict[Topic, bytes] = field(default_factory=dict)
@@ -534,21 +542,23 @@ class HttpSession:
 
         return release
 
-    def cancel(self, id: bytes) -> None:
-        """Cancel the call with this request id, if there is one or its request is being read."""
+    def cancel(self, id: bytes, now: float) -> None:
+        """Cancel the call with this request id, also if its request is being read, or overtaken by this."""
         inflight = self.calls.get(id)
         if inflight is not None:
             inflight.cancel("by the caller")
         elif id in self.waiting:
             self.waiting.discard(id)
-        elif self.reading and len(self.cancelled) < CANCELLED_MAX:
-            self.cancelled.add(id)
+        elif len(id) <= CANCELLED_ID_BYTES_MAX:
+            self.cancelled.pop(id, None)
+            if len(self.cancelled) >= CANCELLED_MAX:
+                del self.cancelled[next(iter(self.cancelled))]
+            self.cancelled[id] = now
 
-    def message_was_read(self) -> None:
-        """A body was read, or will not be."""
-        self.reading -= 1
-        if not self.reading:
-            self.cancelled.clear()
+    def was_cancelled(self, id: bytes, now: float) -> bool:
+        """Whether the call with this request id was cancelled before its request was read."""
+        cancelled_at = self.cancelled.pop(id, None)
+        return cancelled_at is not None and (self.reading > 0 or now - cancelled_at < OVERTAKEN_SECONDS)
 
 
 class HttpSessions:

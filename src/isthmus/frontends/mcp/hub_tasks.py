@@ -293,7 +293,7 @@ class ResultWaiter:
 
     def task_changed(self, record: TaskRecord) -> None:
         """See `core.tasks.live_task.TaskListener`."""
-        if record.is_ended:
+        if record.is_terminal:
             self.leave()
             self._inflight.finish(result_of(record))
             return
@@ -321,7 +321,7 @@ class ResultWaiter:
 
     def _pass_on(self) -> None:
         record = self._live.stored or self._live.record
-        if record.asked is None or self._live.record.is_ended:
+        if record.asked is None or self._live.record.is_terminal:
             return
         if (other := self._first_askable(record.asked.method)) is not None:
             other.task_changed(record)
@@ -385,7 +385,7 @@ class HubTaskNotifier:
             return
         if self._task is not None:
             self._hub.tasks.announce(self._task, notified_state(record))
-        if record.is_ended:
+        if record.is_terminal:
             self._live.listeners.pop(self, None)
             self._on_end(self._live)
 
@@ -423,7 +423,7 @@ class EarlyResult:
         live = self._live
         if live is None:
             return
-        if record.is_ended:
+        if record.is_terminal:
             self._stop()
             # Nobody learns the id of this task. Later: other listeners are notified first.
             asyncio.get_running_loop().call_soon(self._engine.discard, live)
@@ -471,13 +471,13 @@ class HubTaskFollower:
     def start(self) -> None:
         """Notify from now on."""
         record = self._live.stored or self._live.record
-        if not record.is_ended:
+        if not record.is_terminal:
             self._live.listeners[self] = None
         self.task_changed(record)
 
     def task_changed(self, record: TaskRecord) -> None:
         """See `core.tasks.live_task.TaskListener`."""
-        if record.is_ended:
+        if record.is_terminal:
             self.stop()
         self._notify(modern_members(record))
 
@@ -725,7 +725,7 @@ class HubTasks:
         match call.kind:
             case "task_result":
                 inflight.carriage = ResultWaiter(self._engine, inflight, live)
-            case "task_cancel" | "task_update" if live.holder and not live.record.is_ended:
+            case "task_cancel" | "task_update" if live.holder and not live.record.is_terminal:
                 # Answers to questions reach only the node that asked them.
                 fault: Fault | None = TaskElsewhere(live.record.id)
                 if call.kind == "task_cancel":
@@ -756,7 +756,7 @@ class HubTasks:
         """The node that runs a caller's task; empty if it is this one, if none does, or if it cannot be told now."""
         with suppress(OSError):
             live = await self._engine.find(owner_of(caller, REALM), id)
-            return "" if live is None or live.record.is_ended else live.holder
+            return "" if live is None or live.record.is_terminal else live.holder
         return ""
 
     async def find(self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, id: str) -> LiveTask | None:
@@ -769,7 +769,7 @@ class HubTasks:
 
     async def _unexpired(self, live: LiveTask | None) -> LiveTask | None:
         """The task itself; an expired one is deleted."""
-        if live is None or not live.record.is_ended or self._now() < expiry_of(live.record):
+        if live is None or not live.record.is_terminal or self._now() < expiry_of(live.record):
             return live
         await self._engine.wait_stored(live)
         self._engine.discard(live)
@@ -789,7 +789,7 @@ class HubTasks:
         found: list[Payload] = []
         for document in page.documents:
             record = self._engine.current_record(document)
-            if record is None or (record.is_ended and self._now() >= expiry_of(record)):
+            if record is None or (record.is_terminal and self._now() >= expiry_of(record)):
                 continue
             info = info_of(record)
             if is_info_visible(info, view, surface) and is_listed(info.session, caller, session):

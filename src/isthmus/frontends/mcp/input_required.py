@@ -30,9 +30,9 @@ from isthmus.frontends.mcp.exchange import AskableExchange
 from isthmus.frontends.mcp.tasks import public_params, server_result
 from isthmus.model.callers import Caller
 from isthmus.model.calls import TOO_LATE, Answered, Call, Declined, Event, OnReply, Outcome, Question, Result
-from isthmus.model.faults import BadReply, BadState, Fault, ServerError
+from isthmus.model.faults import BadReply, BadState, Fault, ServerError, Unanswered
 from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
-from isthmus.wire.mcp.calls import STATE, read_responses, with_state, write_input_required
+from isthmus.wire.mcp.calls import STATE, read_refusal, read_responses, with_state, write_input_required
 from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object, read_string
 
 MIB = 1024 * 1024
@@ -169,6 +169,7 @@ class SuspendedCall:
         self.id = secrets.token_urlsafe(16)
         self.caller = inflight.call.caller
         self.owner = owner_of(inflight.call)
+        self._is_admitted = inflight.call.is_admitted
         self.number: str | None = None
         """The number of the state that the caller has now; all others are used up."""
         self.until = 0.0
@@ -203,7 +204,8 @@ class SuspendedCall:
     def answer(self, key: str, answer: msgspec.Raw) -> None:
         """Send an answer to the server that asked; anything but an object leaves the question open."""
         if key in self.questions and is_object(answer):
-            self._close(key)(Answered(answer))
+            refused = read_refusal(answer) if self._is_admitted else None
+            self._close(key)(Answered(answer) if refused is None else refused)
 
     def retract(self, reply: OnReply) -> None:
         """Drop the question; an answer to it is ignored."""
@@ -427,6 +429,10 @@ class ModernClientInput:
                     suspended.answer(key, answer)
                 self._send_questions(suspended, exchange)
                 return exchange.inflight
+        elif state is not None and (refused := _read_any_refusal(call)) is not None:
+            assert call.surface.server is not None, "another node calls one server"
+            exchange.end(Unanswered(call.surface.server, refused.message))
+            return None
         elif state is not None and self._use(state, call, is_harmless=_is_harmless(call, view, hub)):
             return self._call_again(state, call, exchange, hub)
         exchange.end(BadState())
@@ -494,6 +500,12 @@ class ModernClientInput:
 
     def _expiry(self) -> float:
         return self._loop.time() + STATE_SECONDS
+
+
+def _read_any_refusal(call: Call) -> Declined | None:
+    """What a caller at another node refused, if anything: a modern server, which would get this, cannot be told."""
+    answers = (read_responses(dict(call.extra)) or {}) if call.is_admitted else {}
+    return next((refused for answer in answers.values() if (refused := read_refusal(answer)) is not None), None)
 
 
 def _new_number() -> str:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+import heapq
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import Route, Snapshot, View, VirtualRoute
-from isthmus.core.pauses import in_passes
+from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import HubExchange
-from isthmus.core.watch.server_tasks import ServerTask
+from isthmus.core.settings import Limits
+from isthmus.core.watch.server_tasks import ListedTask, ServerTask
 from isthmus.frontends.mcp import tasks
 from isthmus.frontends.mcp.exchange import AskableExchange, JsonRpcReply, call_reply, refuse
 from isthmus.frontends.mcp.hub_tasks import HubTasks
@@ -40,12 +43,23 @@ from isthmus.model.calls import (
 )
 from isthmus.model.faults import NotWritten, ServerError
 from isthmus.model.features import Ability
-from isthmus.model.locations import without_locations
+from isthmus.model.names import ServerName
+from isthmus.model.readable_text import without_locations
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, STATE, passed_extra, read_request
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_passes, write_entry
+from isthmus.wire.mcp.lists import (
+    ENTRIES_BYTES,
+    PROMPTS,
+    RESOURCES,
+    SHAPES,
+    TEMPLATES,
+    TOOLS,
+    ListShape,
+    array_of,
+    write_entry,
+)
 from isthmus.wire.mcp.messages import (
     MODERN_EXTENSIONS,
     PROGRESS_TOKEN,
@@ -90,7 +104,7 @@ QUERY_SECONDS = 2.0
 KNOWN_SCHEMAS_MAX = 20_000
 """Tool schemas whose header parameters are remembered, more than a hub has tools."""
 
-_NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
+NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
 """Methods that name a feature, with its kind."""
 
 
@@ -116,7 +130,7 @@ class McpMethods:
 
     def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
         """Whether the caller sees what a call names, so that the call need not wait for starting servers."""
-        kind = _NAMED.get(request.method)
+        kind = NAMED.get(request.method)
         name = None if kind is None else read_string(request.params.get("uri" if kind == "resource" else "name"))
         if kind is None or name is None:
             return False
@@ -145,12 +159,20 @@ class McpMethods:
                 view = await self.hub.view_for(caller, surface, client_caps)
                 return await self._list_tasks(request, TaskList(client, self._enabled_tasks()), view)
             case _ if (shape := SHAPES.get(request.method)) is not None:
-                if bytes(request.params.get("cursor", b"null")) != b"null":
-                    # The whole list is one page, so the hub gives out no cursors.
-                    return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
                 view = client.with_found(await self.hub.view_for(caller, surface, client_caps))
                 can_ask = era == "legacy" and version >= TASKS_VERSION
-                listed = await in_passes(list_passes(view, era, shape, self._enabled_tasks() if can_ask else None))
+                after = _read_list_cursor(request.params.get("cursor"))
+                passes = list_passes(
+                    view,
+                    era,
+                    shape,
+                    self._enabled_tasks() if can_ask else None,
+                    after=after,
+                    page_bytes=self.hub.limits.list_page_bytes,
+                )
+                listed = await in_passes(passes)
+                if listed is None:
+                    return refuse(request.id, jsonrpc.INVALID_PARAMS, BAD_LIST_CURSOR)
                 return JsonRpcReply(jsonrpc.result(request.id, listed))
             case _:
                 return _method_not_found(request)
@@ -362,19 +384,48 @@ def _method_not_found(request: Request) -> JsonRpcReply:
 # -- lists ---------------------------------------------------------------------------------------------------------
 
 
+BAD_LIST_CURSOR = "Invalid cursor: use the nextCursor of the last page, or none to list from the start again"
+
+
+def _read_list_cursor(cursor: msgspec.Raw | None) -> str | None:
+    """The name of the entry before a page; None for the first page, and a name that nothing has for a bad cursor."""
+    if cursor is None or bytes(cursor) == b"null":
+        return None
+    try:
+        return base64.urlsafe_b64decode((read_string(cursor) or "!").encode()).decode("utf-8", "surrogatepass")
+    except ValueError:
+        return ""
+
+
 def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTasks | None = None) -> bytes:
-    """A list's result, rendered once per view and era; with `hub_tasks`, tools say which of them can be tasks."""
-    return jsonrpc.finish(list_passes(view, era, shape, hub_tasks))
+    """The first page of a list; with `hub_tasks`, tools say which of them can be tasks."""
+    page_bytes = Limits().list_page_bytes
+    rendered = jsonrpc.finish(list_passes(view, era, shape, hub_tasks, after=None, page_bytes=page_bytes))
+    assert rendered is not None
+    return rendered
 
 
-def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | None) -> jsonrpc.Passes[bytes]:
-    """The passes of `render_list`."""
+def list_passes(
+    view: View,
+    era: Era,
+    shape: ListShape,
+    hub_tasks: HubTasks | None,
+    *,
+    after: str | None,
+    page_bytes: int,
+) -> jsonrpc.Passes[bytes | None]:
+    """Render a page of a list: the first, or the one after the entry of this name; None if no entry has it.
+
+    The name is the cursor, so that every node of a cluster continues a list, and one that has changed meanwhile goes on
+    where the caller was. Pages are kept with the view, but only those that callers reach from the first one: a caller
+    could name any entry, and each would be the start of another page.
+    """
     has_tasks = hub_tasks is not None and shape is TOOLS
     key = f"{era} {shape.method} with tasks" if has_tasks else f"{era} {shape.method}"
-    rendered = view.memo.get(key)
-    if rendered is not None:
+    page_key = key if after is None else f"{key} after {after}"
+    if rendered := view.memo.get(page_key):
         return rendered
-    routes: dict[str, Mapping[str, Route]] = {
+    tables: dict[str, Mapping[str, Route]] = {
         TOOLS.method: view.listed,
         PROMPTS.method: view.prompts,
         RESOURCES.method: view.resources,
@@ -391,15 +442,36 @@ def list_passes(view: View, era: Era, shape: ListShape, hub_tasks: HubTasks | No
             definition = with_task_support(definition) if can_be_task else definition
         return write_entry(shape, route.exposed, definition)
 
-    entries = yield from array_passes(map(entry, routes[shape.method].values()))
-    if len(entries) > jsonrpc.LONG_BYTES:
+    table = tables[shape.method]
+    names = iter(table)
+    if after is not None and (after not in table or all(name != after for name in names)):
+        return None
+    written: list[bytes] = []
+    size = unpaused = 0
+    last: str | None = None
+    cursor: str | None = None
+    for name in names:
+        text = entry(table[name])
+        if last is not None and size + len(text) > page_bytes:
+            cursor = base64.urlsafe_b64encode(last.encode("utf-8", "surrogatepass")).decode()
+            break
+        written.append(text)
+        last, size, unpaused = name, size + len(text), unpaused + len(text)
+        if unpaused > ENTRIES_BYTES:
+            unpaused = 0
+            yield
+    if size > jsonrpc.LONG_BYTES:
         yield
     missing: dict[str, UnavailableServer] = {
         server: UnavailableServer(each.state, each.reason and without_locations(each.reason), each.is_listed)
         for server, each in view.missing.items()
     }
     write = modern.list_result if era == "modern" else legacy.list_result
-    rendered = view.memo[key] = write(shape.member, entries, write_missing(missing) if missing else None)
+    rendered = write(shape.member, array_of(written), write_missing(missing) if missing else None, cursor)
+    if after is None or page_key in view.memo:
+        view.memo[page_key] = rendered
+        if cursor is not None:
+            view.memo.setdefault(f"{key} after {last}", b"")  # not rendered yet, and will be kept
     return rendered
 
 
@@ -421,9 +493,9 @@ class TaskList:
         token = ""
         try:
             # Every error of these decoders is a ValueError.
-            after: int | str = ""
+            after: Mapping[str, int] | str = ""
             if cursor is not None:
-                after = msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=int | str)
+                after = msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=dict[str, int] | str)
             if isinstance(after, str) and self._hub_tasks is not None:
                 listed, token = await self._hub_tasks.list_page(
                     self._caller, self._surface, view, after, PAGE_MAX, self._session
@@ -434,18 +506,55 @@ class TaskList:
             return None
         if token:
             return list_result(listed, _write_cursor(token))
-        return await self._server_tasks(view, after if isinstance(after, int) else 0, listed)
+        return await self._server_tasks(view, {} if isinstance(after, str) else after, listed)
 
-    async def _server_tasks(self, view: View, after: int, hub_tasks: Sequence[Payload]) -> bytes:
-        """A page of hub tasks, filled up with those of servers. The states of running ones are queried."""
-        own = self._hub.tasks.of(self._caller, self._session)
-        own = [task for task in own if tasks.is_listed(task.session, self._caller, self._session)]
-        found = [task for task in own if task.number > after and tasks.is_visible(task, view, self._surface)]
-        page = found[: PAGE_MAX - len(hub_tasks)]
-        gone = await self._query_states([task for task in page if not task.state.is_over])
-        listed = [tasks.public_state(task, self._caller) for task in page if task not in gone]
-        last = page[-1].number if page else after
-        return list_result([*hub_tasks, *listed], _write_cursor(last) if len(found) > len(page) else None)
+    async def _server_tasks(self, view: View, after: Mapping[str, int], hub_tasks: Sequence[Payload]) -> bytes:
+        """A page of hub tasks, filled up with those of servers, at all nodes, by creation."""
+        servers = [
+            server
+            for server, abilities in view.servers.items()
+            if "tasks" in abilities and self._surface.server in (None, server)
+        ]
+        here, room = tasks.node_prefix(), PAGE_MAX - len(hub_tasks)
+        others = self._hub.tasks.other_nodes
+        if others is None or self._caller.is_anyone:  # the session of an anonymous caller has all of its tasks
+            found: Mapping[str, Sequence[ListedTask]] = {here: await self.own(servers, after.get(here, 0), room + 1)}
+        else:
+            own, elsewhere = await asyncio.gather(
+                self.own(servers, after.get(here, 0), room + 1),
+                others.listed(self._caller, servers, after, room + 1),
+            )
+            found = {here: own, **elsewhere}
+        marked = [[(task, node) for task in each] for node, each in found.items()]
+        page = list(heapq.merge(*marked, key=lambda each: each[0].made))
+        last = dict(after)
+        for task, node in page[:room]:
+            last[node] = task.number
+        listed = [task.state for task, _ in page[:room] if not task.is_gone]
+        return list_result([*hub_tasks, *listed], _write_cursor(last) if len(page) > room else None)
+
+    async def own(self, servers: Collection[ServerName], after: int, most: int) -> list[ListedTask]:
+        """The caller's tasks of these servers at this node, by number. The states of running ones are queried."""
+        found = [
+            task
+            for task in self._hub.tasks.of(self._caller, self._session)
+            if task.number > after
+            and task.server in servers
+            and tasks.is_listed(task.session, self._caller, self._session)
+        ][:most]
+        # For a session at another node: a server may know a session's task only in the process of that session.
+        running = [task for task in found if not task.state.is_terminal and (self._session or not task.session)]
+        gone = await self._query_states(running)
+        epoch = time.time() - self._hub.now()
+        return [
+            ListedTask(
+                task.number,
+                epoch + task.made_at,
+                msgspec.Raw(tasks.public_state(task, self._caller)),
+                is_gone=task in gone,
+            )
+            for task in found
+        ]
 
     async def _query_states(self, running: Sequence[ServerTask]) -> set[ServerTask]:
         """Query the states of tasks, all at once; the hub stores the replies. Returns tasks that no longer exist."""
@@ -492,8 +601,8 @@ class _StateQuery(HubExchange):
         self.over.set_result(None)
 
 
-def _write_cursor(last: int | str) -> str:
-    """A cursor: the number of the last task of servers, or the journal's token for hub tasks."""
+def _write_cursor(last: Mapping[str, int] | str) -> str:
+    """A cursor: by node the number of the last task of servers, or the journal's token for hub tasks."""
     return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode()
 
 

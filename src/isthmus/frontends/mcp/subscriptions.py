@@ -18,7 +18,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import HubExchange, Subscriber
 from isthmus.core.watch.server_tasks import ServerTask
-from isthmus.core.watch.subscriptions import Key, Tell
+from isthmus.core.watch.subscriptions import Key, OnUpdate
 from isthmus.frontends.mcp.exchange import updated_params
 from isthmus.frontends.mcp.hub_tasks import HubTaskFollower, HubTasks, OnTaskState
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_visible, public_id, route_task_call
@@ -114,10 +114,23 @@ class McpClient(msgspec.Struct, frozen=True):
     """The session of its calls, if any."""
     found: FoundTools | None = None
     """What its session has found, if it has one."""
+    is_hub: bool = False
+    """It is another hub, which lists for clients with any capabilities."""
 
     def view(self) -> View:
         """What it sees now."""
         return self.with_found(self.hub.snapshot.view(self.caller.grants, self.surface, self.client_caps))
+
+    def digests(self, topics: Iterable[Topic]) -> dict[Topic, bytes]:
+        """What changes exactly when a list does that it has asked for: another hub may have asked for several."""
+        view = self.view()
+        if not self.is_hub:
+            return {topic: view.digest_of(topic) for topic in topics}
+        snapshot = self.hub.snapshot
+        servers = [snapshot.server_statuses[server] for server in view.servers if server in snapshot.server_statuses]
+        known = sorted({client_caps for each in servers for client_caps in each.variants}, key=sorted)
+        views = [view, *(snapshot.view(self.caller.grants, self.surface, client_caps) for client_caps in known)]
+        return {topic: b"".join(dict.fromkeys(each.digest_of(topic) for each in views)) for topic in topics}
 
     def with_found(self, view: View) -> View:
         """A view of its own, with what it has found in the list."""
@@ -146,8 +159,10 @@ class ListChangeFeed:
         self._client = client
         self._notify = notify
         self._loop = asyncio.get_running_loop()
-        self._seen = {topic: seen.get(topic) or client.view().digest_of(topic) for topic in topics}
+        self._seen = {topic: seen.get(topic) or digest for topic, digest in client.digests(topics).items()}
         self._notified_at: dict[Topic, float] = {}
+        self._withheld: set[Topic] = set()
+        """Lists that have changed since the last notification, which is too recent for another."""
         self._timer: asyncio.TimerHandle | None = None
         self._unwatch = client.hub.watch(self._compare)
         self._unwatch_found = None if client.found is None else client.found.watch(self._compare)
@@ -163,23 +178,26 @@ class ListChangeFeed:
 
     def _compare(self) -> None:
         """Notify of each changed list, unless it was notified a moment ago: then compare again later."""
-        view = self._client.view()
-        changed = [topic for topic, digest in self._seen.items() if view.digest_of(topic) != digest]
+        digests = self._client.digests(self._seen)
+        # One that changed back counts: the caller may have listed it meanwhile.
+        changed = [topic for topic, digest in self._seen.items() if topic in self._withheld or digests[topic] != digest]
         if not changed:
             return
         now = self._loop.time()
         waits = {topic: self._notified_at.get(topic, -QUIET_SECONDS) + QUIET_SECONDS - now for topic in changed}
         for topic in [topic for topic, seconds in waits.items() if seconds <= 0]:
-            self._seen[topic] = view.digest_of(topic)
+            self._seen[topic] = digests[topic]
             self._notified_at[topic] = now
+            self._withheld.discard(topic)
             del waits[topic]
             self._notify(topic)
+        self._withheld |= waits.keys()
         if waits and self._timer is None:
             self._timer = self._loop.call_later(min(waits.values()), self._compare_again)
 
     def _compare_again(self) -> None:
         self._timer = None
-        self._compare()  # the lists may have changed back meanwhile
+        self._compare()
 
 
 class ResourceUpdateFeed:
@@ -251,7 +269,7 @@ class CallerSubscriptions:
         self._notify = notify
         self._feed = ResourceUpdateFeed(self._resource_updated, is_crowded)
         self._on_unsubscribe = on_unsubscribe
-        self._subscribed: dict[str, tuple[Key, Tell]] = {}
+        self._subscribed: dict[str, tuple[Key, OnUpdate]] = {}
         self._subscribed_length = 0
         self.level: LogLevel | None = None
         self._is_closed = False
@@ -305,7 +323,7 @@ class CallerSubscriptions:
         if subscribed is not None:
             self._hub.subscriptions.remove(*subscribed)
 
-    def _pop(self, uri: str) -> tuple[Key, Tell] | None:
+    def _pop(self, uri: str) -> tuple[Key, OnUpdate] | None:
         subscribed = self._subscribed.pop(uri, None)
         self._subscribed_length -= 0 if subscribed is None else len(uri)
         self._feed.forget(uri)
@@ -412,17 +430,17 @@ class _PolledTask(HubExchange):
         self._notify = notify
         self._pause = POLL_SECONDS
         self._last_digest = b""
-        self._is_over = False
+        self._is_done = False
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Poll once; further polls follow."""
-        if not self._is_over:
+        if not self._is_done:
             self._hub.start(self._call, self)
 
     def stop(self) -> None:
         """Stop polling, and ignore a poll that is under way."""
-        self._is_over = True
+        self._is_done = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -435,20 +453,20 @@ class _PolledTask(HubExchange):
 
     def end(self, outcome: Outcome) -> None:
         """Notify of a changed state, and poll again later."""
-        if self._is_over:
+        if self._is_done:
             return
         if isinstance(outcome, Result):
             self._received(outcome.payload)
         elif isinstance(outcome, ServerError) and outcome.code == INVALID_PARAMS:
-            self._is_over = True  # the server has forgotten the task
-        if not self._is_over:
+            self._is_done = True  # the server has forgotten the task
+        if not self._is_done:
             self._timer = asyncio.get_running_loop().call_later(self._pause, self.start)
 
     def _received(self, payload: msgspec.Raw) -> None:
         state = read_state(payload)
         if state is None or state.id != self._call.name:
             return  # not about this task
-        self._is_over = state.is_over
+        self._is_done = state.is_terminal
         wanted = read_poll_seconds(payload) or POLL_SECONDS
         self._pause = min(max(wanted, POLL_SECONDS_MIN), POLL_SECONDS_MAX)
         digest = hashlib.blake2b(payload, digest_size=16).digest()

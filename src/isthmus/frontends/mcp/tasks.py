@@ -55,6 +55,11 @@ def name_node(prefix: str) -> None:
     _PREFIX = prefix
 
 
+def node_prefix() -> str:
+    """What ids begin with; empty without a cluster."""
+    return _PREFIX
+
+
 def is_task_method(method: str, era: Era, view: View, *, has_hub_tasks: bool = False) -> bool:
     """Whether this era has the method and some visible server, or the hub itself, has tasks."""
     return method in _METHODS[era] and (has_hub_tasks or _ABILITY[era] in view.abilities)

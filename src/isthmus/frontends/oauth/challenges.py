@@ -1,6 +1,6 @@
 """`WWW-Authenticate` challenges for requests without a valid credential (RFC 6750, RFC 9728, RFC 9449).
 
-`Authenticator` asks for them, for all frontends. `app.oauth` determines what is wrong with a credential; here it is
+`Authenticator` asks for them, for all frontends. `app.tokens` determines what is wrong with a credential; here it is
 written so that clients can act on it.
 """
 

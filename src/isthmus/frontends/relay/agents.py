@@ -93,7 +93,7 @@ class RelayAgent:
         self.caller = settings.tenants.bound(Caller(f"relay:{self.key}", self._tenant, grants))
         # The version, not the snapshot: an old snapshot must not stay in memory.
         self._version = -1
-        self._seats: Sequence[DialledInServer] | None = None
+        self._own_servers: Sequence[DialledInServer] | None = None
         self._sources: tuple[tuple[str, ServerStatus], ...] | None = None
         self._stop_watching()
         self._unwatch = [self._servers.watch(self._check_soon)]
@@ -115,12 +115,12 @@ class RelayAgent:
 
     # -- servers ---------------------------------------------------------------------------------------------------
 
-    def seats(self) -> Sequence[DialledInServer]:
+    def servers(self) -> Sequence[DialledInServer]:
         """The agent's servers that devices may see, connected or away, in the order in which they first connected."""
-        seats = self._servers.seats()
+        servers = self._servers.servers()
         if not self.caller.grants.deny and self.caller.grants.within is None:
-            return seats
-        return [seat for seat in seats if self._may_see(self.hub.snapshot, seat.server)]
+            return servers
+        return [agent_server for agent_server in servers if self._may_see(self.hub.snapshot, agent_server.server)]
 
     def _may_see(self, snapshot: Snapshot, server: ServerName) -> bool:
         return server in snapshot.view(self.caller.grants, Surface("own", server)).servers
@@ -181,17 +181,24 @@ class RelayAgent:
 
     def present(self) -> list[str]:
         """The connected servers that devices see."""
-        own = [seat.server_id for seat in self.seats() if seat.is_here]
+        own = [agent_server.server_id for agent_server in self.servers() if agent_server.is_here]
         return [*own, *(server for server, server_status in self._other_servers() if server_status.state == "ready")]
 
     def absent(self, *, with_others: bool = False) -> list[MissingServer]:
         """Servers that are away or not listed yet: the agent's own, or all that its devices see."""
         arriving = dict.fromkeys(each.label for each in self._servers.arriving() if not each.ended.done())
         server_statuses = self.hub.snapshot.server_statuses
-        away = [seat for seat in self.seats() if not seat.is_here and seat.server_id not in arriving]
+        away = [
+            agent_server
+            for agent_server in self.servers()
+            if not agent_server.is_here and agent_server.server_id not in arriving
+        ]
         others = [entry for entry in self._other_servers() if entry[1].state != "ready"] if with_others else []
         return [
-            *(MissingServer(seat.server_id, _reason(server_statuses.get(seat.server))) for seat in away),
+            *(
+                MissingServer(agent_server.server_id, _reason(server_statuses.get(agent_server.server)))
+                for agent_server in away
+            ),
             *(MissingServer(server_id, ARRIVING) for server_id in arriving),
             *(MissingServer(server, _reason(server_status)) for server, server_status in others),
         ]
@@ -199,16 +206,16 @@ class RelayAgent:
     def _other_servers(self) -> list[tuple[str, ServerStatus]]:
         if not self._has_others:
             return []
-        return list(self._others(self.hub.snapshot, {seat.server for seat in self._servers.seats()}))
+        return list(self._others(self.hub.snapshot, {agent_server.server for agent_server in self._servers.servers()}))
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
     def table(self) -> DeviceTools:
         """The tools of its devices; the same object as long as nothing has changed."""
-        snapshot, seats = self.hub.snapshot, self._servers.seats()
-        if snapshot.version == self._version and seats is self._seats:
+        snapshot, servers = self.hub.snapshot, self._servers.servers()
+        if snapshot.version == self._version and servers is self._own_servers:
             return self._table
-        sources, before = tuple(self._find_sources(snapshot, seats)), self._sources
+        sources, before = tuple(self._find_sources(snapshot, servers)), self._sources
         is_same = before is not None and len(sources) == len(before)
         if not is_same or any(a[1] is not b[1] or a[0] != b[0] for a, b in zip(sources, before or (), strict=True)):
             entries: list[DeviceTool] = []
@@ -218,17 +225,23 @@ class RelayAgent:
                 entries += [DeviceTool(server_id, surface, route, is_listed) for route in routes]
             self._table = DeviceTools(entries, self.settings.frame_bytes)
             self._sources = sources
-        self._version, self._seats = snapshot.version, seats
+        self._version, self._own_servers = snapshot.version, servers
         return self._table
 
-    def _find_sources(self, snapshot: Snapshot, seats: Sequence[DialledInServer]) -> Iterator[tuple[str, ServerStatus]]:
+    def _find_sources(
+        self, snapshot: Snapshot, servers: Sequence[DialledInServer]
+    ) -> Iterator[tuple[str, ServerStatus]]:
         server_statuses = snapshot.server_statuses
-        own = [(seat.server_id, server_statuses[seat.server]) for seat in seats if seat.server in server_statuses]
+        own = [
+            (agent_server.server_id, server_statuses[agent_server.server])
+            for agent_server in servers
+            if agent_server.server in server_statuses
+        ]
         # Servers that are away are not listed, but devices may call tools that they listed before. They come last, so
         # that a connected server gets the bare name.
         yield from (source for source in own if source[1].state != "away")
         if self._has_others:
-            yield from self._others(snapshot, {seat.server for seat in seats})
+            yield from self._others(snapshot, {agent_server.server for agent_server in servers})
         yield from (source for source in own if source[1].state == "away")
 
     def _others(self, snapshot: Snapshot, own: set[ServerName]) -> Iterator[tuple[str, ServerStatus]]:

@@ -48,11 +48,11 @@ Done: TypeAlias = "Callable[[Broadcast, bytes], None]"
 class _ServerCall:
     """The call to one server, and its result. It is the caller's side of the call."""
 
-    __slots__ = ("_broadcast", "entries", "fault", "has_answered", "inflight", "pages", "seat")
+    __slots__ = ("_broadcast", "agent_server", "entries", "fault", "has_answered", "inflight", "pages")
 
-    def __init__(self, broadcast: Broadcast, seat: DialledInServer) -> None:
+    def __init__(self, broadcast: Broadcast, agent_server: DialledInServer) -> None:
         self._broadcast = broadcast
-        self.seat = seat
+        self.agent_server = agent_server
         self.inflight: InFlight | None = None
         self.has_answered = False
         self.fault: Fault | None = None
@@ -94,7 +94,7 @@ class Broadcast:
         self._member = LIST_MEMBERS.get(request.method)
         self._done: Done | None = done
         self._until = agent.hub.now() + agent.settings.wait
-        self._calls = [_ServerCall(self, seat) for seat in agent.seats() if seat.is_here]
+        self._calls = [_ServerCall(self, agent_server) for agent_server in agent.servers() if agent_server.is_here]
         self._absent = agent.absent()
         self._open = len(self._calls)
         self._room_bytes = agent.settings.frame_bytes
@@ -128,7 +128,7 @@ class Broadcast:
     def _call(self, server_call: _ServerCall, params: msgspec.Raw, seconds: float) -> None:
         call = Call(
             self._agent.caller,
-            Surface("own", server_call.seat.server),
+            Surface("own", server_call.agent_server.server),
             self.request.method,
             params,
             self.request.meta,
@@ -170,11 +170,11 @@ class Broadcast:
             page = None if object_members(payload) is None else ([payload], None)
         if page is None:
             call.fault = BadReply(
-                call.seat.server, f"it has no {self._member or 'members'}, too many of them, or a member twice"
+                call.agent_server.server, f"it has no {self._member or 'members'}, too many of them, or a member twice"
             )
             return True
         entries, cursor = page
-        tags = [text for entry in entries if (text := add_server_id(entry, call.seat.server_id)) is not None]
+        tags = [text for entry in entries if (text := add_server_id(entry, call.agent_server.server_id)) is not None]
         call.entries += tags
         call.pages += 1
         self._room_bytes -= sum(map(len, tags))
@@ -185,7 +185,7 @@ class Broadcast:
             self._call(call, msgspec.Raw(params), left)
             return False
         if call.pages >= PAGES_MAX:
-            self._absent.append(MissingServer(call.seat.server_id, TOO_MANY_PAGES))
+            self._absent.append(MissingServer(call.agent_server.server_id, TOO_MANY_PAGES))
         call.has_answered = True
         return True
 
@@ -209,7 +209,7 @@ class Broadcast:
         entries = []
         for call in responded:
             if isinstance(error := call.fault, ServerError):
-                entries.append(error_entry(error.code, error.message, error.data, call.seat.server_id))
+                entries.append(error_entry(error.code, error.message, error.data, call.agent_server.server_id))
             else:
                 entries += call.entries
         return jsonrpc.result(self.request.id, broadcast_result(entries, self._totals(responded, calls)))
@@ -222,7 +222,7 @@ class Broadcast:
 
     def _missing(self, silent: Sequence[_ServerCall]) -> list[MissingServer]:
         """The servers without a response, and those that are away."""
-        failed = [(call.seat.server_id, call.fault) for call in silent if call.fault is not None]
+        failed = [(call.agent_server.server_id, call.fault) for call in silent if call.fault is not None]
         return [
             *(
                 MissingServer(id, NOT_ALLOWED if isinstance(fault, UnknownTool) else fault.message[:REASON_LENGTH])

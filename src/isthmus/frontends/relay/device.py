@@ -20,7 +20,7 @@ import structlog
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, read_then
+from isthmus.core.event_loop import LONG_BYTES, read_then
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
@@ -653,11 +653,14 @@ def _no_task(_: str) -> str | None:
 def initialize_result(agent: RelayAgent, implementation: Implementation, version: str) -> bytes:
     """An `InitializeResult`, with the results of the agent's servers if they fit."""
     own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}))) or {}
-    here = [seat for seat in agent.seats() if seat.is_here]
+    here = [agent_server for agent_server in agent.servers() if agent_server.is_here]
     rest = server_counts(len(here), agent.absent())
     room = agent.settings.frame_bytes * 3 // 4
-    results = [add_server_id(seat.welcome, seat.server_id) or _server_entry(seat.server_id) for seat in here]
-    for responses in (results, [_server_entry(seat.server_id) for seat in here]):
+    results = [
+        add_server_id(agent_server.welcome, agent_server.server_id) or _server_entry(agent_server.server_id)
+        for agent_server in here
+    ]
+    for responses in (results, [_server_entry(agent_server.server_id) for agent_server in here]):
         whole = render({**own, "responses": array_of(responses), **rest})
         if len(whole) <= room:
             return whole
@@ -679,8 +682,10 @@ def tools_page(agent: RelayAgent, cursor: str | None) -> bytes | None:
 
 def ping_result(agent: RelayAgent) -> bytes:
     """The connected servers."""
-    here = [seat for seat in agent.seats() if seat.is_here]
-    return broadcast_result([_server_entry(seat.server_id) for seat in here], server_counts(len(here), agent.absent()))
+    here = [agent_server for agent_server in agent.servers() if agent_server.is_here]
+    return broadcast_result(
+        [_server_entry(agent_server.server_id) for agent_server in here], server_counts(len(here), agent.absent())
+    )
 
 
 def _server_entry(server_id: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
@@ -38,7 +38,7 @@ from isthmus.model.relay import (
     Role,
 )
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)
@@ -84,10 +84,10 @@ class RelayTokenReader(Protocol):
 class DialInPort(Protocol):
     """Accepts sockets of servers; `upstream.dialin` implements it."""
 
-    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> MessageReceiver:
         """Use an open socket for one server, and own it."""
 
-    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> MessageReceiver:
         """Use an open socket for several servers, and own it."""
 
     def roster(self, agent: str) -> AgentServers:
@@ -174,6 +174,12 @@ class RelayHttp:
         self._agents: dict[str, RelayAgent] = {}
         """The agents that have a connected device."""
         self._devices: dict[DeviceConnection, RelayAgent] = {}
+        self.devices_elsewhere: Callable[[], Awaitable[Iterable[RelayDevice]]] | None = None
+        """Reads the devices of the other nodes, in a cluster."""
+        self.connections_elsewhere: Mapping[str, int] = {}
+        """The sockets of agents at the other nodes."""
+        self.on_counted: Callable[[str], None] = lambda _agent: None
+        """Called with the key of an agent that has one device more or less here."""
         self._patience = ArrivalPatience()
         self._settled: asyncio.Future[None] | None = None
         self._refusals = _Refusals(hub.now)
@@ -199,6 +205,15 @@ class RelayHttp:
     def devices(self) -> tuple[RelayDevice, ...]:
         """All connected devices."""
         return tuple(device.summary() for device in self._devices)
+
+    def devices_of(self, agent: str) -> int:
+        """How many devices of an agent are connected here."""
+        found = self._agents.get(agent)
+        return 0 if found is None else len(found.devices)
+
+    async def all_devices(self) -> tuple[RelayDevice, ...]:
+        """The same, with those of other nodes."""
+        return self.devices() if self.devices_elsewhere is None else (*self.devices(), *await self.devices_elsewhere())
 
     def end_streams(self) -> None:
         """Disconnect every device as soon as its running requests are answered."""
@@ -235,20 +250,20 @@ class RelayHttp:
                 case path if path == ROOT:
                     _answer(peer, 200, index(self._implementation.version))
                 case path if path == f"{ROOT}/health":
-                    self._serve_health(peer, read_query(scope["query_string"]), scope["client"])
+                    await self._serve_health(peer, read_query(scope["query_string"]), scope["client"])
                 case path if path in ROLES:
                     error = {"error": f"{path}/ is a WebSocket: connect to it with ws://"}
                     _answer(peer, 426, error, (b"upgrade", b"websocket"))
                 case _:
                     _answer(peer, 404, {"error": f"Unknown path; the relay is at {ROOT}/"})
 
-    def _serve_health(self, peer: Peer, query: Query | RefusedSocket, client: Client) -> None:
+    async def _serve_health(self, peer: Peer, query: Query | RefusedSocket, client: Client) -> None:
         keys = () if isinstance(query, RefusedSocket) else query.get("key", ())
         if len(keys) == 1 and self._tokens.is_key(keys[0]):
             uptime = self._hub.now() - self._began
             sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._background)
             counts = Counts(sockets, calls, tasks, uptime, self._implementation.version)
-            _answer(peer, 200, health(self._dialins.servers(), self.devices(), counts))
+            _answer(peer, 200, health(self._dialins.servers(), await self.all_devices(), counts))
         elif keys and (denied := self._failed_auth(client)) is not None:
             _answer(peer, denied.status, {"error": denied.message}, *denied.headers)
         else:
@@ -279,7 +294,7 @@ class RelayHttp:
 
     def _on_open(
         self, role: Role, asked: _SocketRequest, subprotocol: str | None
-    ) -> Callable[[AcceptedSocket], Hearer]:
+    ) -> Callable[[AcceptedSocket], MessageReceiver]:
         """The function that takes the socket once it is open."""
         if role == "device":
             return lambda socket: self._accept_device(socket, asked.claim)
@@ -304,7 +319,8 @@ class RelayHttp:
         if isinstance(server_id, RefusedSocket):
             return server_id
         agent = self._agents.get(claim.key)
-        full = self._dialins.room_for(claim.key, len(self._devices), 0 if agent is None else len(agent.devices))
+        others = self.connections_elsewhere.get(claim.key, 0) + (0 if agent is None else len(agent.devices))
+        full = self._dialins.room_for(claim.key, len(self._devices), others)
         return _SocketRequest(claim, server_id) if full is None else RefusedSocket(full, FULL_CODE)
 
     def _failed_auth(self, client: Client) -> Denied | None:
@@ -315,7 +331,7 @@ class RelayHttp:
         self._auth.on_turned_away("relay", TOO_MANY)
         return slowed(seconds)
 
-    def _refuse(self, socket: AcceptedSocket, role: Role, refused: RefusedSocket) -> Hearer:
+    def _refuse(self, socket: AcceptedSocket, role: Role, refused: RefusedSocket) -> MessageReceiver:
         self._refusals.log(role, socket.client, refused.reason)
         self._auth.on_turned_away("relay", refused.code)
         socket.close(refused.code, refused.reason)
@@ -323,7 +339,7 @@ class RelayHttp:
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
-    def _accept_device(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+    def _accept_device(self, socket: AcceptedSocket, claim: Claim) -> MessageReceiver:
         agent = self._agents.get(claim.key)
         if agent is None:
             roster = self._dialins.roster(claim.key)
@@ -333,6 +349,7 @@ class RelayHttp:
         device = DeviceConnection(socket, agent, claim, self._implementation, self._now(), self._device_left)
         self._devices[device] = agent
         agent.join(device)
+        self.on_counted(claim.key)
         log.debug("device connected", agent=claim.key, client=socket.client)
         return device
 
@@ -342,6 +359,7 @@ class RelayHttp:
         if not agent.devices:
             agent.close()
             del self._agents[agent.key]
+        self.on_counted(agent.key)
         if self._idle is not None and not self._devices:
             self._idle.set_result(None)
             self._idle = None

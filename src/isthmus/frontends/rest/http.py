@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import View
-from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after, read_message
+from isthmus.core.event_loop import LONG_BYTES, in_passes, pause_after, read_message
 from isthmus.core.ports import (
     AccessReports,
     ApprovalAdmin,
@@ -59,10 +59,13 @@ from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.access import access_page, access_summary, preview_access
 from isthmus.frontends.rest.audit import audit_page, export_audit, verify_audit
 from isthmus.frontends.rest.listings import (
+    Query,
+    RelayView,
     entity_tag,
     entry_document,
     list_passes,
     log_document,
+    page_passes,
     search_passes,
     server_document,
     servers_document,
@@ -72,7 +75,6 @@ from isthmus.frontends.rest.listings import (
 )
 from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
-from isthmus.frontends.rest.relay import Query, RelayView
 from isthmus.frontends.rest.tasks import (
     TaskEventStream,
     TaskRequest,
@@ -118,6 +120,11 @@ QUERY_LENGTH_MAX = 200
 
 PREVIEW_BYTES_MAX = 512 * 1024
 """Reading a longer body at once would hold the event loop."""
+
+ENTRIES_MAX = 10_000
+"""Entries on a page of a list."""
+
+BAD_CURSOR = "cursor must be the next of the page before; list from the start again"
 
 APPROVALS_MAX = 100
 APPROVALS_DEFAULT = 50
@@ -181,6 +188,18 @@ class NodeReport(msgspec.Struct, frozen=True, rename="camel"):
     """The servers that it owns, by name."""
     differs: tuple[str, ...] = ()
     """The tables of its configuration that differ from those of the node that is asked."""
+    config_version: int | None = None
+    """The version of its configuration in the database, if it is from there."""
+    config_problem: str = ""
+    """Why it does not use all of the newest configuration; empty if it does."""
+    epoch: str = ""
+    """Its life: a node that starts again, or loses the bus, has another one. A text, since it has more digits than
+    JavaScript keeps."""
+    silence: float | None = None
+    """For how many seconds nothing has come from it; None for the node that is asked."""
+    lag: float | None = None
+    """How many seconds a request to it and its answer take now; None for the node that is asked, and without an
+    answer."""
 
 
 class BusReport(msgspec.Struct, frozen=True):
@@ -203,8 +222,8 @@ class ClusterReport(msgspec.Struct, frozen=True):
 class ClusterReports(Protocol):
     """The cluster that the hub is a node of."""
 
-    def report(self) -> ClusterReport:
-        """The nodes that are present now."""
+    async def report(self) -> ClusterReport:
+        """The nodes that are present now. Each is asked, so that its lag is known."""
 
 
 class RestParts(msgspec.Struct, frozen=True):
@@ -281,7 +300,7 @@ class RestHttp:
         request = RestRequest(self, caller, operation, match, scope, fields, arrival)
         if (problem := request.check()) is not None:
             answer_problem(arrival, problem)
-        else:
+        elif not self.nodes.has_others or request.forward(scope, arrival.body) is None:
             request.start_call(arrival.body, None)
         return True
 
@@ -390,12 +409,18 @@ class RestRequest:
             self._peer.answer(200, JSON, answer)
 
     async def list(self, shape: ListShape) -> Answer | None:
-        """A list of all servers, or of one; with `query`, what matches; with `fields`, only these members."""
+        """A list of all servers, or of one; with `query`, what matches; with `fields`, only these members.
+
+        With `limit` or `cursor` it is a page of that.
+        """
         server, query, given, view = self.parameter("server"), self.parameter("query"), self.parameter("fields"), None
         if query is not None and not 0 < len(query) <= QUERY_LENGTH_MAX:
             return refusal("bad_request", f"query must have 1 to {QUERY_LENGTH_MAX} characters")
         if query is not None and given is not None:
             return refusal("bad_request", "query and fields cannot be combined")
+        size = self._page_size()
+        if isinstance(size, Problem):
+            return size
         if (expose := self.parameter("expose")) is not None:
             if expose != "all":
                 return refusal("bad_request", f"expose must be all, not {expose!r}")
@@ -412,16 +437,34 @@ class RestRequest:
         is_operator = self.caller.is_operator
         if query is not None:
             return await in_passes(search_passes(view, query, is_operator=is_operator))
-        if given is None:
+        if given is None and size is None:
             return await in_passes(list_passes(view, shape, is_operator=is_operator))
-        wanted = given.split(",")
+        wanted = [] if given is None else given.split(",")
         if unknown := [each for each in wanted if each not in ("name", *SHORT_FIELDS)]:
             return refusal("bad_request", f"fields may be name, {', '.join(SHORT_FIELDS)}, not {unknown[0]!r}")
         fields = [each for each in SHORT_FIELDS if each in wanted]
+        if size is not None:
+            cursor, members = self.parameter("cursor") or "", None if given is None else fields
+            page = await in_passes(page_passes(view, shape, size, cursor, members, is_operator=is_operator))
+            return refusal("bad_request", BAD_CURSOR) if page is None else page
         tag = entity_tag(view.digest, f"-{','.join(fields)}")
         if not self._has(tag):
             self._send_tagged(tag, await in_passes(short_list_passes(view, shape, fields)))
         return None
+
+    def _page_size(self) -> int | Problem | None:
+        """How many entries of a list the caller wants; None for all of them."""
+        given = self.parameter("limit")
+        if given is None and self.parameter("cursor") is None:
+            return None
+        if self.parameter("query") is not None:
+            return refusal("bad_request", "query cannot be combined with limit and cursor")
+        if given is None:
+            return ENTRIES_MAX
+        size = int(given) if given.isdecimal() and len(given) <= NUMBER_LENGTH_MAX else 0
+        if not 0 < size <= ENTRIES_MAX:
+            return refusal("bad_request", f"limit must be a whole number from 1 to {ENTRIES_MAX}, not {given!r}")
+        return size
 
     def _has(self, tag: bytes) -> bool:
         """Whether the caller has the document with this tag already: then a 304 was sent."""
@@ -575,7 +618,7 @@ class RestRequest:
             return refused
         if cluster is None:
             return refusal("unknown_path", "This hub is no node of a cluster: set `nats` in [cluster]")
-        return msgspec.json.encode(cluster.report())
+        return msgspec.json.encode(await cluster.report())
 
     async def configuration(self) -> Answer:
         """The problems of the configuration."""
@@ -794,7 +837,8 @@ class RestRequest:
         """A document of the relay."""
         if self._frontend.relay is None:
             return _no_relay()
-        document = write(RelayView(self._hub, self._frontend.relay, self.caller), self._parameters())
+        status = await self._frontend.relay.status()
+        document = write(RelayView(self._hub, status, self.caller), self._parameters())
         return refusal("unknown_agent", f"Unknown agent: {self.argument}") if document is None else document
 
     async def relay_agent(self) -> Answer:
@@ -808,7 +852,7 @@ class RestRequest:
             return refused
         if relay is None:
             return _no_relay()
-        known = RelayView(self._hub, relay, self.caller).get_server(name)
+        known = RelayView(self._hub, await relay.status(), self.caller).get_server(name)
         match relay.forget(name):
             case "forgotten":
                 assert known is not None, "a forgotten server was known"
@@ -857,6 +901,9 @@ class RestRequest:
         body = self._peer.take_body()
         if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
             return
+        if self._frontend.nodes.has_others and (over := self.forward(scope, body)) is not None:
+            await over
+            return
         left = asyncio.Event()
         self._peer.on_disconnect(left.set)
         await self._hub.settle(EVERYTHING, until=self._is_known)
@@ -873,6 +920,17 @@ class RestRequest:
         call = self._read_call(body, read)
         self._begin(call, lambda: None if finished.done() else finished.set_result(None))
         await finished
+
+    def forward(self, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """Forward a call to the node where its caller has a process of the server for itself; see `Nodes`."""
+        nodes, call = self._frontend.nodes, self._call_of(EMPTY_OBJECT)
+        client_caps = self._client_caps(is_streamed=True)
+        if not isinstance(call, Call) or isinstance(client_caps, Problem):
+            return None
+        found = self._hub.snapshot.view(self.caller.grants, self.surface, client_caps).find(call.kind, call.name)
+        if found is None or not self._hub.has_link_per_caller((found.route.feature.server,), client_caps):
+            return None
+        return nodes.forward_caller(self.caller, self._peer, scope, body)
 
     def _is_known(self) -> bool:
         """Whether the caller sees the target of the call, so that it need not wait for starting servers."""

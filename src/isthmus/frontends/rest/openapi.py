@@ -13,9 +13,9 @@ import msgspec
 from isthmus import __version__
 from isthmus.core.access.budget_rules import PERIODS, PERS
 from isthmus.core.ports import AccessBy
+from isthmus.frontends.rest.listings import STATES
 from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
-from isthmus.frontends.rest.relay import STATES
 from isthmus.model.callers import FRONTENDS
 from isthmus.model.faults import FAULTS
 from isthmus.model.tasks import TaskState
@@ -128,7 +128,9 @@ def _reference(shape: str) -> dict[str, Any]:
 def _schemas() -> dict[str, dict[str, Any]]:
     return {
         # With `fields` an entry has no schema, and the list has no `missing`.
-        "Tools": _open({"tools": {"type": "array", "items": _open({"name": TEXT})}}, {"missing": MISSING}),
+        "Tools": _open(
+            {"tools": {"type": "array", "items": _open({"name": TEXT})}}, {"missing": MISSING, "next": NULLABLE_TEXT}
+        ),
         "Tool": _open({"name": {"type": "string"}, "inputSchema": OPEN_OBJECT}),
         "Resources": _list_of("resources", None),
         "Templates": _list_of("resourceTemplates", None),
@@ -214,7 +216,7 @@ def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> d
 
 def _list_of(member: str, shape: str | None) -> dict[str, Any]:
     items = OPEN_OBJECT if shape is None else {"$ref": f"#/components/schemas/{shape}"}
-    return _open({member: {"type": "array", "items": items}, "missing": MISSING})
+    return _open({member: {"type": "array", "items": items}, "missing": MISSING}, {"next": NULLABLE_TEXT})
 
 
 def _hub() -> dict[str, Any]:
@@ -361,6 +363,16 @@ def _cluster() -> dict[str, Any]:
         "version": TEXT,
         "servers": {"type": "array", "items": TEXT, "description": "The servers that it owns, by name."},
         "differs": {"type": "array", "items": TEXT, "description": "Tables of its configuration that differ."},
+        "epoch": {**TEXT, "description": "Changes when the node starts again, or has lost the bus."},
+        "silence": {
+            "type": ["number", "null"],
+            "description": "Seconds since something came from it; null for the node that was asked.",
+        },
+        "lag": {
+            "type": ["number", "null"],
+            "description": "Seconds that a request to it and its answer take; null for the node that was asked, and "
+            "without an answer within a second.",
+        },
     }
     bus = {"state": {"enum": ["connected", "away"]}, "since": seconds, "reason": TEXT}
     return _open({"node": TEXT, "bus": _open(bus), "nodes": {"type": "array", "items": _open(node)}})
@@ -527,7 +539,7 @@ def _access_preview() -> dict[str, Any]:
 def _audit() -> dict[str, Any]:
     record = _open(
         {"number": COUNT, "digest": TEXT, "record": OPEN_OBJECT},
-        {"seat": {**COUNT, "description": "The slot of its log, if it is not the serving hub's."}},
+        {"slot": {**COUNT, "description": "The slot of its log, if it is not the serving hub's."}},
     )
     return _open(
         {
@@ -553,7 +565,7 @@ def _audit_verdict() -> dict[str, Any]:
             "lost": COUNT,
             "unsigned": COUNT,
             "bad": {"anyOf": [bad, {"type": "null"}], "description": "The first record that was altered."},
-            "seats": {"type": "array", "items": OPEN_OBJECT, "description": "The same of each other log."},
+            "slots": {"type": "array", "items": OPEN_OBJECT, "description": "The same of each other log."},
             "said": {"type": "array", "items": TEXT, "description": "The verdict in plain words."},
         }
     )

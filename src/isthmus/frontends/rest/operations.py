@@ -89,6 +89,9 @@ TASK_CALLER = Parameter("caller", "The caller whose tasks are meant; for operato
 TASK_TENANT = Parameter("tenant", "The tenant of that caller; for operators.")
 TASK_LIMIT = Parameter("limit", "At most so many, from 1 to 100 (default 50).", "number")
 CURSOR = Parameter("cursor", "The `next` of the page before.")
+ENTRIES = Parameter(
+    "limit", "At most so many entries, 1 to 10000. The list then has `next`, the cursor of the next page.", "number"
+)
 CONTENT = Parameter("content", "`true`: an operator wants to see the messages and the result of another caller's task.")
 CALLER = Parameter("caller", "Only callers of this name; `*` stands for any characters.")
 FRONTEND = Parameter("frontend", "As on this frontend, which may allow callers less: mcp, sse, a2a or rest.")
@@ -112,6 +115,7 @@ FIELDS = Parameter(
     "Only these members of each entry, with commas between: name, title, description. The list then has no `missing`.",
 )
 EXPOSE = Parameter("expose", "`all`: every tool that the caller may use, also where lists have only tools of the hub.")
+PAGED = (SERVER, SET, ENTRIES, CURSOR)
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -121,21 +125,19 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/tools",
         "The tools that the caller may use.",
         "Tools",
-        (SERVER, SET, QUERY, FIELDS, EXPOSE),
+        (SERVER, SET, QUERY, FIELDS, EXPOSE, ENTRIES, CURSOR),
     ),
     Operation("get_tool", "GET", "/v1/tools/{name}", "One tool, as its server describes it.", "Tool", (SET,)),
     Operation(
         "call_tool", "POST", "/v1/tools/{name}", "Call a tool.", "Result", CALLING,
         body="The tool's arguments; may be empty.", example='{"text": "hello"}', is_call=True,
     ),
-    Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", (SERVER, SET)),
-    Operation(
-        "list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", (SERVER, SET)
-    ),
+    Operation("list_resources", "GET", "/v1/resources", "The listed resources.", "Resources", PAGED),
+    Operation("list_templates", "GET", "/v1/resources/templates", "The resource templates.", "Templates", PAGED),
     Operation(
         "read_resource", "GET", "/v1/resources/read", "Read a resource.", "Contents", (URI, *CALLING), is_call=True
     ),
-    Operation("list_prompts", "GET", "/v1/prompts", "The prompts that the caller may use.", "Prompts", (SERVER, SET)),
+    Operation("list_prompts", "GET", "/v1/prompts", "The prompts that the caller may use.", "Prompts", PAGED),
     Operation("get_prompt", "GET", "/v1/prompts/{name}", "One prompt, as its server describes it.", "Prompt", (SET,)),
     Operation(
         "write_prompt", "POST", "/v1/prompts/{name}", "Get the messages of a prompt.", "Messages", CALLING,

@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.frontends.a2a import cards
 from isthmus.frontends.a2a.cards import REMEMBERED_MAX
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.model.names import ServerName
@@ -44,7 +45,7 @@ async def test_a_card_can_be_read_and_nothing_else() -> None:
         assert (refused.status, refused.header(b"allow")) == (405, b"GET, HEAD")
 
 
-async def test_who_is_known_sees_the_tools_that_it_may_call_and_a_stranger_none() -> None:
+async def test_a_known_caller_sees_its_tools_and_a_stranger_none() -> None:
     async with hall() as here:
 
         async def skills(*lines: str) -> list[str]:
@@ -69,7 +70,7 @@ async def test_a_card_that_is_still_right_is_not_sent_again() -> None:
         assert other.status == 200
 
 
-async def test_who_goes_by_the_time_is_told_when_something_changed() -> None:
+async def test_a_client_that_revalidates_by_time_learns_of_changes() -> None:
     async with hall() as here:
         first = await here.ask(PATHS[0])
         seen = (first.header(b"last-modified") or b"").decode()
@@ -99,6 +100,17 @@ async def test_only_what_anybody_may_see_may_be_kept_for_everybody() -> None:
         assert await scope("X-Api-Key: nobody") == b"public, max-age=60"
         assert await scope("X-Api-Key: some") == b"private, max-age=60"
     async with hall(needs_key=False) as here:
+        assert (await here.ask(PATHS[0])).header(b"cache-control") == b"public, max-age=60"
+
+
+async def test_a_card_without_a_server_that_starts_is_soon_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "SETTLE_SECONDS", 0.0)
+    async with hall(needs_key=False) as here:
+        late = ServerQueue(ServerName("late"), here.office.hub.limits)
+        here.office.hub.open_server_queue(late, ServerStatus(late.server, "starting"), is_awaited=True)
+        assert (await here.ask(PATHS[0])).header(b"cache-control") == b"public, max-age=1"
+        here.office.hub.publish(ready(tool("wake", "late"), server="late"))
+        here.office.hub.settled(late.server)
         assert (await here.ask(PATHS[0])).header(b"cache-control") == b"public, max-age=60"
 
 
@@ -167,7 +179,7 @@ async def test_the_extended_card_waits_for_a_server_that_is_only_starting(method
             assert "late.wake" in {skill["id"] for skill in (await asked)["result"]["skills"]}
 
 
-async def test_where_nobody_is_asked_for_a_key_there_is_no_other_card() -> None:
+async def test_on_an_open_hub_there_is_no_other_card() -> None:
     async with hall(needs_key=False) as here:
         told = await card(here, PATHS[0])
         assert told["capabilities"]["extendedAgentCard"] is False

@@ -120,9 +120,7 @@ async def test_what_is_wrong_has_its_code_and_the_next_request_works(body: bytes
         ("tasks/sendSubscribe", {"id": "none"}, b'event: error\ndata: {"error":'),
     ],
 )
-async def test_who_can_read_nothing_but_a_stream_is_told_what_is_wrong_by_one(
-    method: str, params: Any, told: bytes
-) -> None:
+async def test_a_client_that_only_reads_streams_gets_its_error_in_one(method: str, params: Any, told: bytes) -> None:
     async with hall() as here:
         for lines in (
             ["Accept: text/event-stream"],
@@ -170,7 +168,7 @@ async def test_other_methods_of_http_are_not_for_it() -> None:
         assert (answer.status, answer.header(b"allow")) == (405, b"GET, POST")
 
 
-async def test_who_has_no_key_is_told_what_is_needed() -> None:
+async def test_a_caller_without_a_key_learns_what_is_needed() -> None:
     async with hall() as here:
         answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: nobody")
         assert answer.status == 401
@@ -182,7 +180,7 @@ async def test_who_has_no_key_is_told_what_is_needed() -> None:
         assert answer.header(b"www-authenticate") is not None
 
 
-async def test_who_cannot_be_known_just_now_is_told_to_come_back() -> None:
+async def test_a_caller_that_cannot_be_verified_now_gets_retry_after() -> None:
     async with hall() as here:
         answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: later")
         assert (answer.status, answer.header(b"retry-after")) == (503, b"5")
@@ -199,7 +197,7 @@ async def test_cancelling_is_answered_once_it_is_done() -> None:
         assert (await here.rpc("CancelTask", {"id": task["id"]}))["error"]["code"] == -32002
 
 
-async def test_nobody_can_be_told_of_a_task_that_is_not_there() -> None:
+async def test_push_for_a_missing_task_is_refused() -> None:
     async with hall() as here:
         config = {"taskId": "t", "url": "https://example.com"}
         told = await here.rpc("CreateTaskPushNotificationConfig", config)

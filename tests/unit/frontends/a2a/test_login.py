@@ -43,7 +43,7 @@ def next_message(task: Any, what: Any = "done", id: str = "m2") -> dict[str, Any
 
 
 @pytest.mark.parametrize("fault", TURNED_AWAY)
-async def test_the_address_is_told_to_people_and_to_programs(fault: Fault) -> None:
+async def test_the_login_address_is_sent_for_people_and_for_programs(fault: Fault) -> None:
     async with hall() as here:
         words, data = (await turned_away(here, fault))["status"]["message"]["parts"]
         assert words["text"].endswith(URL)
@@ -91,7 +91,7 @@ async def test_a_server_that_lists_nothing_before_is_waited_for_too() -> None:
         assert done["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
-async def test_who_is_still_not_logged_in_is_asked_again() -> None:
+async def test_a_caller_without_a_login_is_asked_again() -> None:
     async with hall() as here:
         task = await turned_away(here, TURNED_AWAY[0])
         again = await turned_away(here, TURNED_AWAY[0], next_message(task))
@@ -100,7 +100,7 @@ async def test_who_is_still_not_logged_in_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("answer", ["no", {"action": "decline"}, {"action": "cancel"}])
-async def test_who_does_not_want_to_ends_the_task(answer: Any) -> None:
+async def test_a_caller_that_declines_the_login_ends_the_task(answer: Any) -> None:
     async with hall() as here:
         task = await turned_away(here, TURNED_AWAY[0])
         done = await here.task("SendMessage", next_message(task, answer))

@@ -111,7 +111,7 @@ async def test_a_tool_is_found_by_any_of_its_names(name: str, server: str | None
     assert (call.name, call.arguments) == (found, raw({"a": 1}))
 
 
-async def test_a_call_of_a_task_hears_everything_and_can_be_asked() -> None:
+async def test_a_task_call_gets_all_events_and_can_be_asked() -> None:
     call = called(Sight().plan(ToolInstruction("files.read", raw({}))))
     assert call.wants_progress
     assert call.log_level == "info"
@@ -238,7 +238,7 @@ async def test_a_server_that_is_listed_and_away_is_not_pinged() -> None:
     assert sight.plan(CommandInstruction("files", "tools/list")).state == "completed"
 
 
-async def test_who_may_not_call_a_tool_there_is_not_told_to_log_in() -> None:
+async def test_a_caller_without_permission_gets_no_login_request() -> None:
     some = Sight(Caller("some", "default", Grants(("bank.see",))))
     assert reason(some.plan(ToolInstruction("bank.pay", raw({})))) == "unknown_tool"
     assert reason(some.plan(ToolInstruction("bank", raw({})))) == "unknown_tool"
@@ -377,7 +377,7 @@ async def test_what_is_said_to_be_accepted_is() -> None:
     assert not [method for method in named if method.startswith("tasks/")]
 
 
-async def test_a_server_that_speaks_no_mcp_is_told_what_the_caller_says() -> None:
+async def test_a_server_without_mcp_gets_the_callers_words() -> None:
     _, way = reached("tools/jump", {"high": 1.50})
     stage = Stage.of(ready(is_unlisted=True))
     way.then(OpenTarget(stage.hub, SERVER, is_plain=True))
@@ -413,7 +413,7 @@ async def test_words_go_to_the_tool_for_them_with_what_it_takes(name: str) -> No
     assert json.loads(bytes(call.arguments)) == {"text": "hello", "context_id": "talk"}
 
 
-async def test_a_tool_without_properties_is_told_everything() -> None:
+async def test_a_tool_without_properties_gets_everything() -> None:
     call = called(Sight().plan(Saying("hello"), "files.read"))
     assert json.loads(bytes(call.arguments)) == {
         "text": "hello",
@@ -515,13 +515,13 @@ async def test_given_up_on_its_way_it_has_not_run_and_does_not_arrive() -> None:
     assert scene.listener.fault.executed == "no"
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-async def test_given_up_at_its_server_it_is_withdrawn_there(*, is_over: bool) -> None:
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_given_up_at_its_server_it_is_withdrawn_there(*, is_done: bool) -> None:
     scene = Scene(call())
     scene.reach()
     (inflight,) = scene.stage.link.sent
-    if is_over:
+    if is_done:
         inflight.finish(DONE)
     scene.underway.cancel("enough")
     assert len(scene.listener.ends) == 1
-    assert isinstance(inflight.outcome, Cancelled) is not is_over
+    assert isinstance(inflight.outcome, Cancelled) is not is_done

@@ -63,7 +63,7 @@ async def listed(office: Office, live: LiveTask, **more: Any) -> list[str]:
 # -- saying where ------------------------------------------------------------------------------------------------------
 
 
-async def test_who_is_named_is_found_listed_and_taken_off_again() -> None:
+async def test_a_push_configuration_is_found_listed_and_deleted() -> None:
     office = Office()
     live = await begun(office)
     assert await named(office, live, ANN) == ANN
@@ -77,7 +77,7 @@ async def test_who_is_named_is_found_listed_and_taken_off_again() -> None:
     assert gone.kind == "task_not_found"
 
 
-async def test_who_is_given_no_id_has_that_of_the_task_and_takes_the_place_of_the_last_such() -> None:
+async def test_a_configuration_without_an_id_has_the_tasks_and_replaces_the_last_such() -> None:
     office = Office()
     live = await begun(office)
     first = await named(office, live, PushConfig(URL))
@@ -88,7 +88,7 @@ async def test_who_is_given_no_id_has_that_of_the_task_and_takes_the_place_of_th
     assert await listed(office, live) == [live.record.id]
 
 
-async def test_of_two_who_are_named_at_once_in_one_place_both_were_and_the_last_stays() -> None:
+async def test_of_two_concurrent_configurations_with_one_id_both_succeed_and_the_last_stays() -> None:
     office = Office()
     live = await begun(office)
     await turns()
@@ -205,7 +205,7 @@ def test_whatever_is_accepted_stays_on_its_line(token: str, scheme: str, credent
         assert len(header_lines(letter.headers).split(b"\r\n")) == len(letter.headers) + 1
 
 
-async def test_a_private_address_that_is_listed_is_for_those_who_may_name_targets() -> None:
+async def test_a_listed_private_address_is_for_callers_that_may_name_targets() -> None:
     office = Office()
     live = await begun(office)
     private = PushConfig("http://private.example/", "i")
@@ -215,7 +215,7 @@ async def test_a_private_address_that_is_listed_is_for_those_who_may_name_target
     assert [each.is_trusted for each in live.record.recipients] == [True]
 
 
-async def test_somebody_else_s_task_is_not_there() -> None:
+async def test_another_callers_task_is_not_found() -> None:
     office = Office()
     live = await begun(office)
     await named(office, live, ANN)
@@ -253,7 +253,7 @@ async def due(office: Office) -> list[tuple[str, int]]:
     return [(delivery_of(each).recipient, delivery_of(each).number) for each in found]
 
 
-async def test_a_message_may_say_where_its_task_is_told_of() -> None:
+async def test_a_message_may_name_the_push_address_of_its_task() -> None:
     office = Office()
     live = await begun(office, push=PushConfig(URL))
     assert live.record.recipients == (PushRecipient(live.record.id, URL, "1.0"),)
@@ -364,7 +364,7 @@ def letters(form: str, record: TaskRecord, *secrets: str) -> list[tuple[dict[str
     return [(dict(each.headers), json.loads(each.body)) for each in write_letters(recipient, record, "mark")]
 
 
-def test_since_1_0_each_change_is_told_as_a_stream_would() -> None:
+def test_since_1_0_each_change_is_sent_as_a_stream_would() -> None:
     [(headers, first)] = letters("1.0", RECORD)
     assert headers == {
         "content-type": "application/a2a+json",
@@ -380,7 +380,7 @@ def test_since_1_0_each_change_is_told_as_a_stream_would() -> None:
 
 
 @pytest.mark.parametrize("form", ["0.3", "0.1", "agentvault"])
-def test_before_that_the_whole_task_is_told(form: str) -> None:
+def test_before_that_the_whole_task_is_sent(form: str) -> None:
     [(headers, told)] = letters(form, DONE)
     assert headers["content-type"] == "application/json"
     assert told["id"] == "t"
@@ -394,7 +394,7 @@ def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
     assert bare.keys() == {"content-type", "x-a2a-notification-id", "x-a2a-notification-time"}
 
 
-def test_a_generation_that_is_not_spoken_any_more_is_told_in_the_words_of_another() -> None:
+def test_a_generation_that_is_not_supported_any_more_is_notified_in_another_form() -> None:
     [(_, told)] = letters("0.0", DONE)
     assert told["kind"] == "task"
 
@@ -402,7 +402,7 @@ def test_a_generation_that_is_not_spoken_any_more_is_told_in_the_words_of_anothe
 # -- what is kept of it ------------------------------------------------------------------------------------------------
 
 
-async def test_what_proves_it_is_kept_sealed_and_told_to_its_caller_and_its_recipient_as_it_is() -> None:
+async def test_a_push_credential_is_stored_sealed_and_sent_to_its_caller_and_recipient_unchanged() -> None:
     office = Office()
     pushing = PushNotifications(office.engine, office.courier, lambda _: False, ProcessSealer())
     live = await begun(office)

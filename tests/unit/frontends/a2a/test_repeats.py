@@ -125,7 +125,7 @@ class FailingJournal(MemoryJournal):
 
 @pytest.mark.parametrize("lines", [(), (KEY,)])
 @pytest.mark.parametrize("can_read", [True, False])
-async def test_the_caller_of_a_message_that_ran_is_never_told_that_it_did_not(
+async def test_the_caller_of_a_message_that_ran_never_gets_not_executed(
     lines: tuple[str, ...], *, can_read: bool
 ) -> None:
     journal = FailingJournal()
@@ -151,7 +151,7 @@ def answer_largely(here: Hall) -> None:
     here.office.stage.link.at_once = lambda inflight: inflight.finish(result)
 
 
-async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_again() -> None:
+async def test_a_large_answer_with_a_missing_part_is_returned_to_a_repeated_request() -> None:
     async with hall() as here:
         answer_largely(here)
         async with connect_raw(here.port, receive_bytes=4096) as raw_client:
@@ -163,7 +163,7 @@ async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_agai
         assert len(here.office.sent) == 1
 
 
-async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() -> None:
+async def test_an_undelivered_answer_is_returned_to_a_repeated_request() -> None:
     async with hall() as here:
         async with connect_raw(here.port) as raw_client:
             body = json.dumps(envelope("SendMessage", run())).encode()
@@ -178,7 +178,7 @@ async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again(
         assert len(here.office.sent) == 1
 
 
-async def test_a_stream_that_broke_is_joined_by_who_sends_the_message_again() -> None:
+async def test_a_repeated_message_joins_the_stream_that_broke() -> None:
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             first = await events.item()
@@ -578,7 +578,7 @@ async def test_two_questions_may_have_the_same_answer() -> None:
         assert (await three)["result"]["status"]["state"] == "completed"
 
 
-async def test_who_asked_after_a_question_may_answer_it_as_the_one_before() -> None:
+async def test_a_repeated_request_after_a_question_may_answer_it_as_the_first() -> None:
     async with hall() as here:
         replies: list[Reply] = []
         one = asyncio.create_task(here.rpc("tasks/send", first(n=1)))
@@ -619,7 +619,7 @@ async def test_other_generations_leave_what_has_ended() -> None:
         assert told["error"]["code"] == -32004
 
 
-async def test_few_remember_that_they_told_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_few_sent_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(a2a_services, "DELIVERED_MAX", 1)
     async with hall() as here:
         here.office.answer_at_once()

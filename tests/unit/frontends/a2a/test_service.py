@@ -86,7 +86,7 @@ async def test_only_the_first_generation_names_its_tasks() -> None:
     assert await refused(office, other, dialect="0.1") == "unsupported_operation"
 
 
-async def test_what_cannot_be_kept_is_told_as_our_own_problem() -> None:
+async def test_a_storage_failure_is_reported_as_the_hubs_own_problem() -> None:
     journal = HeldJournal()
     office = Office(journal=journal)
 

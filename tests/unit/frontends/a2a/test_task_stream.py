@@ -66,7 +66,7 @@ async def test_reports_leave_while_the_tool_still_runs_and_the_end_comes_last() 
         assert states(rest) == ["TASK_STATE_COMPLETED"]
 
 
-async def test_who_may_call_no_more_hears_no_more_and_the_task_goes_on() -> None:
+async def test_a_caller_that_loses_permission_gets_no_more_and_the_task_goes_on() -> None:
     async with hall() as here:
         async with (
             here.following("SendStreamingMessage", run()) as mine,
@@ -88,7 +88,7 @@ async def test_who_may_call_no_more_hears_no_more_and_the_task_goes_on() -> None
         assert len(task) == 1
 
 
-async def test_any_number_of_listeners_hear_the_same_and_one_that_leaves_costs_the_others_nothing() -> None:
+async def test_any_number_of_listeners_get_the_same_and_one_that_leaves_costs_the_others_nothing() -> None:
     async with hall() as here:
         task = (await here.task("SendMessage", run(**NOW)))["id"]
         async with (
@@ -107,7 +107,7 @@ async def test_any_number_of_listeners_hear_the_same_and_one_that_leaves_costs_t
             assert (last["kind"], last["status"]["state"], last["final"]) == ("status-update", "completed", True)
 
 
-async def test_when_all_have_left_the_task_goes_on_and_its_end_is_there_for_who_comes_back() -> None:
+async def test_when_all_have_left_the_task_goes_on_and_its_end_waits_for_a_new_listener() -> None:
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             task = (await events.item())["task"]["id"]
@@ -137,7 +137,7 @@ async def test_a_stream_ends_with_a_question_and_the_next_message_s_stream_goes_
             assert states(await events.rest())[-1] == "TASK_STATE_COMPLETED"
 
 
-async def test_who_subscribes_stays_through_a_question() -> None:
+async def test_a_subscriber_stays_through_a_question() -> None:
     async with hall() as here:
         task = (await here.task("SendMessage", run(**NOW)))["id"]
         replies: list[object] = []
@@ -164,7 +164,7 @@ LONG = "all the world's a stage " * 30_000
 KEY_LINE = "Idempotency-Key: k"
 
 
-async def test_who_comes_back_for_a_long_answer_is_told_it_as_those_were_who_stayed() -> None:
+async def test_a_listener_that_returns_for_a_long_answer_gets_the_same_as_the_others() -> None:
     async with hall() as here:
         async with here.following("SendStreamingMessage", run(), KEY_LINE) as events:
             await events.item()
@@ -181,7 +181,7 @@ async def test_who_comes_back_for_a_long_answer_is_told_it_as_those_were_who_sta
         assert states(came_back) == ["TASK_STATE_COMPLETED"]
 
 
-async def test_who_comes_back_for_a_short_answer_is_told_it_at_once() -> None:
+async def test_a_listener_that_returns_for_a_short_answer_gets_it_at_once() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         await here.task("SendMessage", run(), KEY_LINE)
@@ -219,7 +219,7 @@ async def test_the_first_generation_replays_an_ended_task() -> None:
         assert any("artifact" in each for each in told)
 
 
-async def test_who_reads_slowly_misses_reports_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_misses_progress_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hall() as here, here.following("SendStreamingMessage", run()) as events:
         await events.item()
         [telling] = next(iter(here.office.engine._store._running.values())).listeners
@@ -258,7 +258,7 @@ def report_ids(told: list[Any]) -> list[str]:
     return [message["messageId"] for message in found if message is not None]
 
 
-async def test_who_was_cut_off_hears_from_the_start_again_or_what_came_after_the_last_event() -> None:
+async def test_a_cut_off_listener_starts_again_or_continues_after_the_last_event() -> None:
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             task = (await events.item())["task"]["id"]
@@ -283,7 +283,7 @@ async def test_who_was_cut_off_hears_from_the_start_again_or_what_came_after_the
             assert after.place == whole.place
 
 
-async def test_whoever_listens_whenever_ends_with_the_same_reports() -> None:
+async def test_every_listener_ends_with_the_same_reports() -> None:
     async with hall() as here, here.following("SendStreamingMessage", run()) as first:
         heard = [[await first.item()]]
         task = heard[0][0]["task"]["id"]
@@ -315,7 +315,7 @@ async def test_reports_are_forgotten_with_the_end_of_their_task() -> None:
         assert live.reports.after(0) == []
 
 
-async def test_who_comes_to_a_question_hears_the_reports_before_it_and_then_what_is_waited_for() -> None:
+async def test_a_listener_that_joins_at_a_question_gets_earlier_reports_and_then_the_question() -> None:
     async with hall() as here:
         task = (await here.task("SendMessage", run(**NOW)))["id"]
         here.office.sent[0].emit(progress(0))
@@ -330,7 +330,7 @@ async def test_who_comes_to_a_question_hears_the_reports_before_it_and_then_what
         assert [each.get("final") for each in told] == [None, False, True]
 
 
-async def test_the_answer_to_a_question_is_told_no_report_from_before_it() -> None:
+async def test_the_answer_to_a_question_gets_no_report_from_before_it() -> None:
     async with hall() as here:
         async with here.following("SendStreamingMessage", run()) as events:
             task = (await events.item())["task"]["id"]
@@ -343,7 +343,7 @@ async def test_the_answer_to_a_question_is_told_no_report_from_before_it() -> No
             assert await texts(events, 1) == ["step 1"]
 
 
-async def test_agentvault_and_the_first_generation_hear_earlier_reports_too() -> None:
+async def test_agentvault_and_the_first_generation_get_earlier_reports_too() -> None:
     async with hall() as here:
         vault = (await here.rpc("tasks/send", {"message": {"role": "user", "parts": [VAULT]}}))["result"]["id"]
         here.office.sent[0].emit(progress(0))
@@ -430,7 +430,7 @@ async def test_a_hub_that_goes_away_waits_for_no_answer_to_a_question() -> None:
             assert await early.rest() == []
 
 
-async def test_what_comes_to_rest_while_the_hub_goes_away_is_told_and_ends_its_streams() -> None:
+async def test_a_task_that_rests_while_the_hub_shuts_down_is_reported_and_ends_its_streams() -> None:
     async with hall() as here:
         task = await here.task("SendMessage", run(**NOW))
         async with here.following("SubscribeToTask", {"id": task["id"]}) as events:
@@ -503,7 +503,7 @@ def test_what_cannot_be_cut_stays_whole(part: Part) -> None:
     assert chunk_count(part) == 1
 
 
-def test_a_part_is_cut_in_the_form_in_which_it_is_to_be_told() -> None:
+def test_a_part_is_cut_in_its_final_form() -> None:
     whole = b'"' + b"x" * PIECE_LENGTH + b'"'
     told_as = FilePart(base64.b64encode(whole).decode(), media_type="application/json")
     artifact = Artifact("result", (TextPart("first"), DataPart(Raw(whole))))

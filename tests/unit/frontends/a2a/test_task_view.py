@@ -137,7 +137,7 @@ def test_a_question_is_said_to_people_and_to_programs(params: dict[str, str]) ->
     assert msgspec.json.decode(whole.data) == {"method": "elicitation/create", "params": params}
 
 
-def test_who_is_offered_tools_hears_of_them_with_the_state() -> None:
+def test_a_caller_that_is_offered_tools_gets_them_with_the_state() -> None:
     offer = Message("m2", "agent", (TextPart("Which tool shall be run?"),))
     waiting = replace(record("input_required", ending=None), said=(SAID, offer))
     assert shown(waiting).status.message == offer
@@ -150,7 +150,7 @@ def test_what_is_shown_is_the_same_whenever_it_is_shown() -> None:
     assert shown(failed) == shown(failed)
 
 
-def test_reports_are_told_with_their_words_first() -> None:
+def test_reports_have_their_words_first() -> None:
     working = record("working", ending=None)
     told = reported(working, Report(1, 3.0, Progress({"progress": raw(1), "message": raw("step")})))
     assert told.status.message is not None
@@ -180,7 +180,7 @@ def test_our_own_form_is_answered_with_the_content_itself() -> None:
     assert summary(BAD, StoredInstruction("tool", "read")) == "read reported an error"
 
 
-def test_an_execution_is_answered_with_success_or_who_is_to_blame() -> None:
+def test_an_execution_is_answered_with_success_or_the_party_at_fault() -> None:
     assert told(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
     assert told(BAD, EXECUTE)["error"] == {
         "source": "MCP_TOOL",

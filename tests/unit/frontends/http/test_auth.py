@@ -29,14 +29,14 @@ def test_a_caller_comes_in_as_the_frontend_has_it(auth: Authenticator) -> None:
     assert auth.admit(fields(b"mine"), "rest") == PLANNER.on("rest") != PLANNER
 
 
-def test_who_shows_nothing_that_is_known_is_asked_for_a_key(auth: Authenticator) -> None:
+def test_a_caller_with_an_unknown_credential_is_asked_for_a_key(auth: Authenticator) -> None:
     denied = auth.admit(fields(b"other"), "mcp")
     assert isinstance(denied, Denied)
     assert denied.status == 401
     assert dict(denied.headers)[b"www-authenticate"].startswith(b"Bearer ")
 
 
-def test_who_cannot_be_known_just_now_is_told_to_come_back(auth: Authenticator) -> None:
+def test_a_caller_that_cannot_be_verified_now_gets_retry_after(auth: Authenticator) -> None:
     assert auth.admit(fields(b"later"), "mcp") == Denied(503, "Ask again later.", ((b"retry-after", b"5"),))
 
 

@@ -8,7 +8,7 @@ from isthmus.frontends.http.auth import (
     ADDRESSES_MAX,
     COMING_FROM,
     PLAIN_DENIAL,
-    TOLD_SECONDS,
+    REPORT_SECONDS,
     Authenticator,
     Denied,
     FailedAuthLimit,
@@ -59,7 +59,7 @@ def test_each_address_for_itself_of_ipv6_each_network(clock: Clock) -> None:
     assert limit.failed("2001:db8:0:1::1") == 0
 
 
-def test_those_are_forgotten_first_from_whom_nothing_came_for_longest(clock: Clock) -> None:
+def test_the_addresses_that_are_silent_for_longest_are_forgotten_first(clock: Clock) -> None:
     limit = FailedAuthLimit(1, clock)
     addresses = [f"10.0.{number >> 8}.{number & 255}" for number in range(ADDRESSES_MAX + 1)]
     for address in addresses[:-1]:
@@ -70,13 +70,13 @@ def test_those_are_forgotten_first_from_whom_nothing_came_for_longest(clock: Clo
     assert limit.failed(addresses[1]) == 0
 
 
-def test_the_operator_is_told_once_a_minute(clock: Clock) -> None:
+def test_the_operator_gets_one_report_a_minute(clock: Clock) -> None:
     limit = FailedAuthLimit(1, clock)
     told: list[tuple[str, int]] = []
     limit.on_refused = lambda address, count: told.append((address, count))
     for _ in range(5):
         limit.failed(ONE)
-    clock.now += TOLD_SECONDS
+    clock.now += REPORT_SECONDS
     limit.failed(ONE)
     limit.failed(ONE)
     assert told == [("192.0.2.1", 1), ("192.0.2.1", 4)]

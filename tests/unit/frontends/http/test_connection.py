@@ -10,9 +10,9 @@ import httptools
 import pytest
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from isthmus.frontends.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
+from isthmus.frontends.http.connection import AT_ONCE_BYTES, LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
 from isthmus.frontends.http.listener import HttpListenerSettings
-from isthmus.frontends.http.request_cycle import Message, Receive, Send
+from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
 from tests.unit.frontends.http.raw_client import (
     LONG,
     PATIENCE_SECONDS,
@@ -168,7 +168,7 @@ async def test_a_running_request_is_not_idle() -> None:
         assert (await raw_client.hear()).body == b"at last"
 
 
-async def test_a_slow_body_is_refused_and_the_application_told() -> None:
+async def test_a_slow_body_is_refused_and_the_application_learns_of_it() -> None:
     app, bell = Held(), Bell()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"x" * 100)[:-50])
@@ -288,7 +288,7 @@ async def test_a_chunked_body_that_grows_over_the_limit_is_refused(endless: byte
         raw_client.leave()
 
 
-async def test_a_refused_client_hears_the_refusal_although_it_sends_its_whole_body_first() -> None:
+async def test_a_refused_client_gets_the_refusal_although_it_sends_its_whole_body_first() -> None:
     async with opened(Echo(), max_body_bytes=1024) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"x" * 3_000_000))
         assert (await raw_client.hear()).status == 413
@@ -319,7 +319,7 @@ async def test_a_short_head_with_a_long_body_in_one_read_is_no_long_head() -> No
         assert (await raw_client.hear()).status == 200
 
 
-async def test_a_connection_too_many_is_told_so() -> None:
+async def test_a_connection_over_the_limit_gets_an_error() -> None:
     async with opened(Echo(), max_connections=1) as (_, port), connect_raw(port) as first:
         first.say(request("/1"))
         assert (await first.hear()).status == 200
@@ -529,7 +529,7 @@ def test_an_error_of_our_own_while_reading_is_no_secret_to_the_client_and_none_t
 # 100-continue
 
 
-async def test_a_client_that_waits_is_told_to_go_on_when_its_body_is_wanted() -> None:
+async def test_a_client_that_expects_continue_gets_it_when_its_body_is_wanted() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"body", "Expect: 100-continue")[:-4])
         assert (await raw_client.hear()).status == 100
@@ -537,7 +537,7 @@ async def test_a_client_that_waits_is_told_to_go_on_when_its_body_is_wanted() ->
         assert (await raw_client.hear()).body == b"/ body"
 
 
-async def test_a_client_that_waits_for_too_much_is_refused_without_being_told_to_go_on() -> None:
+async def test_a_client_that_expects_continue_for_too_much_is_refused_without_it() -> None:
     async with opened(Echo(), max_body_bytes=3) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request("/", b"body", "Expect: 100-continue")[:-4])
         assert (await raw_client.hear()).status == 413
@@ -598,7 +598,7 @@ async def test_a_client_that_stops_sending_has_gone() -> None:
         asgi_request.released.set()
 
 
-async def test_when_a_pipelining_client_goes_the_running_request_is_told_and_the_waiting_never_run() -> None:
+async def test_when_a_pipelining_client_leaves_the_running_request_learns_of_it_and_the_waiting_never_run() -> None:
     app, bell = Held(), Bell()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1") + request("/2") + request("/3", b"body")[:-1])
@@ -609,6 +609,23 @@ async def test_when_a_pipelining_client_goes_the_running_request_is_told_and_the
         asgi_request.released.set()
         assert await http_listener.drain(within=PATIENCE_SECONDS)
         assert app.arrived.empty()
+
+
+async def test_a_body_that_is_awaited_before_its_request_starts_is_read_to_its_end() -> None:
+    arrived: list[bytes] = []
+
+    def take(arrival: IncomingRequest) -> bool:
+        arrived.append(arrival.body)
+        arrival.answer(200, b"", b"long " * AT_ONCE_BYTES)
+        return True
+
+    body = b"x" * AT_ONCE_BYTES
+    async with opened(Echo()) as (http_listener, port), connect_raw(port) as raw_client:
+        http_listener.offer(take)
+        for _ in range(2):
+            raw_client.say(request("/", body))
+            assert (await raw_client.hear()).body == b"long " * AT_ONCE_BYTES
+    assert arrived == [body] * 2
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -661,7 +678,7 @@ async def test_a_client_that_goes_is_noticed_although_it_is_not_read_from() -> N
         assert app.arrived.empty()
 
 
-async def test_a_client_that_goes_after_its_answer_calls_nobody() -> None:
+async def test_a_client_that_leaves_after_its_answer_triggers_no_callback() -> None:
     app, bell = Held(), Bell()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request())
@@ -675,7 +692,7 @@ async def test_a_client_that_goes_after_its_answer_calls_nobody() -> None:
         assert bell.rings == 0
 
 
-async def test_who_asks_after_the_client_went_is_still_told() -> None:
+async def test_a_late_callback_still_learns_that_the_client_left() -> None:
     app, early, late = Held(), Bell(), Bell()
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request())
@@ -748,7 +765,7 @@ async def test_an_answer_is_taken_when_all_of_it_is(line: str, size: int) -> Non
         assert bell.rings == 1
 
 
-async def test_an_answer_is_never_taken_by_who_leaves_before_its_end() -> None:
+async def test_an_answer_is_never_accepted_by_a_client_that_leaves_before_its_end() -> None:
     app, bell = Held(), Bell()
     async with opened(app) as (http_listener, port):
         async with connect_raw(port, receive_bytes=4096) as raw_client:
@@ -783,7 +800,7 @@ async def test_a_malformed_request_of_a_client_that_does_not_read_is_its_end() -
         assert await http_listener.drain(within=PATIENCE_SECONDS)
 
 
-async def test_a_long_answer_reaches_whoever_reads_it() -> None:
+async def test_a_long_answer_reaches_every_reader() -> None:
     app = Held()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request())
@@ -796,7 +813,7 @@ async def test_a_long_answer_reaches_whoever_reads_it() -> None:
         assert await raw_client.hear_exactly(1_000_000) == b"x" * 1_000_000
 
 
-async def test_an_answer_given_after_abort_is_dropped_and_rings_nobody() -> None:
+async def test_an_answer_after_an_abort_is_dropped_and_triggers_no_callback() -> None:
     app, bell = Held(), Bell()
     async with opened(app) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(request())
@@ -865,7 +882,7 @@ def test_a_senseless_limit_is_named(name: str, value: float) -> None:
         HttpListenerSettings(**{name: value})  # type: ignore[arg-type]
 
 
-async def test_nobody_is_left_inside_when_everybody_has_gone() -> None:
+async def test_no_connection_is_counted_when_all_have_gone() -> None:
     app = Echo()
     async with opened(app) as (http_listener, port):
         async with AsyncExitStack() as stack:

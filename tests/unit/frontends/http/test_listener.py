@@ -86,7 +86,7 @@ async def test_pipelined_requests_are_all_answered_by_a_drain() -> None:
         assert await draining
 
 
-async def test_a_drain_ends_with_streams_open_because_their_frontend_is_told() -> None:
+async def test_a_drain_ends_with_open_streams_because_their_frontend_is_notified() -> None:
     ending = asyncio.Event()
     started = asyncio.Semaphore(0)
 

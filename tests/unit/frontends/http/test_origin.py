@@ -170,11 +170,11 @@ def test_of_the_public_urls_host_only_that_urls_own_pages_are_ours(host: str, or
         ("[2001:db8::1]:9000", "http://[2001:db8::1]:9001", 403),
     ],
 )
-def test_pages_of_another_port_of_the_same_host_are_somebody_elses(host: str, origin: str, expected: int) -> None:
+def test_pages_of_another_port_of_the_same_host_are_foreign(host: str, origin: str, expected: int) -> None:
     assert status(NARROW, host, origin) == expected
 
 
-def test_pages_of_another_port_of_the_same_address_are_somebody_elses() -> None:
+def test_pages_of_another_port_of_the_same_address_are_foreign() -> None:
     assert status(WIDE, "10.0.0.1:8765", "http://10.0.0.1:3000") == 403
 
 

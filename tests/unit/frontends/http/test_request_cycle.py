@@ -154,7 +154,7 @@ async def test_the_body_of_a_client_that_has_gone_is_not_taken() -> None:
     assert turn.buffered_bytes() == 7
 
 
-async def test_a_broken_callback_does_not_keep_the_others_from_being_told() -> None:
+async def test_a_broken_callback_does_not_keep_the_others_from_being_called() -> None:
     def broken() -> None:
         raise LookupError("broken")
 
@@ -263,7 +263,7 @@ async def test_half_an_answer_is_cut_so_that_it_is_not_taken_for_a_whole_one(app
         assert b"0\r\n\r\n" not in await raw_client.hear_rest()
 
 
-async def test_an_application_that_fails_after_its_answer_harms_nobody() -> None:
+async def test_an_application_that_fails_after_its_answer_affects_no_other() -> None:
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         await Echo()(scope, receive, send)
         raise LookupError("late")

@@ -38,7 +38,7 @@ async def test_a_body_is_read_to_its_end() -> None:
     assert await read_body(receive) == b"ab"
 
 
-async def test_a_body_of_who_left_is_none() -> None:
+async def test_a_body_of_a_client_that_left_is_dropped() -> None:
     pieces: list[Message] = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"}]
 
     async def receive() -> Message:

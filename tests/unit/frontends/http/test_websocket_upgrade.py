@@ -19,7 +19,7 @@ from isthmus.frontends.http.listener import HttpListener
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from tests.unit.frontends.http.raw_client import PATIENCE_SECONDS, Echo, Held, connect_raw, inside, opened, request
 
 FIELDS = {
@@ -61,7 +61,7 @@ class Parlour:
         self.scopes.append(scope)
         return WebSocketOffer(self.take, 100_000, self.subprotocol)
 
-    def take(self, socket: AcceptedSocket) -> Hearer:
+    def take(self, socket: AcceptedSocket) -> MessageReceiver:
         self.sockets.append(socket)
         return _Echo(socket, self.reasons)
 
@@ -182,7 +182,7 @@ async def test_a_websocket_needs_http_1_1() -> None:
         assert made.sockets == []
 
 
-async def test_who_may_not_come_in_is_told_with_status_words_and_headers() -> None:
+async def test_a_rejected_client_gets_status_words_and_headers() -> None:
     denied = Denied(401, "Show a token.", ((b"www-authenticate", b"Bearer"),))
     async with parlour(lambda _: denied) as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake())

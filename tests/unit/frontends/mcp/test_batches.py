@@ -49,7 +49,7 @@ def test_the_first_part_that_streams_makes_the_whole_a_stream() -> None:
     assert len(client.begun) == 1
 
 
-def test_who_leaves_leaves_every_part_that_has_not_ended() -> None:
+def test_a_client_that_leaves_leaves_every_part_that_has_not_ended() -> None:
     client, left = Client(), list[int]()
     _, parts, _ = batch(client, 2)
     for number, part in enumerate(parts):

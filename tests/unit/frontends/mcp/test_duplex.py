@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.watch import log_levels as levels
 from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
@@ -69,13 +69,15 @@ ALL_OF_IT = {
 
 
 @pytest.mark.parametrize(("server_status", "capabilities"), [(PLAIN, TOOLS_ONLY), (OFFER, ALL_OF_IT)])
-async def test_a_caller_is_told_what_the_servers_really_can(server_status: ServerStatus, capabilities: Any) -> None:
+async def test_a_caller_gets_the_real_capabilities_of_the_servers(
+    server_status: ServerStatus, capabilities: Any
+) -> None:
     _, talk = talking(server_status)
     assert (await talk.ask("initialize", HELLO, id=1))["capabilities"] == capabilities
     assert (await talk.ask_modern("server/discover", id=2))["capabilities"] == capabilities
 
 
-async def test_a_caller_is_told_only_what_the_servers_that_it_sees_can() -> None:
+async def test_a_caller_gets_only_the_capabilities_of_servers_that_it_sees() -> None:
     _, talk = talking(caller=Caller("limited", "default", Grants(("other",))))
     assert (await talk.ask("initialize", HELLO))["capabilities"] == TOOLS_ONLY
 
@@ -89,7 +91,7 @@ async def test_a_caller_is_told_only_what_the_servers_that_it_sees_can() -> None
         ("resources/templates/list", "resourceTemplates", {"uriTemplate": TREE, "name": TREE}),
     ],
 )
-async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
+async def test_every_list_is_returned_in_both_eras_and_names_the_missing_servers(
     method: str, member: str, entry: dict[str, Any]
 ) -> None:
     hosted, talk = talking()
@@ -257,7 +259,7 @@ async def test_messages_behind_a_long_one_wait_until_it_was_read() -> None:
     assert hosted.hub.running() == 2, "b and c"
 
 
-async def test_who_leaves_while_a_long_message_is_read_has_nothing_run() -> None:
+async def test_a_caller_that_leaves_during_a_long_message_has_nothing_run() -> None:
     hosted, talk = talking()
     talk.say("tools/call", LONG, id="a")
     talk.say("ping", id="b")
@@ -352,13 +354,13 @@ async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = Non
     return levels_heard(talk)
 
 
-async def test_a_caller_of_the_earlier_era_that_never_chose_hears_what_the_server_says() -> None:
+async def test_a_legacy_caller_without_a_level_gets_what_the_server_logs() -> None:
     hosted, talk = talking()
     assert await hear_all(hosted, talk) == list(LOG_LEVELS)
     assert hosted.last_call.call.log_level is None
 
 
-async def test_a_caller_of_the_earlier_era_hears_what_it_chose_and_servers_are_asked_for_it() -> None:
+async def test_a_legacy_caller_gets_its_level_and_servers_are_asked_for_it() -> None:
     hosted, talk = talking()
     talk.say("notifications/initialized")
     assert hosted.level() is None
@@ -384,7 +386,7 @@ async def test_a_level_that_is_none_is_refused(params: dict[str, Any]) -> None:
     assert hosted.level() is None
 
 
-async def test_a_modern_caller_hears_what_each_call_asks_for() -> None:
+async def test_a_modern_caller_gets_the_level_of_each_call() -> None:
     hosted, talk = talking()
     assert await hear_all(hosted, talk, META) == []
     assert await hear_all(hosted, talk, {**META, LOG_KEY: "alert"}) == ["alert", "emergency"]
@@ -421,7 +423,7 @@ async def test_a_caller_that_reads_slowly_misses_events_and_no_answer() -> None:
 # -- changes of lists ----------------------------------------------------------------------------------------------
 
 
-async def test_changes_are_told_from_the_greeting_on_and_once_however_often_it_is_said() -> None:
+async def test_changes_are_notified_from_initialize_on_and_once_however_often_it_is_sent() -> None:
     hosted, talk = talking()
     hosted.hub.publish(ready(tool("early")))
     assert talk.heard == []
@@ -438,7 +440,7 @@ async def test_changes_are_told_from_the_greeting_on_and_once_however_often_it_i
 # -- following resources, the earlier way --------------------------------------------------------------------------
 
 
-async def test_an_update_is_told_under_the_uri_that_was_followed() -> None:
+async def test_an_update_is_sent_under_the_uri_that_was_followed() -> None:
     hosted, talk = talking()
     qualified = f"isthmus://hub/files/{NOTES}"
     assert await talk.ask("resources/subscribe", {"uri": qualified}, id=1) == {}
@@ -453,7 +455,7 @@ async def test_an_update_is_told_under_the_uri_that_was_followed() -> None:
 
 
 @pytest.mark.parametrize("is_modern", [False, True])
-async def test_who_follows_is_who_calls(*, is_modern: bool) -> None:
+async def test_the_subscriber_is_the_caller(*, is_modern: bool) -> None:
     hosted, talk = talking()
     can: dict[str, Any] = {"roots": {}}
     if is_modern:
@@ -499,7 +501,7 @@ async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
-async def test_servers_hear_that_a_conversation_is_over() -> None:
+async def test_servers_learn_that_a_conversation_has_ended() -> None:
     hosted, talk = talking()
     pool = HeldPool()
     hosted.stage.server_queue.pool = pool
@@ -580,7 +582,7 @@ async def test_what_cannot_be_followed_is_not_acknowledged() -> None:
     assert talk.heard == [acknowledged(1, resourceSubscriptions=[NOTES])]
 
 
-async def test_an_update_before_the_acknowledgement_is_told_after_it() -> None:
+async def test_an_update_before_the_acknowledgement_is_sent_after_it() -> None:
     hosted, talk = talking()
     hosted.announcer.opened.clear()
     talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES]), id=1)

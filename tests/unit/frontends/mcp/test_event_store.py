@@ -76,7 +76,7 @@ async def test_a_stream_that_is_not_primed_has_ids_on_its_events_all_the_same() 
 
 @pytest.mark.parametrize("cut", range(6))
 @pytest.mark.parametrize("is_noticed", [True, False])
-async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_told_twice(
+async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twice(
     *, cut: int, is_noticed: bool
 ) -> None:
     store, whole = StreamStore(), [b"0", b"1", b"2", b"3", b"4"]
@@ -90,13 +90,13 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_told_twic
     for message in whole[cut:-1]:
         stream_log.send(message)
     back = resumed(store, last)
-    if not stream_log.is_over:
+    if not stream_log.is_done:
         stream_log.end(whole[-1])
     assert [*heard, *said(back)] == [message.decode() for message in whole]
     assert len(back.ended) == 1
 
 
-async def test_who_missed_everything_comes_back_with_the_first_event() -> None:
+async def test_a_client_that_missed_everything_resumes_with_the_first_event() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     first = events(client)[0].id
@@ -119,7 +119,7 @@ async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_
     assert (said(old), said(middle), said(new), released) == ([], [], ["x", "y"], ["middle", "new"])
 
 
-async def test_its_speaker_hears_who_leaves_and_who_comes_back() -> None:
+async def test_its_writer_learns_when_a_reader_leaves_and_returns() -> None:
     store, client = StreamStore(), Client()
     speaker = Speaker()
     stream_log = speaker.stream_log = store.open(OWNER, speaker)
@@ -130,7 +130,7 @@ async def test_its_speaker_hears_who_leaves_and_who_comes_back() -> None:
     assert speaker.heard == ["back", "back", "left before", "left"]
 
 
-async def test_who_is_let_go_is_told_when_to_come_back_and_finds_the_rest() -> None:
+async def test_a_released_reader_learns_when_to_return_and_finds_the_rest() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     assert stream_log.pause(250)
@@ -140,7 +140,7 @@ async def test_who_is_let_go_is_told_when_to_come_back_and_finds_the_rest() -> N
     assert said(resumed(store, events(client)[0].id)) == ["answer"]
 
 
-async def test_reports_are_skipped_for_who_does_not_read_but_kept_for_who_is_away() -> None:
+async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     client.unsent_bytes = CROWDED_BYTES + 1
@@ -205,7 +205,7 @@ async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.Monk
             await asyncio.sleep(0.001)
 
 
-async def test_ended_streams_are_bounded_and_those_that_were_heard_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_streams_are_bounded_and_those_that_were_read_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     store = StreamStore()
     clients = [Client() for _ in range(3)]
     broken, heard, later = (started(store, client) for client in clients)
@@ -252,7 +252,7 @@ def last_id(chunk: bytes) -> str:
     return decoder.last_event_id
 
 
-def test_of_every_matter_the_last_word_is_told_again_to_who_did_not_hear_it() -> None:
+def test_the_last_event_of_every_topic_is_sent_again_to_readers_that_missed_it() -> None:
     notifications = NotificationLog()
     start = last_id(notifications.mark())
     first = last_id(notifications.add("a", b"1"))
@@ -274,7 +274,7 @@ def test_the_events_of_others_are_unknown() -> None:
     assert [notifications.after(odd) for odd in ("", "x.0", id.rpartition(".")[0], f"{id}x")] == [None] * 4
 
 
-def test_a_matter_that_nobody_cares_for_any_more_is_not_told_again() -> None:
+def test_a_topic_without_interest_is_not_sent_again() -> None:
     notifications = NotificationLog()
     start = last_id(notifications.mark())
     for matter in ("a", "b"):
@@ -296,7 +296,7 @@ def test_only_so_many_matters_are_remembered_and_the_oldest_go(monkeypatch: pyte
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
-async def test_who_comes_back_hears_the_questions_that_are_still_open() -> None:
+async def test_a_reader_that_resumes_gets_the_open_questions() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     (first,) = events(client)

@@ -26,7 +26,7 @@ def exchange(session: HttpSession | None, token: str | None = "mine") -> McpHttp
     return made
 
 
-async def test_over_http_it_is_told_on_the_stream_of_the_session() -> None:
+async def test_over_http_it_is_sent_on_the_stream_of_the_session() -> None:
     session, chunks = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
     session.open_stream(SessionStream(chunks.append, lambda: None))
     report = exchange(session).reporter()
@@ -36,12 +36,12 @@ async def test_over_http_it_is_told_on_the_stream_of_the_session() -> None:
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
-async def test_who_has_no_session_or_did_not_ask_is_told_nothing(*, is_wanted: bool) -> None:
+async def test_a_caller_without_a_session_or_a_request_gets_nothing(*, is_wanted: bool) -> None:
     session = None if is_wanted else HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     assert exchange(session, "mine" if is_wanted else None).reporter() is None
 
 
-async def test_in_a_conversation_it_is_told_there_unless_its_caller_reads_slowly() -> None:
+async def test_in_a_conversation_it_is_sent_there_unless_its_caller_reads_slowly() -> None:
     hosted = Hosted()
     talk = Talk(hosted)
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {"progressToken": "mine"}}, id=1)
@@ -61,7 +61,7 @@ async def test_in_a_conversation_it_is_told_there_unless_its_caller_reads_slowly
 DONE_THERE = {"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": "e1"}}
 
 
-async def test_that_a_user_is_done_elsewhere_is_told_on_the_stream_of_the_call_and_later_on_the_sessions() -> None:
+async def test_the_end_of_a_url_elicitation_is_sent_on_the_stream_of_the_call_and_later_on_the_sessions() -> None:
     session, chunks = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
     session.open_stream(SessionStream(chunks.append, lambda: None))
     client = Client()

@@ -148,7 +148,7 @@ def of(session: str | None) -> dict[str, str]:
         ("resources/templates/list", "resourceTemplates", [TREE]),
     ],
 )
-async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
+async def test_every_list_is_returned_in_both_eras_and_names_the_missing_servers(
     method: str, member: str, named: list[str]
 ) -> None:
     frontend = HttpFrontend()
@@ -160,7 +160,7 @@ async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
         assert list(told["_meta"]["isthmus/missing"]) == ["slow"]
 
 
-async def test_a_caller_is_told_what_the_servers_really_can() -> None:
+async def test_a_caller_gets_the_real_capabilities_of_the_servers() -> None:
     for server_status, capabilities in (
         (OFFER, {"tools", "prompts", "resources", "completions", "logging"}),
         (ready(tool(), abilities=frozenset({"tools", "logging"})), {"tools", "logging"}),
@@ -253,6 +253,47 @@ async def test_a_call_waits_for_servers_that_only_start_and_can_be_withdrawn_mea
     assert frontend.hosted.stage.link.sent == []
 
 
+def cancelling(id: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x": "x" * 100_000}], ids=["short", "long"])
+async def test_a_call_that_is_read_after_its_cancellation_does_not_run(arguments: dict[str, Any]) -> None:
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    assert (await frontend.http_request(cancelling(5), of(session))).status == 202
+    overtaken = request("tools/call", {"name": "files.read", "arguments": arguments}, id=5)
+    client = await frontend.http_request(overtaken, of(session))
+    assert (outcome(client.json), client.json["error"]["data"]["executed"]) == (-32012, "no")
+    assert frontend.hosted.stage.link.sent == []
+
+
+async def test_a_cancellation_is_about_calls_with_its_id_that_are_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    for id in (5, "x" * http_streams.CANCELLED_ID_BYTES_MAX):
+        await frontend.http_request(cancelling(id), of(session))
+    for number, id in enumerate(("5", "x" * http_streams.CANCELLED_ID_BYTES_MAX), start=1):
+        await frontend.http_request(request("tools/call", {"name": "files.read"}, id=id), of(session))
+        assert len(frontend.hosted.stage.link.sent) == number
+    monkeypatch.setattr(http_streams, "OVERTAKEN_SECONDS", 0.0)
+    await frontend.http_request(request("tools/call", {"name": "files.read"}, id=5), of(session))
+    assert len(frontend.hosted.stage.link.sent) == 3
+
+
+async def test_only_the_last_cancellations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_streams, "CANCELLED_MAX", 2)
+    frontend = HttpFrontend()
+    session = await frontend.open()
+    for id in (1, 2, 1, 3):
+        await frontend.http_request(cancelling(id), of(session))
+    await frontend.http_request(request("tools/call", {"name": "files.read"}, id=2), of(session))
+    assert len(frontend.hosted.stage.link.sent) == 1
+    for id in (1, 3):
+        client = await frontend.http_request(request("tools/call", {"name": "files.read"}, id=id), of(session))
+        assert outcome(client.json) == -32012
+
+
 async def test_a_modern_caller_that_leaves_while_a_server_starts_has_nothing_run() -> None:
     frontend = HttpFrontend()
     slow = starting(frontend)
@@ -279,7 +320,7 @@ async def test_an_earlier_caller_that_leaves_while_a_server_starts_has_withdrawn
 
 
 @pytest.mark.parametrize(("key", "is_known"), [("other", True), ("anybody", False)])
-async def test_a_task_is_its_sessions_where_callers_cannot_be_told_apart(key: str, *, is_known: bool) -> None:
+async def test_a_task_belongs_to_its_session_where_callers_cannot_be_distinguished(key: str, *, is_known: bool) -> None:
     frontend = HttpFrontend(ready(tool(), abilities=frozenset({"tools", "tasks"})))
     session = await frontend.open(**{"x-api-key": key})
     asked = request("tools/call", {"name": "files.read", "task": {}})
@@ -302,7 +343,7 @@ async def hear_all(frontend: HttpFrontend, body: Any, headers: Mapping[str, str]
     return [told["params"]["level"] for told in client.events if told.get("method") == "notifications/message"]
 
 
-async def test_a_session_hears_what_it_chose_and_servers_are_asked_for_it() -> None:
+async def test_a_session_gets_its_level_and_servers_are_asked_for_it() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     assert await frontend.ask("logging/setLevel", {"level": "error"}, session) == {}
@@ -317,14 +358,14 @@ async def test_a_session_hears_what_it_chose_and_servers_are_asked_for_it() -> N
     assert frontend.hosted.level() == "error"
 
 
-async def test_a_modern_caller_hears_what_each_call_asks_for() -> None:
+async def test_a_modern_caller_gets_the_level_of_each_call() -> None:
     frontend = HttpFrontend()
     assert await hear_all(frontend, *modern("tools/call", {"name": "files.read"})) == []
     asked = modern("tools/call", {"name": "files.read"}, **{LOG_KEY: "alert"})
     assert await hear_all(frontend, *asked) == ["alert", "emergency"]
 
 
-async def test_a_session_follows_resources_and_is_told_of_them_on_its_stream() -> None:
+async def test_a_session_follows_resources_and_gets_updates_on_its_stream() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
@@ -339,7 +380,7 @@ async def test_a_session_follows_resources_and_is_told_of_them_on_its_stream() -
     assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
-async def test_what_was_missed_of_a_resource_that_is_not_followed_any_more_is_not_told() -> None:
+async def test_missed_updates_of_an_unfollowed_resource_are_not_sent() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
@@ -351,7 +392,7 @@ async def test_what_was_missed_of_a_resource_that_is_not_followed_any_more_is_no
     assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
 
 
-async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
+async def test_a_session_is_the_subscriber_and_a_modern_caller_has_none() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     assert await frontend.ask("resources/subscribe", {"uri": NOTES}, session) == {}
@@ -365,7 +406,7 @@ async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
     ]
 
 
-async def test_one_session_is_not_told_what_another_follows() -> None:
+async def test_one_session_does_not_get_what_another_follows() -> None:
     frontend = HttpFrontend()
     session, another = await frontend.open(), await frontend.open()
     await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
@@ -392,7 +433,7 @@ async def test_what_cannot_be_followed_is_refused(
 
 
 @pytest.mark.parametrize("method", ["logging/setLevel", "resources/subscribe", "resources/unsubscribe"])
-async def test_who_has_no_session_can_want_nothing_for_longer_than_a_request(method: str) -> None:
+async def test_a_caller_without_a_session_can_subscribe_to_nothing_beyond_a_request(method: str) -> None:
     frontend = HttpFrontend()
     params = {"level": "debug", "uri": NOTES}
     assert await frontend.ask(method, params) == -32601
@@ -422,7 +463,7 @@ async def test_an_ended_session_wants_nothing_any_more() -> None:
     assert (await frontend.http_request(headers=of(session), method="DELETE")).status == 404
 
 
-async def test_who_was_taken_out_loses_sessions_and_streams() -> None:
+async def test_a_removed_caller_loses_sessions_and_streams() -> None:
     frontend = HttpFrontend()
     mine, theirs = await frontend.open(), await frontend.open(**{"x-api-key": "other"})
     await frontend.ask("resources/subscribe", {"uri": NOTES}, mine)
@@ -442,7 +483,7 @@ async def test_who_was_taken_out_loses_sessions_and_streams() -> None:
 # -- streams of changes --------------------------------------------------------------------------------------------
 
 
-async def test_a_session_is_told_at_once_of_every_list_that_changed_since_it_saw_it() -> None:
+async def test_a_session_is_notified_at_once_of_every_list_that_changed_since_it_saw_it() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     for method in ("tools/list", "prompts/list", "resources/templates/list"):
@@ -542,7 +583,7 @@ async def test_what_is_no_request_is_acknowledged_or_refused(body: Any, status: 
     assert code is None or outcome(client.json) == code
 
 
-async def test_a_notification_to_a_session_that_is_not_there_is_told_so() -> None:
+async def test_a_notification_to_an_unknown_session_gets_an_error() -> None:
     client = await HttpFrontend().http_request({"jsonrpc": "2.0", "method": "notifications/cancelled"}, of("none"))
     assert client.status == 404
 
@@ -562,7 +603,7 @@ async def test_a_notification_cancels_the_call_that_it_names_and_no_other() -> N
     assert isinstance(frontend.hosted.last_call.outcome, Cancelled)
 
 
-async def test_a_header_that_is_given_twice_is_refused_where_somebody_may_route_on_it() -> None:
+async def test_a_duplicate_header_is_refused_where_a_proxy_may_route_on_it() -> None:
     frontend, client = HttpFrontend(), Client()
     body, headers = modern("tools/list")
     client.body = json.dumps(body).encode()
@@ -576,7 +617,7 @@ async def test_a_header_that_is_given_twice_is_refused_where_somebody_may_route_
 
 
 @pytest.mark.parametrize("stays", [True, False])
-async def test_a_body_is_read_as_it_comes_and_nothing_is_done_for_who_leaves_meanwhile(*, stays: bool) -> None:
+async def test_a_body_is_read_as_it_arrives_and_nothing_runs_for_a_client_that_leaves_meanwhile(*, stays: bool) -> None:
     class Slow(Client):
         def take_body(self) -> bytes | None:
             return None
@@ -672,7 +713,7 @@ async def test_a_modern_caller_that_was_asked_may_leave_and_come_back() -> None:
     assert (client.json["result"]["resultType"], frontend.hosted.last_call.outcome) == ("input_required", None)
 
 
-async def test_the_parked_calls_of_who_was_taken_out_are_withdrawn() -> None:
+async def test_the_suspended_calls_of_a_removed_caller_are_cancelled() -> None:
     frontend = asking(gather_seconds=0)
     await frontend.http_request(*modern("tools/call", {"name": "files.read"}, **ASKS))
     frontend.hosted.last_call.ask(FORM, list[Reply]().append)
@@ -733,7 +774,7 @@ async def test_a_quick_call_is_answered_by_plain_json_and_a_slow_one_by_a_stream
 @pytest.mark.parametrize(
     ("version", "accept"), [("2025-06-18", "*/*"), ("2025-11-25", "application/json"), (None, "*/*")]
 )
-async def test_who_could_not_come_back_waits_for_plain_json_however_long(
+async def test_a_client_that_cannot_resume_waits_for_plain_json_however_long(
     monkeypatch: pytest.MonkeyPatch, version: str | None, accept: str
 ) -> None:
     monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 0.0)
@@ -745,7 +786,7 @@ async def test_who_could_not_come_back_waits_for_plain_json_however_long(
     assert (client.status, client.begun) == (200, [])
 
 
-async def test_who_names_streams_first_is_answered_by_streams() -> None:
+async def test_a_client_that_prefers_streams_is_answered_by_streams() -> None:
     frontend = HttpFrontend()
     session = {**await polling(frontend), **STREAMS_FIRST}
     listed = await frontend.http_request(request("tools/list"), session)
@@ -775,7 +816,7 @@ async def test_a_caller_comes_back_to_its_call_and_the_call_ran_once(*, is_notic
     assert len(frontend.hosted.stage.link.sent) == 1
 
 
-async def test_a_call_goes_on_in_the_hands_of_who_comes_back_and_ends_when_that_leaves_for_good(
+async def test_a_resumed_call_goes_on_and_ends_when_its_client_leaves_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frontend = HttpFrontend()
@@ -799,7 +840,7 @@ async def test_an_event_that_is_not_the_sessions_own_is_unknown(id: str) -> None
     assert (refused.status, refused.begun) == (400, [])
 
 
-async def test_a_session_hears_on_its_next_stream_what_it_missed_on_the_last() -> None:
+async def test_a_session_gets_on_its_next_stream_what_it_missed_on_the_last() -> None:
     frontend = HttpFrontend()
     session = await polling(frontend)
     await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
@@ -820,7 +861,7 @@ async def test_a_session_hears_on_its_next_stream_what_it_missed_on_the_last() -
         assert third.events == []
 
 
-async def test_what_a_stream_had_not_come_to_tell_is_told_on_the_one_before_it() -> None:
+async def test_unsent_events_of_a_stream_are_sent_on_the_one_before_it() -> None:
     frontend = HttpFrontend()
     session = await polling(frontend)
     async with frontend.streaming(None, session, method="GET") as first:
@@ -856,7 +897,7 @@ async def test_ending_a_session_ends_its_streams_at_once() -> None:
     assert not len(frontend.http.streams)
 
 
-async def test_sessions_that_nobody_uses_go_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unused_sessions_end_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
     monkeypatch.setattr(http_streams, "IDLE_SECONDS", 0.0)
     frontend = HttpFrontend()
@@ -925,7 +966,7 @@ async def test_a_batch_whose_caller_leaves_its_stream_is_let_go_and_its_call_goe
     frontend.hosted.answer(content=[])
 
 
-async def test_a_batch_without_requests_is_accepted_and_its_notifications_are_heard() -> None:
+async def test_a_batch_without_requests_is_accepted_and_its_notifications_are_read() -> None:
     frontend = HttpFrontend()
     session = await polling(frontend, "2025-03-26")
     call = await frontend.http_request(request("tools/call", {"name": "files.read"}, id=5), session)
@@ -943,7 +984,7 @@ async def test_other_batches_are_refused(version: str | None, count: int) -> Non
     assert (client.status, outcome(client.json)) == (400, -32600)
 
 
-async def test_a_batch_of_an_unknown_session_is_told_that_it_is_unknown() -> None:
+async def test_a_batch_of_an_unknown_session_gets_an_error() -> None:
     client = await HttpFrontend().http_request([request("ping")], of("none"))
     assert (client.status, client.json["error"]["message"]) == (404, "Session not found")
 

@@ -65,7 +65,7 @@ async def test_the_first_event_makes_a_stream_that_ends_with_the_answer() -> Non
     assert client.answers == []
 
 
-async def test_who_did_not_ask_for_events_gets_none() -> None:
+async def test_a_client_that_did_not_ask_for_events_gets_none() -> None:
     client = Client()
     made = exchange(client, token=None)
     made.emit(PROGRESS)
@@ -162,7 +162,7 @@ async def test_an_answer_that_takes_long_becomes_a_stream_and_a_quick_one_does_n
     assert (quick.begun, len(quick.answers)) == ([], 1)
 
 
-async def test_no_stream_is_begun_for_who_has_left() -> None:
+async def test_no_stream_is_begun_for_a_client_that_has_left() -> None:
     client = Client()
     made, session = resumable(client)
     made.disconnected(client)
@@ -171,7 +171,7 @@ async def test_no_stream_is_begun_for_who_has_left() -> None:
     assert (client.begun, len(session.store)) == ([], 0)
 
 
-async def test_who_comes_back_hears_the_rest_and_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_resumes_gets_the_rest_and_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client()
     made, session = resumable(client)
     made.emit(PROGRESS)
@@ -191,9 +191,7 @@ async def test_who_comes_back_hears_the_rest_and_is_waited_for_no_longer(monkeyp
 
 
 @pytest.mark.parametrize("has_stream", [True, False])
-async def test_who_does_not_come_back_is_waited_for_only_so_long(
-    monkeypatch: pytest.MonkeyPatch, *, has_stream: bool
-) -> None:
+async def test_the_wait_for_a_client_to_resume_is_bounded(monkeypatch: pytest.MonkeyPatch, *, has_stream: bool) -> None:
     monkeypatch.setattr(module, "RESUME_SECONDS", 0.0)
     client = Client()
     made, _ = resumable(client)
@@ -225,7 +223,7 @@ async def test_a_caller_is_never_sent_away_for_longer_than_it_is_waited_for() ->
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", None])
-async def test_who_knows_nothing_of_streams_that_end_too_soon_keeps_its_own(version: str | None) -> None:
+async def test_a_client_without_resumable_streams_keeps_its_own(version: str | None) -> None:
     client = Client()
     made = exchange(client) if version is None else resumable(client, version)[0]
     made.pause(0.25)
@@ -292,7 +290,7 @@ async def test_a_question_that_stays_open_after_the_answer_keeps_nothing_of_the_
     assert (len(listening), len(answers)) == (1, 1)
 
 
-async def test_who_cannot_be_asked_has_nothing_to_be_told() -> None:
+async def test_a_client_without_elicitation_gets_no_notice_of_it() -> None:
     client = Client()
     made = exchange(client)
     made.retract(list[Reply]().append)
@@ -317,7 +315,7 @@ async def test_on_a_stream_that_is_over_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("level", "heard"), [(None, []), ("debug", list(LOG_LEVELS)), ("alert", ["alert", "emergency"])]
 )
-async def test_lines_are_told_from_the_level_on_that_the_caller_wants(
+async def test_log_lines_are_sent_from_the_level_that_the_caller_wants(
     level: LogLevel | None, heard: list[LogLevel]
 ) -> None:
     client = Client()
@@ -337,20 +335,20 @@ async def test_lines_are_told_from_the_level_on_that_the_caller_wants(
         ("modern", "resource", {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}),
     ],
 )
-async def test_a_result_is_told_as_the_callers_era_writes_its_kind(era: Era, kind: Kind, added: dict[str, Any]) -> None:
+async def test_a_result_has_the_form_of_the_callers_era(era: Era, kind: Kind, added: dict[str, Any]) -> None:
     client = Client()
     exchange(client, era=era, kind=kind).end(DONE)
     assert client.json["result"] == {**added, "content": []}
 
 
 @pytest.mark.parametrize(("era", "code", "status"), [("legacy", -32002, 200), ("modern", -32602, 400)])
-async def test_a_resource_that_is_not_there_is_told_as_the_era_does(era: Era, code: int, status: int) -> None:
+async def test_a_missing_resource_has_the_code_of_the_era(era: Era, code: int, status: int) -> None:
     client = Client()
     exchange(client, era=era, kind="resource").end(UnknownResource("x:y"))
     assert (client.json["error"]["code"], client.status) == (code, status)
 
 
-async def test_a_stream_that_nobody_can_come_back_to_falls_silent_when_its_caller_leaves(
+async def test_a_stream_that_cannot_be_resumed_ends_when_its_caller_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_cycle, "KEEP_ALIVE_SECONDS", 0.0)

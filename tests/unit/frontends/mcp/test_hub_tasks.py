@@ -109,7 +109,7 @@ async def test_what_could_not_be_written_was_not_begun() -> None:
     assert house.sent == []
 
 
-async def test_who_gives_up_the_request_before_it_is_acknowledged_gives_up_the_task() -> None:
+async def test_cancelling_the_request_before_its_acknowledgement_cancels_the_task() -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="c")
@@ -147,7 +147,7 @@ async def test_a_task_may_take_as_long_as_any_call() -> None:
 # -- asking about them ---------------------------------------------------------------------------------------------
 
 
-async def test_a_result_is_waited_for_by_several_and_who_leaves_ends_nothing() -> None:
+async def test_several_callers_wait_for_a_result_and_one_that_leaves_ends_nothing() -> None:
     house = House()
     one, other = house.talk(), house.talk()
     id = await begin(one)
@@ -237,7 +237,7 @@ def asked_of(talk: Talk) -> list[Any]:
     return [message for message in talk.heard if message.get("method") == "elicitation/create"]
 
 
-async def test_of_those_who_wait_one_is_asked_and_another_if_it_leaves() -> None:
+async def test_one_of_the_waiting_callers_is_asked_and_another_if_it_leaves() -> None:
     house, talk, id, replies = await questioned()
     assert (await ask(talk, "tasks/get", id))["status"] == "input_required"
     for number in (1, 2):
@@ -267,7 +267,7 @@ async def test_a_question_that_was_answered_otherwise_is_taken_back() -> None:
     assert "result" in await talk.reply(1)
 
 
-async def test_all_that_is_asked_is_told_and_may_be_answered_in_parts() -> None:
+async def test_all_questions_are_listed_and_may_be_answered_in_parts() -> None:
     house, talk, id, replies = await questioned()
     house.sent[0].ask(FORM, replies.append)
     await turns()
@@ -279,7 +279,7 @@ async def test_all_that_is_asked_is_told_and_may_be_answered_in_parts() -> None:
     assert (await ask_modern(talk, "tasks/get", taskId=id))["status"] == "working"
 
 
-async def test_an_answer_to_what_is_not_asked_is_nobodys() -> None:
+async def test_an_answer_without_a_question_is_dropped() -> None:
     _, talk, id, replies = await questioned()
     wrong: list[Any] = [{}, {"q2": {}}, {"q1": 5}, 5]
     for answers in wrong:
@@ -300,7 +300,7 @@ async def test_a_caller_that_left_has_not_answered() -> None:
 # -- what is told unasked ------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_told_of_a_task_before_its_caller_knows_of_it() -> None:
+async def test_nothing_is_sent_about_a_task_before_its_caller_knows_of_it() -> None:
     house = House()
     talk = house.talk()
     await talk.ask("initialize", HELLO, id="hello")
@@ -313,7 +313,7 @@ async def test_nothing_is_told_of_a_task_before_its_caller_knows_of_it() -> None
     assert (news["method"], news["params"]["status"]) == ("notifications/tasks/status", "completed")
 
 
-async def test_progress_reaches_who_asked_for_it_and_lines_do_not() -> None:
+async def test_progress_reaches_its_requester_and_log_lines_do_not() -> None:
     house = House()
     talk = house.talk()
     params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
@@ -483,7 +483,7 @@ class AwayJournal(HeldJournal):
         raise OSError("the journal cannot be read: it is away")
 
 
-async def test_a_journal_that_cannot_be_read_is_told_of_and_costs_nothing_else() -> None:
+async def test_an_unreadable_journal_is_reported_and_costs_nothing_else() -> None:
     house = House(AwayJournal())
     house.journal.let_go()
     talk = house.talk()
@@ -541,7 +541,7 @@ async def test_a_caller_lists_its_own_page_by_page(monkeypatch: pytest.MonkeyPat
     assert len((await elsewhere.ask("tasks/list", id="own"))["tasks"]) == 2
 
 
-async def test_who_cannot_be_told_from_others_is_listed_what_it_asked_for_in_this_conversation() -> None:
+async def test_an_indistinguishable_caller_lists_the_tasks_of_this_conversation() -> None:
     house = House()
     one, other = house.talk(ANYBODY), house.talk(ANYBODY)
     for talk in (one, other):
@@ -554,7 +554,7 @@ async def test_who_cannot_be_told_from_others_is_listed_what_it_asked_for_in_thi
     assert (await ask(other, "tasks/cancel", id))["status"] == "cancelled"
 
 
-async def test_who_has_a_key_is_told_that_its_tasks_are_listed() -> None:
+async def test_a_caller_with_a_key_gets_the_capability_of_listing_tasks() -> None:
     told = await House().talk().ask("initialize", HELLO, id="hello")
     assert sorted(told["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
 
@@ -565,7 +565,7 @@ async def test_what_asks_for_a_task_must_be_understood() -> None:
     assert house.sent == []
 
 
-async def test_who_does_not_know_tasks_asks_for_none() -> None:
+async def test_a_client_without_tasks_requests_none() -> None:
     house = House()
     talk = house.talk()
     id = await begin(talk)

@@ -34,7 +34,7 @@ def waiting(shop: Workshop, live: LiveTask, *can: str) -> tuple[ResultWaiter, In
     return ResultWaiter(shop.engine, inflight, live), inflight, caller
 
 
-async def test_who_waits_is_given_the_result_and_listens_no_more() -> None:
+async def test_a_waiting_caller_gets_the_result_and_listens_no_more() -> None:
     shop = Workshop()
     live = await begun(shop)
     _, _, caller = waiting(shop, live)
@@ -67,7 +67,7 @@ async def test_each_question_is_put_to_one_of_them_and_answered_once() -> None:
     assert replies == [Answered(raw({"first": 1})), Answered(raw({"second": 2}))]
 
 
-async def test_only_who_said_that_it_can_be_asked_is() -> None:
+async def test_only_a_caller_with_elicitation_is_asked() -> None:
     shop = Workshop()
     live = await begun(shop)
     _, _, unable = waiting(shop, live, "roots")
@@ -80,7 +80,7 @@ async def test_only_who_said_that_it_can_be_asked_is() -> None:
     assert (unable.asked, replies) == ([], [Answered(raw({"able": 1}))])
 
 
-async def test_who_could_not_be_asked_after_all_has_not_answered_and_the_next_one_is_asked() -> None:
+async def test_a_caller_that_could_not_be_asked_has_not_answered_and_the_next_one_is_asked() -> None:
     shop = Workshop()
     live = await begun(shop)
     (_, inflight, one), (_, _, other) = waiting(shop, live), waiting(shop, live)
@@ -96,7 +96,7 @@ async def test_who_could_not_be_asked_after_all_has_not_answered_and_the_next_on
     assert (len(one.asked), len(replies)) == (1, 2)
 
 
-async def test_what_nobody_can_be_asked_stays_open_for_who_can() -> None:
+async def test_a_question_without_an_answerer_stays_open_for_one() -> None:
     shop = Workshop()
     live = await begun(shop)
     _, _, one = waiting(shop, live)
@@ -121,7 +121,7 @@ def news_of(shop: Workshop, **more: Any) -> tuple[HubTaskNotifier, list[str], li
     return news, told, ended, reports
 
 
-async def test_nothing_is_told_before_the_caller_knows_of_the_task() -> None:
+async def test_nothing_is_sent_before_the_caller_knows_of_the_task() -> None:
     shop = Workshop()
     news, told, ended, reports = news_of(shop, session="")
     live = await begun(shop, news)
@@ -136,7 +136,7 @@ async def test_nothing_is_told_before_the_caller_knows_of_the_task() -> None:
     assert related == [{RELATED: {"taskId": live.record.id}}] * 2  # the one from before is told once it may be
 
 
-async def test_a_task_that_ended_before_is_told_at_once() -> None:
+async def test_a_task_that_ended_before_is_reported_at_once() -> None:
     shop = Workshop()
     news, told, ended, _ = news_of(shop, session="")
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
@@ -147,7 +147,7 @@ async def test_a_task_that_ended_before_is_told_at_once() -> None:
     assert (told, ended) == (["completed True"], [live])
 
 
-async def test_of_a_call_that_became_a_task_no_conversation_hears() -> None:
+async def test_no_conversation_is_notified_of_a_call_that_became_a_task() -> None:
     shop = Workshop()
     news, told, ended, _ = news_of(shop, session=None)
     live = await begun(shop, news)
@@ -157,7 +157,7 @@ async def test_of_a_call_that_became_a_task_no_conversation_hears() -> None:
     assert (told, ended) == ([], [live])
 
 
-async def test_who_follows_a_task_is_told_until_it_stops_or_the_task_ends() -> None:
+async def test_a_follower_of_a_task_is_notified_until_it_stops_or_the_task_ends() -> None:
     shop = Workshop()
     live = await begun(shop)
     told: list[list[Any]] = [[], [], []]

@@ -79,7 +79,7 @@ BOTH = msgspec.structs.replace(ASKING, besides=(StoredQuestion("roots/list", raw
 def test_every_state_has_a_word_in_each_era(kept: TaskRecord, earlier: str, modern: str) -> None:
     assert told(legacy_status(kept))["status"] == notified_state(kept).status == earlier
     assert told(modern_status(kept))["status"] == modern
-    assert notified_state(kept).is_over == kept.is_ended
+    assert notified_state(kept).is_terminal == kept.is_terminal
 
 
 def test_a_modern_task_brings_along_what_belongs_to_its_state() -> None:
@@ -124,7 +124,7 @@ def test_the_result_is_what_the_call_would_have_been_answered() -> None:
     assert isinstance(result_of(record("canceled")), Cancelled)
 
 
-def test_what_a_plain_server_returned_is_told_as_a_result_of_mcp() -> None:
+def test_a_plain_servers_result_is_returned_as_a_result_of_mcp() -> None:
     kept = ended(Result(raw(7), is_bare=True))
     for result in (told(result_of(kept)), told(modern_status(kept))["result"]):
         assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "7"}], {"result": 7})

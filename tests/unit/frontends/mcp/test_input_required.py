@@ -270,7 +270,7 @@ async def test_states_that_were_used_are_forgotten_when_they_cease_to_hold(
     assert len(used) == 1
 
 
-async def test_a_caller_that_comes_back_too_often_waits_and_nobody_else_does(
+async def test_a_caller_that_returns_too_often_waits_and_no_other_does(
     asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "USED_EACH_MAX", 2)
@@ -363,7 +363,7 @@ async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_noth
     ],
     ids=str,
 )
-async def test_a_state_of_somebody_or_something_else_is_refused_and_the_server_sees_nothing(
+async def test_a_foreign_state_is_refused_and_the_server_sees_nothing(
     asking_hub: AskingHub, other: dict[str, Any]
 ) -> None:
     for state in both(asking_hub):
@@ -426,9 +426,7 @@ async def test_arguments_are_the_same_however_they_are_spelt(asking_hub: AskingH
         ('{"amount":[1,2]}', '{"amount":[2,1]}'),
     ],
 )
-async def test_arguments_that_somebody_could_read_otherwise_are_others(
-    asking_hub: AskingHub, asked: str, brought: str
-) -> None:
+async def test_arguments_with_another_reading_are_different(asking_hub: AskingHub, asked: str, brought: str) -> None:
     written, other = msgspec.Raw(asked.encode()), msgspec.Raw(brought.encode())
     for state in both(asking_hub, arguments=written):
         sent = len(asking_hub.sent)
@@ -449,7 +447,7 @@ async def test_arguments_that_only_their_server_can_read_are_bound_as_well(askin
         assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(odd)).ends == []
 
 
-async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(asking_hub: AskingHub) -> None:
+async def test_a_caller_that_loses_the_tool_cannot_resume_it(asking_hub: AskingHub) -> None:
     states = both(asking_hub)
     narrowed = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.write",)))
     sent = len(asking_hub.sent)
@@ -460,7 +458,7 @@ async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(asking_h
     assert len(asking_hub.sent) == sent
 
 
-async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that_is_told(asking_hub: AskingHub) -> None:
+async def test_a_vanished_tool_cannot_be_resumed_and_waiting_callers_learn_of_it(asking_hub: AskingHub) -> None:
     states = both(asking_hub)
     asking_hub.stage.hub.publish(ready(tool("write")))
     outcomes = [asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}).outcome for state in states]
@@ -470,7 +468,7 @@ async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that
     assert isinstance(asking_hub.caller_request(state=states[1]).outcome, Cancelled), "it is told how its call ended"
 
 
-async def test_what_ended_before_its_tool_was_gone_is_not_told(asking_hub: AskingHub) -> None:
+async def test_a_call_that_ended_before_its_tool_vanished_is_not_reported(asking_hub: AskingHub) -> None:
     asked, _ = asking_hub.asked()
     asking_hub.last.finish(DONE)
     asking_hub.stage.hub.publish(ready(tool("write")))
@@ -478,7 +476,7 @@ async def test_what_ended_before_its_tool_was_gone_is_not_told(asking_hub: Askin
     assert asking_hub.stage.link.withdrawn == []
 
 
-async def test_the_parked_calls_of_who_was_taken_out_are_given_up(asking_hub: AskingHub) -> None:
+async def test_the_suspended_calls_of_a_removed_caller_are_given_up(asking_hub: AskingHub) -> None:
     asked, _ = asking_hub.asked()
     asking_hub.asked(caller=OTHER)
     asking_hub.client_input.retain({OTHER})
@@ -540,7 +538,7 @@ async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(a
     assert again.outcome is DONE
 
 
-async def test_who_answers_a_part_is_asked_for_the_rest(asking_hub: AskingHub) -> None:
+async def test_a_caller_that_answers_a_part_is_asked_for_the_rest(asking_hub: AskingHub) -> None:
     asked, answers = asking_hub.asked(FORM, ROOTS)
     more = asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
     assert more.result["inputRequests"] == {"q2": {"method": "roots/list", "params": {}}}
@@ -573,7 +571,7 @@ async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered(
 @pytest.mark.parametrize(
     "responses", [None, {}, {"q9": {}}, [], 7, "q1", {"q1": None}, {"q1": 5}, {"q1": []}, {"q1": "accept"}]
 )
-async def test_who_comes_back_without_an_answer_is_asked_again(asking_hub: AskingHub, responses: object) -> None:
+async def test_a_caller_that_returns_without_an_answer_is_asked_again(asking_hub: AskingHub, responses: object) -> None:
     asked, answers = asking_hub.asked()
     again = asking_hub.caller_request(state=asked.state, responses=responses)
     assert again.result["inputRequests"] == asked.result["inputRequests"]
@@ -582,7 +580,7 @@ async def test_who_comes_back_without_an_answer_is_asked_again(asking_hub: Askin
     assert len(answers) == 1
 
 
-async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(asking_hub: AskingHub) -> None:
+async def test_a_returning_caller_gets_the_outcome_of_a_call_that_ended_meanwhile(asking_hub: AskingHub) -> None:
     asked, answers = asking_hub.asked()
     asking_hub.last.finish(DONE)
     assert (asking_hub.stage.server_queue.running, len(asking_hub.client_input)) == (0, 1)
@@ -598,7 +596,7 @@ async def test_an_end_is_kept_for_as_long_as_its_state_holds(asking_hub: AskingH
     assert parked.expiry.when() == parked.until > asyncio.get_running_loop().time()
 
 
-async def test_an_end_that_nobody_comes_back_for_is_forgotten(
+async def test_an_outcome_that_is_never_fetched_is_forgotten(
     asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
@@ -610,7 +608,7 @@ async def test_an_end_that_nobody_comes_back_for_is_forgotten(
     assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
 
 
-async def test_a_caller_that_never_comes_back_ends_its_call_and_the_server_is_told(asking_hub: AskingHub) -> None:
+async def test_a_caller_that_never_returns_ends_its_call_and_the_server_learns_of_it(asking_hub: AskingHub) -> None:
     asked, _ = asking_hub.asked()
     inflight = asking_hub.last
     inflight.expire()
@@ -680,7 +678,7 @@ async def test_only_so_many_calls_are_parked_in_all(asking_hub: AskingHub, monke
     assert len(asking_hub.client_input) == 2, "its end waits for its caller"
 
 
-async def test_who_is_not_parked_can_be_counted_on_not_to_be(asking_hub: AskingHub) -> None:
+async def test_a_call_that_is_not_suspended_is_not_counted(asking_hub: AskingHub) -> None:
     for _ in range(parking.SUSPENDED_EACH_MAX * 3):
         asked, _ = asking_hub.asked()
         asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED})
@@ -695,7 +693,7 @@ async def test_who_is_not_parked_can_be_counted_on_not_to_be(asking_hub: AskingH
 # -- questions that are not asked any more -----------------------------------------------------------------------------
 
 
-async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_on(asking_hub: AskingHub) -> None:
+async def test_an_answer_to_a_retracted_question_resumes_the_call(asking_hub: AskingHub) -> None:
     caller_request, answers = asking_hub.caller_request(), list[Reply]()
     question = asking_hub.last.ask(FORM, answers.append)
     assert question is not None
@@ -707,7 +705,7 @@ async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_o
     assert (again.events, again.ends, len(asking_hub.client_input)) == ([PROGRESS], [DONE], 0)
 
 
-async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(asking_hub: AskingHub) -> None:
+async def test_an_answer_to_a_retracted_question_gets_the_outcome_of_the_call(asking_hub: AskingHub) -> None:
     caller_request, answers = asking_hub.caller_request(), list[Reply]()
     question = asking_hub.last.ask(FORM, answers.append)
     assert question is not None
@@ -750,7 +748,7 @@ async def test_a_call_that_ends_while_it_is_asked_ends_its_questions(asking_hub:
     assert answers == [TOO_LATE]
 
 
-async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
+async def test_a_question_that_outlasts_its_call_is_answered_by_a_returning_caller_or_given_up(
     asking_hub: AskingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller_request, answers = asking_hub.caller_request(), list[Reply]()
@@ -766,7 +764,7 @@ async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
     assert (answers[1], len(asking_hub.client_input)) == (TOO_LATE, 0)
 
 
-async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(
+async def test_a_retracted_question_that_outlasts_its_call_is_not_answered_by_a_returning_caller(
     asking_hub: AskingHub,
 ) -> None:
     caller_request, answers = asking_hub.caller_request(), list[Reply]()

@@ -89,7 +89,7 @@ def test_what_is_no_answer_does_not_reach_the_server(seat: Seat, text: bytes) ->
     assert seat.answers == [NO_ANSWER]
 
 
-def test_a_refusal_is_the_servers_to_hear_as_it_is(seat: Seat) -> None:
+def test_a_refusal_reaches_the_server_unchanged(seat: Seat) -> None:
     assert seat.asked.receive(ErrorReply(seat.ask(), -1, "User rejected", None))
     assert seat.answers == [Declined(-1, "User rejected")]
 
@@ -106,14 +106,14 @@ def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("id", [b"1", b'"isthmus-2"', b'"isthmus-01"', b"null", b'"Isthmus-1"'])
-def test_an_answer_to_nothing_is_nobodys(seat: Seat, id: bytes) -> None:
+def test_an_answer_without_a_question_is_dropped(seat: Seat, id: bytes) -> None:
     seat.ask()
     assert not seat.asked.receive(Response(msgspec.Raw(id), raw({})))
     assert not seat.asked.receive(ErrorReply(msgspec.Raw(id), -1, "no", None))
     assert seat.answers == []
 
 
-def test_an_error_without_an_id_is_nobodys(seat: Seat) -> None:
+def test_an_error_without_an_id_is_dropped(seat: Seat) -> None:
     seat.ask()
     assert not seat.asked.receive(ErrorReply(None, -1, "no", None))
     assert seat.answers == []
@@ -127,7 +127,7 @@ def test_one_caller_cannot_answer_for_another(seat: Seat) -> None:
     assert (seat.answers, len(other.answers)) == ([], 1)
 
 
-def test_who_never_answers_has_the_oldest_question_given_up_for_a_new_one(
+def test_a_caller_that_never_answers_loses_the_oldest_question_to_a_new_one(
     seat: Seat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_required, "OPEN_MAX", 3)
@@ -137,7 +137,7 @@ def test_who_never_answers_has_the_oldest_question_given_up_for_a_new_one(
     assert all(seat.asked.receive(Response(id, raw({}))) for id in others)
 
 
-def test_a_question_that_is_not_asked_any_more_is_told_so_and_an_answer_to_it_is_nobodys(seat: Seat) -> None:
+def test_a_retracted_question_is_cancelled_at_the_caller_and_an_answer_to_it_is_dropped(seat: Seat) -> None:
     first, second = seat.ask(), list[Reply]()
     seat.asked.ask(seat.stream, FORM, reply := second.append)
     id = seat.stream.read[-1]["id"]
@@ -161,7 +161,7 @@ def test_a_question_that_was_answered_outlives_nothing(seat: Seat) -> None:
     assert seat.asked.outlive(reply, seat.stream.send) is None
 
 
-def test_a_question_that_outlives_its_call_can_be_closed_without_telling_anybody(seat: Seat) -> None:
+def test_a_question_that_outlives_its_call_can_be_closed_silently(seat: Seat) -> None:
     seat.asked.ask(seat.stream, FORM, reply := seat.answers.append)
     take_back = seat.asked.outlive(reply, None)
     assert take_back is not None
@@ -170,7 +170,7 @@ def test_a_question_that_outlives_its_call_can_be_closed_without_telling_anybody
     assert (len(seat.stream.read), seat.stream.settled, seat.answers) == (1, [], [])
 
 
-def test_a_question_that_is_over_need_not_be_heard_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_question_need_not_be_sent_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_required, "OPEN_MAX", 2)
     seat.asked.receive(Response(seat.ask(), raw({})))
     seat.asked.receive(ErrorReply(seat.ask(), -1, "no", None))
@@ -181,7 +181,7 @@ def test_a_question_that_is_over_need_not_be_heard_again(seat: Seat, monkeypatch
     assert seat.stream.settled == [b'"isthmus-%d"' % number for number in (1, 2, 3, 4)]
 
 
-def test_when_the_caller_leaves_nobody_waits_for_it(seat: Seat) -> None:
+def test_when_the_caller_leaves_its_questions_end(seat: Seat) -> None:
     ids = [seat.ask(), seat.ask()]
     seat.asked.close()
     seat.asked.close()

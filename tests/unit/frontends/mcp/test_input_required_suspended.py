@@ -124,7 +124,7 @@ async def test_the_error_of_a_server_is_kept_with_its_data() -> None:
     assert (bytes(kept.data), place.kept[0]) == (bytes(raw({"a": 1})), 2 + len(bytes(raw({"a": 1}))))
 
 
-async def test_an_end_that_is_told_at_once_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outcome_that_is_sent_at_once_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STORED_EACH_BYTES_MAX", 0)
     place, ends = Place(), list[Outcome | None]()
     parked = place.park(number=None)
@@ -145,7 +145,7 @@ async def test_what_is_no_answer_leaves_the_question_open() -> None:
     assert [type(answer) for answer in place.answers] == [Answered]
 
 
-async def test_what_happens_meanwhile_is_nobodys() -> None:
+async def test_events_in_the_meantime_are_dropped() -> None:
     parked = Place().park()
     parked.emit(PROGRESS)
     assert (parked.questions, parked.outcome) == ({}, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -12,14 +13,15 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp.exchange import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.frontends.mcp.input_required import ModernClientInput
-from isthmus.frontends.mcp.methods import check_meta, client_capabilities, render_list
+from isthmus.frontends.mcp.methods import check_meta, client_capabilities, list_passes, render_list
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
-from isthmus.wire.jsonrpc import Request
+from isthmus.wire.jsonrpc import Request, finish
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
-from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, raw
-from tests.unit.frontends.mcp.doubles import LOG_KEY, META, NOTES, Hosted, members
+from isthmus.wire.mcp.messages import Era
+from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, raw, tool
+from tests.unit.frontends.mcp.doubles import LOG_KEY, META, NOTES, OFFER, Hosted, members
 
 ID = msgspec.Raw(b"1")
 
@@ -37,7 +39,7 @@ ANSWERS = {"requestState": "mine", "inputResponses": {"q": {"action": "accept"}}
 SPELT = {"RequestState": "mine", "inputresponses": {}}
 
 
-async def test_an_earlier_caller_brings_no_answers_to_what_nobody_asked_it() -> None:
+async def test_a_legacy_caller_brings_no_answers_without_questions() -> None:
     for name, params in (("tools/call", {"name": "files.read"}), ("resources/read", {"uri": NOTES})):
         call, _ = read(Hosted(), name, {**params, **ANSWERS, **SPELT, "own": 1})
         assert list(call.extra) == ["own"]
@@ -60,6 +62,30 @@ async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
     ]
     assert len({bytes(text) for text in rendered}) == 8
     assert render_list(view, "modern", RESOURCES) is render_list(view, "modern", RESOURCES)
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_pages_are_kept_if_a_caller_reaches_them_from_the_first_one(era: Era) -> None:
+    tools = tuple(tool(f"t{number}", description="x" * 100) for number in range(20))
+    hub = Hosted(msgspec.structs.replace(OFFER, tools=tools)).hub
+    view = hub.snapshot.view(ANYONE.grants, EVERYTHING)
+
+    def page(after: str | None) -> bytes | None:
+        return finish(list_passes(view, era, TOOLS, None, after=after, page_bytes=1_000))
+
+    first = page(None)
+    assert first is not None
+    names = [each["name"] for each in json.loads(first)["tools"]]
+    assert 1 < len(names) < 20
+    assert base64.urlsafe_b64decode(json.loads(first)["nextCursor"]).decode() == names[-1]
+    assert page(names[-1]) is page(names[-1])
+    assert page(names[0]) is not page(names[0]), "any name can be a cursor, and not each page is kept"
+    assert page("files.unknown") is None
+    seen, after = list(names), names[-1]
+    while (last := json.loads(page(after) or b"")).get("nextCursor"):
+        seen += [each["name"] for each in last["tools"]]
+        after = seen[-1]
+    assert [*seen, *(each["name"] for each in last["tools"])] == list(view.routes)
 
 
 async def test_every_list_names_each_server_that_is_missing_and_why_but_not_where_it_is() -> None:
@@ -95,7 +121,7 @@ async def test_the_level_of_an_earlier_caller_is_that_of_its_session() -> None:
     assert read(hosted, "prompts/get", wrong)[0].log_level is None
 
 
-async def test_what_a_modern_call_wants_to_hear_is_asked_of_servers_that_are_told_once() -> None:
+async def test_the_log_level_of_a_modern_call_is_requested_once_from_the_servers() -> None:
     hosted = Hosted()
     read(hosted, "prompts/get", {"name": "files.ask", "_meta": {**META, LOG_KEY: "loud"}})
     assert hosted.hub.levels.lowest is None
@@ -104,7 +130,7 @@ async def test_what_a_modern_call_wants_to_hear_is_asked_of_servers_that_are_tol
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: Any) -> None:
+async def test_an_initializing_client_learns_which_hubs_are_here_and_behind(era: Any) -> None:
     hosted = Hosted()
     hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
     method = "initialize" if era == "legacy" else "server/discover"
@@ -122,7 +148,7 @@ def test_a_result_of_the_callers_own_era_is_not_touched(era: Any, *, is_typed: b
     assert b'"result":{ "n" : 1.0e2 }' in call_reply(ID, Result(odd, is_typed=is_typed), era).body
 
 
-def test_events_are_told_as_they_came() -> None:
+def test_events_are_sent_in_order_of_arrival() -> None:
     line = LogMessage("info", members({"level": "info", "data": 1}))
     assert json.loads(event_notification(line, None) or b"")["params"] == {"level": "info", "data": 1}
     assert event_notification(PROGRESS, None) is None

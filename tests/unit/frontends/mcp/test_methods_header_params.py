@@ -46,7 +46,7 @@ def test_a_tool_without_annotations_is_called_without_headers() -> None:
     assert HeaderParamCheck().find_mismatch(call("routed.plain"), SNAPSHOT, {}) is None
 
 
-def test_who_may_not_see_a_tool_learns_nothing_of_its_annotations() -> None:
+def test_a_caller_that_may_not_see_a_tool_learns_nothing_of_its_annotations() -> None:
     stranger = Caller("stranger", "t", Grants(("other.*",)))
     assert HeaderParamCheck().find_mismatch(call("routed.where", stranger), SNAPSHOT, {}) is None
     assert HeaderParamCheck().find_mismatch(call("routed.nothing"), SNAPSHOT, {}) is None

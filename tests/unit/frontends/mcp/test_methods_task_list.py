@@ -123,7 +123,7 @@ async def test_a_server_that_says_nothing_is_waited_for_a_moment(monkeypatch: py
     assert not host.stage.server_queue._breaker.wait(host.hub.now())
 
 
-async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys() -> None:
+async def test_questions_and_progress_of_a_server_meanwhile_are_dropped() -> None:
     host, answers = hosted("1"), list[Reply]()
 
     def ask(inflight: InFlight) -> None:

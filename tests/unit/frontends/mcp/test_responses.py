@@ -30,7 +30,7 @@ def expected_code(fault: Fault) -> int:
 
 
 @FAULT_CASES
-def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault) -> None:
+def test_a_fault_has_its_code_and_whether_the_tool_ran(fault: Fault) -> None:
     data: dict[str, object] = {"executed": fault.executed, "reason": fault.reason}
     optional = {"server": fault.server, "retryAfter": fault.retry_after, "approval": fault.approval}
     optional["uri"] = getattr(fault, "uri", None)
@@ -48,7 +48,7 @@ def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there
     assert json.loads(call_reply(b"1", fault, "legacy").body)["error"]["code"] == code_of(fault, "legacy")
 
 
-def test_a_pause_is_told_in_milliseconds_at_most() -> None:
+def test_a_pause_is_sent_in_milliseconds_at_most() -> None:
     reply = json.loads(call_reply(b"1", faults.BreakerOpen(FILES, 2.98765), "modern").body)
     assert reply["error"]["data"]["retryAfter"] == 2.988
 

@@ -23,7 +23,7 @@ from tests.unit.frontends.mcp.doubles import NOTES, Hosted, events
 OTHER = Caller("other", "default", Grants(("*",)))
 
 
-class Told:
+class RecordingStream:
     """A stream that remembers what was told on it."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def test_a_namesake_of_another_tenant_has_sessions_of_its_own(monkeypatch: pytes
     assert own.store is not theirs.store
 
 
-def test_nothing_is_left_of_who_has_no_session_any_more() -> None:
+def test_nothing_is_left_of_a_client_without_a_session() -> None:
     sessions = HttpSessions()
     for number in range(100):
         sessions.close(sessions.open(Caller(f"token-{number}", "default", ANYONE.grants), EVERYTHING, 0.0))
@@ -113,7 +113,7 @@ async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is None
 
 
-async def test_a_session_that_is_over_is_told_of_when_its_calls_are() -> None:
+async def test_the_end_of_a_session_is_reported_when_its_calls_have_ended() -> None:
     heard: list[tuple[str, bool]] = []
     inflight, listener = Stage().start()
     sessions = HttpSessions(on_close=lambda id: heard.append((id, bool(listener.ends))))
@@ -150,9 +150,9 @@ def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest
 # -- updates of resources ------------------------------------------------------------------------------------------
 
 
-def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_first() -> None:
+def test_updates_are_sent_on_the_open_stream_and_missed_ones_first() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    told = Told()
+    told = RecordingStream()
     for uri in ("b", "a", "b"):
         session.resource_updated(uri)
     session.open_stream(told.listener)
@@ -163,9 +163,9 @@ def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_
     assert (told.uris, list(session.unsent_updates)) == (["b", "a", "c"], ["d"])
 
 
-def test_what_is_not_followed_any_more_is_told_neither_late_nor_again() -> None:
+def test_an_unfollowed_resource_is_notified_neither_late_nor_again() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    first, second, third = Told(), Told(), Told()
+    first, second, third = RecordingStream(), RecordingStream(), RecordingStream()
     session.open_stream(first.listener)
     session.resource_updated("a")
     heard = first.last_id
@@ -182,9 +182,9 @@ def test_what_is_not_followed_any_more_is_told_neither_late_nor_again() -> None:
     assert third.uris == ["b", "e"]
 
 
-def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it_ends() -> None:
+def test_of_two_streams_the_later_one_gets_events_and_the_earlier_takes_over_when_it_ends() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    old, new = Told(), Told()
+    old, new = RecordingStream(), RecordingStream()
     session.open_stream(old.listener)
     session.open_stream(new.listener)
     session.resource_updated("a")
@@ -198,7 +198,7 @@ def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it
 
 def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    old, new = Told(), Told()
+    old, new = RecordingStream(), RecordingStream()
     session.open_stream(old.listener)
     session.open_stream(new.listener)
     session.streams.remove(old.listener)
@@ -206,9 +206,9 @@ def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
     assert (old.uris, new.uris) == ([], ["a"])
 
 
-def test_who_says_what_it_heard_last_is_told_the_rest_and_then_what_happened_meanwhile() -> None:
+def test_a_client_with_a_last_event_id_gets_the_rest_and_then_what_happened_meanwhile() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
-    first, second, third = Told(), Told(), Told()
+    first, second, third = RecordingStream(), RecordingStream(), RecordingStream()
     session.open_stream(first.listener)
     session.resource_updated("a")
     heard = first.last_id
@@ -224,7 +224,7 @@ def test_who_says_what_it_heard_last_is_told_the_rest_and_then_what_happened_mea
 def test_a_session_that_listens_is_in_use() -> None:
     sessions = HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.open_stream(Told().listener)
+    session.open_stream(RecordingStream().listener)
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
 
 
@@ -239,7 +239,7 @@ async def test_a_session_that_ends_wants_nothing_any_more() -> None:
 
 
 def test_a_session_that_ends_ends_its_streams() -> None:
-    sessions, told = HttpSessions(), [Told(), Told()]
+    sessions, told = HttpSessions(), [RecordingStream(), RecordingStream()]
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     for each in told:
         session.open_stream(each.listener)
@@ -247,11 +247,11 @@ def test_a_session_that_ends_ends_its_streams() -> None:
     assert [each.ends for each in told] == [1, 1]
 
 
-def test_every_session_that_nobody_uses_is_swept_also_behind_one_that_is_in_use() -> None:
+def test_every_unused_session_is_swept_also_behind_one_that_is_in_use() -> None:
     sessions = HttpSessions()
     busy, idle = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
     theirs, later = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(OTHER, EVERYTHING, 1.0)
-    busy.open_stream(Told().listener)
+    busy.open_stream(RecordingStream().listener)
     sessions.sweep(IDLE_SECONDS + 1.0)
     left = [sessions.find(each.id, each.caller, EVERYTHING, 1.0) for each in (busy, idle, theirs, later)]
     assert left == [busy, None, None, later]
@@ -260,9 +260,7 @@ def test_every_session_that_nobody_uses_is_swept_also_behind_one_that_is_in_use(
 @pytest.mark.parametrize(
     ("version", "can_resume"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)]
 )
-def test_only_who_speaks_the_last_of_the_earlier_versions_knows_of_streams_that_end_too_soon(
-    version: str, *, can_resume: bool
-) -> None:
+def test_only_the_latest_legacy_version_knows_of_streams_that_end_early(version: str, *, can_resume: bool) -> None:
     assert HttpSessions().open(ANYONE, EVERYTHING, 0.0, version).can_resume is can_resume
 
 
@@ -281,7 +279,7 @@ def test_only_the_sessions_of_known_callers_are_retained() -> None:
     assert sessions.find(theirs.id, OTHER, EVERYTHING, 1.0) is theirs
 
 
-def test_who_is_not_retained_loses_its_sessions_and_their_calls() -> None:
+def test_a_dropped_caller_loses_its_sessions_and_their_calls() -> None:
     sessions = HttpSessions()
     theirs, ours = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
     sessions.retain({ANYONE})
@@ -303,13 +301,13 @@ def tasks(*ids: str) -> list[ServerTask]:
             ANYONE,
             SERVER,
             LinkSession(),
-            ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members),
+            ServerTaskState(id, "working", is_terminal=False, ttl_seconds=None, members=members),
         )
     return known.of(ANYONE)
 
 
-def test_how_a_task_stands_is_told_on_the_stream_or_when_there_is_one() -> None:
-    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), Told()
+def test_the_status_of_a_task_is_sent_on_the_stream_or_when_there_is_one() -> None:
+    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
     (task,) = tasks("t")
     session.task_changed(task)
     session.task_changed(task)
@@ -319,8 +317,8 @@ def test_how_a_task_stands_is_told_on_the_stream_or_when_there_is_one() -> None:
     assert public_id(ANYONE, SERVER, "t").encode() in told.chunks[-1]
 
 
-def test_of_tasks_that_nobody_listened_to_the_latest_are_remembered() -> None:
-    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), Told()
+def test_of_tasks_without_a_listener_the_latest_are_remembered() -> None:
+    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), RecordingStream()
     for task in tasks(*map(str, range(UNSENT_TASKS_MAX + 1))):
         session.task_changed(task)
     session.open_stream(told.listener)
@@ -328,7 +326,7 @@ def test_of_tasks_that_nobody_listened_to_the_latest_are_remembered() -> None:
     assert public_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
 
 
-async def test_a_session_that_ends_hears_of_no_task_any_more() -> None:
+async def test_a_session_that_ends_gets_no_task_status_any_more() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.task_status = TaskStatusNotifier(McpClient(hosted.hub, ANYONE, EVERYTHING), session.task_changed)
@@ -336,7 +334,7 @@ async def test_a_session_that_ends_hears_of_no_task_any_more() -> None:
     assert not hosted.hub.tasks._listeners
 
 
-def test_a_report_is_for_who_listens_and_is_not_far_behind() -> None:
+def test_progress_is_for_listeners_that_are_not_far_behind() -> None:
     session, chunks, unsent = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes](), 0
     session.send_report(b"1")
     session.open_stream(SessionStream(chunks.append, lambda: None, lambda: unsent))

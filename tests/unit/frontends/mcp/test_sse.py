@@ -115,7 +115,7 @@ async def frontend() -> AsyncIterator[HttpFrontend]:
 # -- whose it is -------------------------------------------------------------------------------------------------
 
 
-async def test_a_caller_is_told_where_to_speak_and_hears_the_answers_on_its_stream(frontend: HttpFrontend) -> None:
+async def test_a_caller_learns_where_to_post_and_gets_the_answers_on_its_stream(frontend: HttpFrontend) -> None:
     async with frontend.listening() as stream:
         assert await frontend.post(stream.address, PING) == 202
         assert await stream.reply(1) == {"jsonrpc": "2.0", "id": 1, "result": {}}
@@ -141,7 +141,7 @@ async def test_an_address_that_names_no_one_session_leads_nowhere(frontend: Http
         assert await frontend.post(f"{MESSAGES_PATH}?session_id={id}", PING) == 202
 
 
-async def test_who_may_now_do_other_things_loses_its_session_and_its_calls(frontend: HttpFrontend) -> None:
+async def test_a_caller_with_changed_permissions_loses_its_session_and_its_calls(frontend: HttpFrontend) -> None:
     async with frontend.listening() as stream, frontend.listening("other") as other:
         assert await frontend.post(stream.address, CALL) == 202
         frontend.sse.retain({OTHER})
@@ -177,7 +177,7 @@ async def test_one_caller_may_have_so_many_streams_and_no_more(
 # -- how long ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_in_which_nobody_says_anything_is_ended(frontend: HttpFrontend) -> None:
+async def test_a_silent_session_is_ended(frontend: HttpFrontend) -> None:
     async with frontend.listening() as stream:
         frontend.sweep(IDLE_SECONDS / 2)
         assert await frontend.post(stream.address, PING) == 202
@@ -206,7 +206,7 @@ async def test_a_session_with_a_call_is_not_idle_however_long_it_takes(frontend:
 
 
 @pytest.mark.parametrize("says", ["the caller", "the hub"])
-async def test_whoever_says_something_keeps_the_session(frontend: HttpFrontend, says: str) -> None:
+async def test_a_message_keeps_the_session(frontend: HttpFrontend, says: str) -> None:
     async with frontend.listening() as stream:
         (session,) = frontend.sse._sessions.values()
         session.used_at -= LATE

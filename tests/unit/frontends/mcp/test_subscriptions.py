@@ -22,7 +22,7 @@ def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[CallerSubscription
     return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), told.append), told
 
 
-async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
+async def test_an_update_is_sent_as_the_caller_spelt_it() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
     for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
@@ -47,7 +47,7 @@ async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
         (Grants(("files.read", "tag:open")), NO_TOOL_RULES),
     ],
 )
-async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: ToolRules) -> None:
+async def test_of_a_resource_that_the_caller_no_longer_sees_no_update_is_sent(grants: Grants, then: ToolRules) -> None:
     hosted = Hosted()
     server_status = hosted.hub.snapshot.server_statuses[SERVER]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=ToolRules(tags={NOTES: ("open",)})))
@@ -61,7 +61,7 @@ async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Gran
     assert told == [NOTES]
 
 
-async def test_of_what_is_not_listed_any_more_updates_are_told_as_before() -> None:
+async def test_of_an_unlisted_resource_updates_are_sent_as_before() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
     assert await interests.subscribe(NOTES) is None
@@ -156,7 +156,7 @@ async def test_two_callers_want_their_own() -> None:
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
 
-async def test_who_never_chose_a_level_must_miss_nothing() -> None:
+async def test_a_caller_without_a_level_must_miss_nothing() -> None:
     hosted = Hosted()
     (one, _), (two, _) = wanting(hosted), wanting(hosted)
     one.receive_default_logs()
@@ -169,7 +169,7 @@ async def test_who_never_chose_a_level_must_miss_nothing() -> None:
     assert hosted.level() == "error"
 
 
-async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> None:
+async def test_a_caller_that_has_left_wants_nothing_whatever_is_read_late() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
     interests.close()
@@ -179,7 +179,7 @@ async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> No
     assert hosted.announcer.asked == []
 
 
-async def test_a_storm_of_updates_is_told_once_and_what_is_given_up_is_not_told() -> None:
+async def test_a_storm_of_updates_is_sent_once_and_nothing_after_an_unsubscribe() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
     await interests.subscribe(NOTES)
@@ -202,7 +202,7 @@ async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPat
     assert (fault.server, fault.retry_after) == (None, None)
 
 
-async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
+async def test_a_server_learns_the_subscriber_as_its_calls_name_it() -> None:
     hosted = Hosted()
     interests = CallerSubscriptions(
         McpClient(hosted.hub, ANYONE, EVERYTHING, frozenset({"roots"}), "s"), lambda _uri: None

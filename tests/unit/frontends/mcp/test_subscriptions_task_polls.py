@@ -67,7 +67,7 @@ class Following:
                 await asyncio.sleep(0)
 
 
-async def test_a_task_is_told_as_it_stands_and_whenever_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_is_sent_as_it_stands_and_whenever_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await Following(monkeypatch).begin()
     one.answer()
     await one.again(2)
@@ -111,7 +111,7 @@ async def test_a_task_that_its_server_forgot_is_not_asked_about_any_more(monkeyp
     assert one.told == []
 
 
-async def test_who_has_left_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_has_left_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await Following(monkeypatch).begin()
     one.answer()
     one.polls.close()
@@ -124,7 +124,7 @@ async def test_who_has_left_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert (len(one.told), other.told) == (1, [])
 
 
-async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_and_progress_of_a_server_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     one, answers = await Following(monkeypatch).begin(), list[Reply]()
     one.host.last_call.emit(Progress({}))
     one.host.last_call.exchange.ask(Question("roots/list", raw({})), answers.append)
@@ -172,7 +172,7 @@ async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkey
 # -- over a conversation -------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_names_what_it_follows_and_marks_what_it_tells() -> None:
+async def test_a_subscription_names_what_it_follows_and_marks_its_notifications() -> None:
     host = hosted()
     talk = Talk(host)
     wanted = {"notifications": {"taskIds": [MINE, "made up"]}, "_meta": {**META, **CAPABILITIES}}
@@ -188,7 +188,7 @@ async def test_a_subscription_names_what_it_follows_and_marks_what_it_tells() ->
     assert not talk.conversation._listens
 
 
-async def test_who_does_not_know_the_extension_is_refused() -> None:
+async def test_a_client_without_the_extension_is_refused() -> None:
     talk = Talk(hosted())
     assert await talk.ask_modern("subscriptions/listen", {"notifications": {"taskIds": ["x"]}}) == -32021
     assert await talk.ask_modern("subscriptions/listen", {"notifications": {"taskIds": "x"}}, id=2) == -32602

@@ -29,7 +29,7 @@ def hosted(caller: Caller = ANYONE) -> Hosted:
     return host
 
 
-async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> None:
+async def test_a_caller_gets_the_status_of_its_tasks_until_it_leaves() -> None:
     host, heard = hosted(), list[ServerTask]()
     news = TaskStatusNotifier(McpClient(host.hub, ANYONE, EVERYTHING), heard.append)
     host.hub.tasks.notified(SERVER, HERE, state())
@@ -38,7 +38,7 @@ async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> Non
     assert len(heard) == 1
 
 
-async def test_a_task_of_a_server_that_is_not_on_this_surface_or_not_seen_is_not_told() -> None:
+async def test_a_task_of_a_server_outside_this_surface_is_not_notified() -> None:
     blind = Caller(ANYONE.name, ANYONE.tenant, Grants(("other.*",)))
     host, heard = hosted(), list[ServerTask]()
     TaskStatusNotifier(McpClient(host.hub, ANYONE, Surface("own", ServerName("other"))), heard.append)
@@ -47,7 +47,7 @@ async def test_a_task_of_a_server_that_is_not_on_this_surface_or_not_seen_is_not
     assert heard == []
 
 
-async def test_who_reads_slowly_hears_what_changes() -> None:
+async def test_a_slow_reader_gets_changes() -> None:
     host, heard = hosted(), list[str]()
     TaskStatusNotifier(
         McpClient(host.hub, ANYONE, EVERYTHING), lambda task: heard.append(task.state.status), lambda: True
@@ -57,7 +57,7 @@ async def test_who_reads_slowly_hears_what_changes() -> None:
     assert heard == ["input_required", "working", "completed"]
 
 
-async def test_a_conversation_is_told_once_it_has_begun_and_until_it_ends() -> None:
+async def test_a_conversation_is_notified_from_its_beginning_to_its_end() -> None:
     host = hosted()
     talk = Talk(host)
     await talk.ask("initialize", HELLO)

@@ -57,7 +57,7 @@ def known() -> ServerTasks:
 
 def state(id: str, **more: Any) -> ServerTaskState:
     members = {"taskId": raw(id), "status": raw("working"), **{key: raw(value) for key, value in more.items()}}
-    return ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members)
+    return ServerTaskState(id, "working", is_terminal=False, ttl_seconds=None, members=members)
 
 
 def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra: Any) -> Call:
@@ -140,7 +140,7 @@ def test_a_task_that_is_not_there_for_the_caller_leads_nowhere(id: str, surface:
     assert route_task_call(call(id, surface=surface), view(surface), known()) is None
 
 
-def test_an_id_whose_server_gave_it_to_somebody_else_leads_nowhere() -> None:
+def test_an_id_that_its_server_gave_to_another_caller_leads_nowhere() -> None:
     tasks = known()
     tasks.made(STRANGER, OLD, LinkSession(), state("t"))
     asked = call(public_id(ANYONE, OLD, "t"))

@@ -25,7 +25,7 @@ def refused(
 
 
 @pytest.mark.parametrize(("frontend", "place"), [("mcp", "/mcp"), ("sse", "/sse"), ("a2a", ""), ("rest", "")])
-def test_a_stranger_is_told_where_to_ask(frontend: FrontendName, place: str) -> None:
+def test_a_stranger_learns_where_to_ask(frontend: FrontendName, place: str) -> None:
     metadata = f"{BASE}/.well-known/oauth-protected-resource{place}"
     assert refused(None, frontend) == (401, f'Bearer realm="isthmus", resource_metadata="{metadata}"')
 
@@ -34,7 +34,7 @@ def test_where_there_is_nothing_to_be_found_nothing_is_named() -> None:
     assert refused(None, base=None) == (401, 'Bearer realm="isthmus"')
 
 
-def test_a_credential_that_is_nobodys_is_told_so() -> None:
+def test_an_unknown_credential_gets_an_error() -> None:
     status, said = refused(RejectedCredential())
     assert status == 401
     assert said.endswith('/mcp", error="invalid_token"')
@@ -55,7 +55,7 @@ def test_only_what_was_never_anybodys_is_a_guess(shown: RejectedCredential | Non
     assert Challenges(lambda _: None, lambda _: shown).refuse({}, "mcp").is_guess == is_guess
 
 
-def test_a_token_that_allows_nothing_is_told_which_scopes_would() -> None:
+def test_a_token_that_allows_nothing_is_answered_with_the_needed_scopes() -> None:
     status, said = refused(RejectedCredential("none allows anything", is_scope_missing=True, scopes=("a", "b")))
     assert status == 403
     assert said.endswith('error="insufficient_scope", error_description="none allows anything", scope="a b"')
@@ -87,7 +87,7 @@ def test_both_ways_to_show_a_token_are_offered_and_bearer_comes_first(shown: Rej
     assert bound == (b"www-authenticate", b'DPoP algs="ES256 EdDSA"')
 
 
-def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
+def test_a_bound_token_is_answered_with_what_is_wrong_with_it() -> None:
     denied = refused_bound(RejectedCredential("forged", is_bound=True))
     ((_, said),) = denied.headers
     assert (denied.status, denied.is_guess) == (401, True)
@@ -100,7 +100,7 @@ def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
     assert scope.headers[0][1].startswith(b"DPoP ")
 
 
-def test_who_shows_a_wrong_proof_is_told_so_and_given_the_nonce_that_it_lacked() -> None:
+def test_a_wrong_proof_is_answered_with_an_error_and_the_missing_nonce() -> None:
     wrong = RejectedCredential("it was used already", is_genuine=True, is_bound=True, is_proof_wrong=True)
     denied = refused_bound(wrong)
     ((_, said),) = denied.headers

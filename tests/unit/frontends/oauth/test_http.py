@@ -102,7 +102,7 @@ async def test_none_of_it_is_there_while_the_hub_is_open(path: str) -> None:
     assert (await ask(path, base=None))[0] == 404
 
 
-async def test_where_nobody_has_a_key_there_are_only_issuers() -> None:
+async def test_without_keys_there_are_only_issuers() -> None:
     assert (await ask(RESOURCE_PATH, has_keys=False))[2]["authorization_servers"] == ["https://login.example"]
     assert (await ask(SERVER_PATH, has_keys=False))[0] == 404
     assert (await ask(TOKEN_PATH, FORM, method="POST", body=[MINE], has_keys=False))[0] == 404
@@ -124,7 +124,7 @@ async def test_another_name_or_key_is_not() -> None:
     assert TURNED_AWAY == [("rest", 401)]
 
 
-async def test_a_token_for_somebody_else_is_not_given() -> None:
+async def test_a_token_for_another_caller_is_not_issued() -> None:
     status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fbank.example"])
     assert (status, told["error"]) == (400, "invalid_target")
     status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=http%3A%2F%2F%5B"])

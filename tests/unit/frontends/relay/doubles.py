@@ -62,12 +62,12 @@ class Room:
     def __init__(self, agent: str = KITCHEN) -> None:
         self.agent = agent
         self.hub = Hub(Limits(), Notes())
-        self._seats: tuple[Seated, ...] = ()
+        self._servers: tuple[Seated, ...] = ()
         self._arriving: dict[str, asyncio.Future[None]] = {}
         self._watchers: dict[Callable[[], None], None] = {}
 
-    def seats(self) -> Sequence[Seated]:
-        return self._seats
+    def servers(self) -> Sequence[Seated]:
+        return self._servers
 
     def arriving(self) -> Sequence[ConnectingServer]:
         return [ConnectingServer(label, True, ended) for label, ended in self._arriving.items()]
@@ -88,17 +88,19 @@ class Room:
         """A server comes, with tools of these names."""
         server = f"{self.agent}_{server_id}" if is_own else server_id
         welcome = json.dumps({"protocolVersion": "2024-11-05", "serverInfo": {"name": server_id}}).encode()
-        seat = Seated(server_id, server, welcome)
+        agent_server = Seated(server_id, server, welcome)
         named = tuple(each if isinstance(each, Tool) else tool(each, server) for each in tools)
-        server_queue = ServerQueue(seat.server, self.hub.limits)
-        server_queue.attach(seat.link)
+        server_queue = ServerQueue(agent_server.server, self.hub.limits)
+        server_queue.attach(agent_server.link)
         agent = self.agent if is_own else None
-        server_status = ServerStatus(seat.server, "ready", tools=named, abilities=ABLE, is_settled=True, agent=agent)
+        server_status = ServerStatus(
+            agent_server.server, "ready", tools=named, abilities=ABLE, is_settled=True, agent=agent
+        )
         self.hub.open_server_queue(server_queue, server_status)
         if is_own:
-            self._seats = (*self._seats, seat)
+            self._servers = (*self._servers, agent_server)
             self.tell()
-        return seat
+        return agent_server
 
     def expect(self, server_id: str) -> None:
         """A server is connected and has not been listed."""
@@ -106,36 +108,36 @@ class Room:
 
     def arrive(self, server_id: str, *tools: str) -> Seated:
         """It has."""
-        seat = self.sit(server_id, *tools)
+        agent_server = self.sit(server_id, *tools)
         self._arriving.pop(server_id).set_result(None)
-        return seat
+        return agent_server
 
-    def go_away(self, seat: Seated, why: str = "it is not connected") -> None:
+    def go_away(self, agent_server: Seated, why: str = "it is not connected") -> None:
         """A server's connection goes; its tools are kept."""
-        seat.is_here = False
-        server_status = self.hub.snapshot.server_statuses[seat.server]
+        agent_server.is_here = False
+        server_status = self.hub.snapshot.server_statuses[agent_server.server]
         state: ServerState = "retrying" if server_status.agent is None else "away"
-        self.hub.server_queues[seat.server].detach(why, is_failure=False)
+        self.hub.server_queues[agent_server.server].detach(why, is_failure=False)
         self.hub.publish(msgspec.structs.replace(server_status, state=state, reason=why))
         self.tell()
 
-    def come_back(self, seat: Seated) -> None:
+    def come_back(self, agent_server: Seated) -> None:
         """It is connected again."""
-        seat.is_here = True
-        server_status = self.hub.snapshot.server_statuses[seat.server]
-        self.hub.server_queues[seat.server].attach(seat.link)
+        agent_server.is_here = True
+        server_status = self.hub.snapshot.server_statuses[agent_server.server]
+        self.hub.server_queues[agent_server.server].attach(agent_server.link)
         self.hub.publish(msgspec.structs.replace(server_status, state="ready", reason=None))
         self.tell()
 
     def get_up(self, server_id: str) -> None:
         """Its seat is no longer this agent's, though the hub still knows it."""
-        self._seats = tuple(seat for seat in self._seats if seat.server_id != server_id)
+        self._servers = tuple(agent_server for agent_server in self._servers if agent_server.server_id != server_id)
         self.tell()
 
-    def relist(self, seat: Seated, *tools: str) -> None:
+    def relist(self, agent_server: Seated, *tools: str) -> None:
         """It lists other tools."""
-        named = tuple(tool(each, seat.server) for each in tools)
-        self.hub.publish(msgspec.structs.replace(self.hub.snapshot.server_statuses[seat.server], tools=named))
+        named = tuple(tool(each, agent_server.server) for each in tools)
+        self.hub.publish(msgspec.structs.replace(self.hub.snapshot.server_statuses[agent_server.server], tools=named))
         self.tell()
 
 

@@ -88,17 +88,17 @@ async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
     assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"]
     none = RelaySettings(tenants=Tenants({"default": TenantSettings(Grants(()))}))
     device.agent.change(none)
-    assert (device.list_tools()["tools"], device.agent.seats()) == ([], [])
+    assert (device.list_tools()["tools"], device.agent.servers()) == ([], [])
 
 
 async def test_the_table_is_made_anew_only_when_something_in_it_changed() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     table = device.agent.table()
     room.sit("elsewhere", "other", is_own=False)
     assert device.agent.table() is table
-    room.relist(seat, "add", "sub")
+    room.relist(agent_server, "add", "sub")
     assert device.agent.table() is not table
     assert list(device.agent.table().entries) == ["add", "sub"]
 
@@ -112,7 +112,7 @@ async def test_a_server_that_gets_up_before_the_hub_forgets_it_is_seen_no_more()
     assert list(device.agent.table().entries) == []
 
 
-async def test_who_leaves_last_leaves_no_watcher_behind() -> None:
+async def test_the_last_device_to_leave_leaves_no_watcher_behind() -> None:
     room = Room()
     device = ConnectedDevice(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("*",))}))
     assert room.watchers == 1
@@ -134,9 +134,9 @@ async def test_a_configured_server_that_is_not_there_is_named() -> None:
 
 async def test_a_server_without_a_reason_is_not_connected() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
-    room.hub.close_server_queue(seat.server)
-    seat.is_here = False
+    agent_server = room.sit("s1", "add")
+    room.hub.close_server_queue(agent_server.server)
+    agent_server.is_here = False
     listed = ConnectedDevice(room).list_tools()
     assert listed["tools"] == []
     assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected"}]
@@ -144,15 +144,15 @@ async def test_a_server_without_a_reason_is_not_connected() -> None:
 
 async def test_a_server_that_comes_back_is_not_missed_twice() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
-    room.go_away(seat)
+    agent_server = room.sit("s1", "add")
+    room.go_away(agent_server)
     room.expect("s1")
     assert [absent.server_id for absent in ConnectedDevice(room).agent.absent()] == ["s1"]
 
 
-async def test_a_device_that_cannot_be_told_does_not_keep_others_from_the_news() -> None:
+async def test_a_device_that_cannot_be_notified_does_not_keep_others_from_the_news() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
 
     class Broken:
@@ -164,7 +164,7 @@ async def test_a_device_that_cannot_be_told_does_not_keep_others_from_the_news()
     device.agent.join(device.line)
     device.send("notifications/initialized", {})
     with capture_logs() as logs:
-        room.relist(seat, "sub")
+        room.relist(agent_server, "sub")
         await until(lambda: bool(device.said))
     assert [entry["event"] for entry in logs] == ["device could not be notified of changed tools"]
 

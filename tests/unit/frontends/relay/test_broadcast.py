@@ -40,19 +40,19 @@ class Party:
         return message["error"]
 
 
-def say(seat: Seated, value: Any) -> None:
-    seat.link.sent[-1].finish(Result(raw(value)))
+def say(agent_server: Seated, value: Any) -> None:
+    agent_server.link.sent[-1].finish(Result(raw(value)))
 
 
-def refuse(seat: Seated, code: int = -32601, message: str = "Method not found") -> None:
-    seat.link.sent[-1].finish(ServerError(seat.server, code, message))
+def refuse(agent_server: Seated, code: int = -32601, message: str = "Method not found") -> None:
+    agent_server.link.sent[-1].finish(ServerError(agent_server.server, code, message))
 
 
 async def test_every_server_is_asked_and_one_answer_holds_all() -> None:
     party = Party()
     party.device.send("prompts/get", {"name": "p", "_meta": {"progressToken": 1, "x/y": 2}}, id="q")
-    for seat in (party.one, party.two):
-        call = seat.call.call
+    for agent_server in (party.one, party.two):
+        call = agent_server.call.call
         assert (call.kind, call.name, json.loads(bytes(call.arguments))) == ("method", "prompts/get", {"name": "p"})
         assert call.meta.keys() == {"x/y"}
     say(party.two, {"messages": [2]})
@@ -146,7 +146,7 @@ async def test_if_all_fail_the_answer_is_an_error() -> None:
     assert party.error == {"code": -32000, "message": "broken", "data": {"missing": missing}}
 
 
-async def test_who_is_silent_is_told_before_who_may_not_be_asked() -> None:
+async def test_silent_servers_are_named_before_forbidden_ones() -> None:
     rules = AgentRules(deny=("kitchen_s1.add",))
     party = Party(RelaySettings(agents={KITCHEN: rules}, wait=0.02))
     party.room.sit("s3", "add")
@@ -160,14 +160,14 @@ async def test_who_is_silent_is_told_before_who_may_not_be_asked() -> None:
     assert "0.02 s" in missing["s2"]
 
 
-async def test_if_nobody_says_anything_the_answer_says_why() -> None:
+async def test_if_no_server_answers_the_response_says_why() -> None:
     party = Party(RelaySettings(wait=0.02))
     party.device.send("custom/thing", id=1)
     await until(lambda: bool(party.device.said))
     assert (party.error["code"], party.error["message"]) == (-32002, "转发消息失败")
 
 
-async def test_with_nobody_here_the_servers_are_not_connected() -> None:
+async def test_without_connected_servers_the_error_says_not_connected() -> None:
     device = ConnectedDevice(Room())
     device.send("prompts/list", id=1)
     assert (device.last["error"]["code"], device.last["error"]["message"]) == (-32001, "工具端未连接")
@@ -187,7 +187,7 @@ async def test_the_first_success_can_be_enough() -> None:
     assert {entry[0].call.name for entry in party.two.link.withdrawn} == {"custom/other"}
 
 
-async def test_who_may_not_use_all_of_a_server_may_not_ask_it_just_anything() -> None:
+async def test_a_caller_of_a_part_of_a_server_may_not_call_arbitrary_methods() -> None:
     rules = AgentRules(deny=("kitchen_s1.add", "kitchen_s2.sub"))
     party = Party(RelaySettings(agents={KITCHEN: rules}))
     party.device.send("prompts/list", id=1)
@@ -216,7 +216,7 @@ async def test_only_so_many_questions_are_open_at_once() -> None:
     assert len(device.said) == 1
 
 
-async def test_a_question_whose_id_is_used_again_is_answered_first_with_what_was_heard() -> None:
+async def test_a_request_whose_id_is_reused_is_answered_first_with_what_arrived() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     say(party.two, {"a": 2})
@@ -228,7 +228,7 @@ async def test_a_question_whose_id_is_used_again_is_answered_first_with_what_was
     assert party.one.link.withdrawn
 
 
-async def test_a_question_that_nobody_answered_yet_is_an_error_when_its_id_is_used_again() -> None:
+async def test_an_unanswered_request_is_an_error_when_its_id_is_reused() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     party.device.send("ping", id=1)

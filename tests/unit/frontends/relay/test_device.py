@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, pause_after
+from isthmus.core.event_loop import LONG_BYTES, pause_after
 from isthmus.frontends.relay.device import (
     CALLS_MAX,
     PENDING_MAX,
@@ -66,7 +66,7 @@ async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
     assert device.line.summary().title == "Pot 9"
 
 
-async def test_a_version_that_nobody_speaks_is_answered_with_one_that_the_hub_does() -> None:
+async def test_an_unknown_version_is_answered_with_a_supported_one() -> None:
     device = ConnectedDevice(Room())
     device.send("initialize", {**GREETING, "protocolVersion": "1999-01-01"}, id=1)
     assert device.last["result"]["protocolVersion"] == "2025-11-25"
@@ -119,7 +119,7 @@ async def test_a_greeting_behind_a_list_that_waits_is_not_given_before_it() -> N
     assert device.said == []
 
 
-async def test_who_does_not_arrive_in_time_is_named_and_holds_nobody_up() -> None:
+async def test_a_server_that_is_late_is_named_and_delays_no_other() -> None:
     room = Room()
     room.sit("s1", "add")
     room.expect("slow")
@@ -164,21 +164,21 @@ async def test_an_answer_that_waits_is_given_before_anything_but_a_call_uses_its
 
 async def test_a_draining_device_goes_when_what_waited_is_answered_and_asks_nothing_more() -> None:
     room = Room()
-    seat = room.sit("s0", "now")
+    agent_server = room.sit("s0", "now")
     room.expect("s1")
     device = ConnectedDevice(room)
     device.send("tools/list", id=1)
     device.line.drain()
     device.send("custom/thing", id=1)
     assert device.wire.closed is not None
-    assert ([message["id"] for message in device.said], seat.link.sent) == ([1], [])
+    assert ([message["id"] for message in device.said], agent_server.link.sent) == ([1], [])
 
 
 async def test_a_server_that_is_away_is_not_listed_and_is_named_with_the_reason() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
-    room.go_away(seat, "it is not connected: the cable was pulled")
+    room.go_away(agent_server, "it is not connected: the cable was pulled")
     listed = device.list_tools()
     assert listed["tools"] == []
     assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected: the cable was pulled"}]
@@ -199,7 +199,7 @@ async def test_a_list_too_long_for_one_message_comes_in_pages_and_whole() -> Non
             break
         params = {"cursor": device.last["result"]["nextCursor"]}
     assert names == [f"t{number}" for number in range(40)]
-    room.relist(room.seats()[0], "other")
+    room.relist(room.servers()[0], "other")
     device.send("tools/list", params, id=2)
     assert [entry["name"] for entry in device.last["result"]["tools"]] == ["other"], "an old cursor begins anew"
     for nonsense in ("!", "", 7, "AAAA"):
@@ -228,14 +228,14 @@ async def test_a_tool_too_long_to_be_listed_cannot_be_called() -> None:
     assert error_of(device.last)["code"] == -32601
 
 
-async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_told() -> None:
+async def test_a_slow_device_gets_a_summary_of_what_it_missed() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
     device.wire.unread_bytes = 8192
     for id in (1, 2, 3):
         device.call("add", id=id)
-    short, long, again = seat.link.sent
+    short, long, again = agent_server.link.sent
     short.finish(answer("x"))
     assert device.last["result"]
     device.wire.unread_bytes = 4 * 4096 - 3000
@@ -247,7 +247,7 @@ async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_
     assert device.last["result"], "what is short is no burden"
     device.call("add", id=4)
     said = error_of(device.last)
-    assert (said["code"], said["data"]["executed"], len(seat.link.sent)) == (-32002, "no", 3)
+    assert (said["code"], said["data"]["executed"], len(agent_server.link.sent)) == (-32002, "no", 3)
 
 
 # -- calling -----------------------------------------------------------------------------------------------------------
@@ -256,10 +256,10 @@ async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_
 @pytest.mark.parametrize("id", [b"0", b'""', b'"null"', b"1.5", b"1", b"123456789012345678901234567890", b'"\\u4e00"'])
 async def test_ids_come_back_as_they_were_written(id: bytes) -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.line.read(b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"add"}}\n' % id)
-    seat.call.finish(answer())
+    agent_server.call.finish(answer())
     assert device.wire.frames == [
         b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id, b'{"content": [{"type": "text", "text": "well"}]}')
     ]
@@ -268,7 +268,7 @@ async def test_ids_come_back_as_they_were_written(id: bytes) -> None:
 async def test_a_call_reaches_its_server_by_the_tools_own_name() -> None:
     room = Room()
     room.sit("s1", "add")
-    seat = room.sit("s2", "add")
+    agent_server = room.sit("s2", "add")
     device = ConnectedDevice(room)
     params = {
         "name": "s2.add",
@@ -279,27 +279,27 @@ async def test_a_call_reaches_its_server_by_the_tools_own_name() -> None:
         "more": 2,
     }
     device.send("tools/call", params, id=5)
-    call = seat.call.call
-    assert (seat.call.name, call.surface.server, bytes(call.arguments)) == ("add", "kitchen_s2", b'{"a": 1}')
+    call = agent_server.call.call
+    assert (agent_server.call.name, call.surface.server, bytes(call.arguments)) == ("add", "kitchen_s2", b'{"a": 1}')
     assert (set(call.meta), set(call.extra), call.wants_progress) == ({"x/y"}, {"more"}, True)
     assert (call.timeout, call.caller.name, call.caller.grants.allow) == (25.0, "relay:kitchen", ("agent:kitchen",))
-    seat.call.emit(Progress({"progress": raw(1)}))
+    agent_server.call.emit(Progress({"progress": raw(1)}))
     assert device.last["params"] == {"progressToken": "p", "progress": 1}
     device.wire.unread_bytes = 1_000_000
-    seat.call.emit(Progress({"progress": raw(2)}))
+    agent_server.call.emit(Progress({"progress": raw(2)}))
     assert len(device.said) == 1, "who reads slowly is spared"
-    seat.call.finish(answer())
+    agent_server.call.finish(answer())
     assert device.last["result"] == {"content": [{"type": "text", "text": "well"}]}
 
 
-async def test_progress_that_nobody_asked_for_is_not_told_and_questions_are_declined() -> None:
+async def test_unrequested_progress_is_not_sent_and_questions_are_declined() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
-    seat.call.emit(Progress({"progress": raw(1)}))
+    agent_server.call.emit(Progress({"progress": raw(1)}))
     replies: list[object] = []
-    seat.call.ask(Question("sampling/createMessage", raw({})), replies.append)
+    agent_server.call.ask(Question("sampling/createMessage", raw({})), replies.append)
     assert device.said == []
     (declined,) = replies
     assert isinstance(declined, Declined)
@@ -307,43 +307,43 @@ async def test_progress_that_nobody_asked_for_is_not_told_and_questions_are_decl
 
 async def test_a_result_arrives_as_it_was() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
     said = answer("7", structuredContent={"sum": 7}, _meta={"a": 1}, isError=False)
-    seat.call.finish(said)
+    agent_server.call.finish(said)
     assert device.last["result"] == json.loads(bytes(said.payload))
 
 
 async def test_a_modern_servers_result_has_no_type_that_devices_do_not_know() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
-    seat.call.finish(answer(resultType="complete"))
+    agent_server.call.finish(answer(resultType="complete"))
     assert device.last["result"].keys() == {"content"}
 
 
 async def test_a_tool_that_says_no_is_a_result_whose_text_devices_find() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
-    seat.call.finish(answer("no milk", isError=True))
+    agent_server.call.finish(answer("no milk", isError=True))
     assert device.last["result"]["isError"] is True
     assert device.last["result"]["error"] == device.last["result"]["content"][0]["text"] == "no milk"
 
 
 async def test_a_servers_error_is_an_error() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=3)
-    seat.call.finish(ServerError(seat.server, -32000, "broken", raw([1])))
+    agent_server.call.finish(ServerError(agent_server.server, -32000, "broken", raw([1])))
     assert error_of(device.last) == {"code": -32000, "message": "broken", "data": [1]}
 
 
-async def test_unknown_denied_and_nameless_tools_are_told_in_the_originals_words() -> None:
+async def test_unknown_denied_and_nameless_tools_are_reported_in_the_originals_words() -> None:
     room = Room()
     room.sit("s1", "add", "knife")
     rules = AgentRules(deny=("kitchen_s1.knife",))
@@ -362,45 +362,45 @@ async def test_unknown_denied_and_nameless_tools_are_told_in_the_originals_words
 
 async def test_null_arguments_are_none() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.send("tools/call", {"name": "add", "arguments": None}, id=1)
-    assert bytes(seat.call.call.arguments) == b"{}"
+    assert bytes(agent_server.call.call.arguments) == b"{}"
 
 
-async def test_a_call_to_who_is_away_fails_at_once_and_works_when_it_is_back() -> None:
+async def test_a_call_to_an_absent_server_fails_at_once_and_works_when_it_is_back() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
-    room.go_away(seat)
+    room.go_away(agent_server)
     device.call("add")
     error = error_of(device.last)
     assert (error["code"], error["message"]) == (-32001, "工具端未连接")
     assert (error["data"]["agent_id"], error["data"]["executed"]) == (KITCHEN, "no")
     assert error["data"]["details"]
-    room.come_back(seat)
+    room.come_back(agent_server)
     device.call("add", id=2)
-    seat.call.finish(answer())
+    agent_server.call.finish(answer())
     assert device.last["id"] == 2
     assert "result" in device.last
 
 
 async def test_a_call_that_was_lost_says_whether_the_tool_may_have_run() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
-    seat.call.finish(Lost(seat.server, "gone", executed="unknown"))
+    agent_server.call.finish(Lost(agent_server.server, "gone", executed="unknown"))
     error = error_of(device.last)
     assert (error["code"], error["message"], error["data"]["executed"]) == (-32002, "转发工具调用请求失败", "unknown")
 
 
 async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=4)
-    seat.call.finish(Result(msgspec.Raw(b'{"sum":5}'), is_bare=True))
+    agent_server.call.finish(Result(msgspec.Raw(b'{"sum":5}'), is_bare=True))
     assert device.last["result"] == {
         "content": [{"type": "text", "text": '{"sum":5}'}],
         "structuredContent": {"sum": 5},
@@ -411,10 +411,10 @@ async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> N
 @pytest.mark.parametrize("size", [1024 * 1024, 5 * 1024 * 1024])
 async def test_a_result_too_long_for_a_device_becomes_an_error(size: int) -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=4)
-    seat.call.finish(answer("x" * size))
+    agent_server.call.finish(answer("x" * size))
     error = error_of(device.last)
     assert (device.last["id"], error["code"], error["data"]["executed"]) == (4, -32002, "yes")
     assert str(1024 * 1024) in error["data"]["details"]
@@ -424,14 +424,14 @@ async def test_a_result_too_long_for_a_device_becomes_an_error(size: int) -> Non
 @pytest.mark.parametrize("is_typed", [False, True])
 async def test_nothing_is_made_of_a_result_that_is_too_long_for_a_device(*, is_typed: bool) -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=4)
     crowd = b",".join(b'"%d":0' % number for number in range(200_000))
     payload = b'{"resultType":"complete","isError":true,"content":[{"type":"text","text":"no"}],%b}' % crowd
     tracemalloc.start()
     try:
-        seat.call.finish(Result(msgspec.Raw(payload), is_error=True, is_typed=is_typed))
+        agent_server.call.finish(Result(msgspec.Raw(payload), is_error=True, is_typed=is_typed))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -450,16 +450,16 @@ async def test_an_id_too_long_to_be_repeated_is_refused_without_it() -> None:
 
 async def test_a_text_that_does_not_fit_twice_stays_where_it_was() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add")
-    seat.call.finish(answer("x" * 600_000, isError=True))
+    agent_server.call.finish(answer("x" * 600_000, isError=True))
     assert device.last["result"].keys() == {"content", "isError"}
 
 
 async def test_a_device_may_not_have_everything_it_asks_kept_without_end() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     for number in range(4):
         device.call("add", id=number, text="x" * 4_100_000)
@@ -467,19 +467,19 @@ async def test_a_device_may_not_have_everything_it_asks_kept_without_end() -> No
     device.call("add", id=6, text="x" * 4_100_000)
     await until(lambda: len(device.said) == 2)
     assert [(message["id"], error_of(message)["code"]) for message in device.said] == [(5, -32002), (6, -32002)]
-    for inflight in seat.link.sent:
+    for inflight in agent_server.link.sent:
         inflight.finish(answer())
-    count = len(seat.link.sent)
+    count = len(agent_server.link.sent)
     device.send("custom/thing", {"text": "x" * 4_100_000}, id=7)
-    await until(lambda: len(seat.link.sent) > count)
-    seat.link.sent[-1].finish(answer())
+    await until(lambda: len(agent_server.link.sent) > count)
+    agent_server.link.sent[-1].finish(answer())
     assert "result" in device.last
     assert device.line._held_bytes == 0
 
 
 async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=1, text="x" * LONG_BYTES)
     device.send("notifications/cancelled", {"requestId": 1})
@@ -489,46 +489,46 @@ async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -
     await until(lambda: len(device.said) == 3)
     assert [message["id"] for message in device.said] == [1, 2, 3]
     assert "result" in device.said[2]
-    assert isinstance(seat.link.sent[0].outcome, Cancelled)
+    assert isinstance(agent_server.link.sent[0].outcome, Cancelled)
     device.call("add", id=4, text="x" * LONG_BYTES)
     device.line.ended("gone")
     device.call("add", id=5)
     for _ in range(20):  # more turns than the passes over the message
         await pause_after(LONG_BYTES + 1)
-    assert len(seat.link.sent) == 1, "a device that has left calls nothing"
+    assert len(agent_server.link.sent) == 1, "a device that has left calls nothing"
 
 
 async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     for number in range(CALLS_MAX + 1):
         device.call("add", id=number)
     assert device.last["id"] == CALLS_MAX
     assert error_of(device.last)["code"] == -32002
-    seat.link.sent[0].finish(answer())
+    agent_server.link.sent[0].finish(answer())
     device.call("add", id=1000)
     assert len(device.said) == 2
     for number in range(1, CALLS_MAX + 1):
-        seat.link.sent[number].finish(answer())
+        agent_server.link.sent[number].finish(answer())
     assert sorted(message["id"] for message in device.said) == [*range(CALLS_MAX + 1), 1000]
 
 
 async def test_one_device_leaves_most_of_a_server_to_others() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     greedy, other = ConnectedDevice(room), ConnectedDevice(room)
     for number in range(CALLS_MAX // 2):
         greedy.call("add", id=number)
     for number in range(CALLS_MAX // 2):
         greedy.send("custom/thing", id=100 + number)
-    assert len(seat.link.sent) == room.hub.limits.max_calls // 4
+    assert len(agent_server.link.sent) == room.hub.limits.max_calls // 4
     other.call("add", id=1)
-    seat.link.sent[-1].finish(answer("mine"))
+    agent_server.link.sent[-1].finish(answer("mine"))
     assert other.last["result"]["content"][0]["text"] == "mine"
 
 
-async def test_a_call_that_found_no_slot_in_time_is_told_that_the_server_is_busy() -> None:
+async def test_a_call_that_found_no_slot_in_time_ends_as_busy() -> None:
     room = Room()
     room.sit("s1", "add")
     for _ in range(4):
@@ -546,26 +546,26 @@ async def test_a_call_that_found_no_slot_in_time_is_told_that_the_server_is_busy
 
 async def test_a_device_withdraws_a_call() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=7)
     device.send("notifications/cancelled", {"requestId": 8})
-    assert not seat.link.withdrawn
+    assert not agent_server.link.withdrawn
     device.send("notifications/cancelled", {"requestId": 7})
-    assert [entry[0] for entry in seat.link.withdrawn] == [seat.call]
+    assert [entry[0] for entry in agent_server.link.withdrawn] == [agent_server.call]
     assert (device.last["id"], error_of(device.last)["code"]) == (7, -32002)
 
 
 async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=1)
     device.send("prompts/list", id=2)
     room.expect("s2")
     device.send("tools/list", id=3)
     device.line.ended("it closed the WebSocket")
-    assert len(seat.link.withdrawn) == 2
+    assert len(agent_server.link.withdrawn) == 2
     assert device.left == [device.line]
     room.arrive("s2", "sub")
     await until(lambda: not room.hub.running())
@@ -595,7 +595,9 @@ async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers()
         (b"", -32700, None),
     ],
 )
-async def test_what_is_no_message_is_told_so_and_the_next_is_answered(text: bytes, code: int, id: int | None) -> None:
+async def test_an_invalid_message_gets_an_error_and_the_next_is_answered(
+    text: bytes, code: int, id: int | None
+) -> None:
     device = ConnectedDevice(Room())
     device.line.read(text)
     assert device.last["id"] == id
@@ -635,7 +637,7 @@ def test_whatever_comes_each_message_has_at_most_one_answer_and_the_device_stays
     assert not logs, "nothing that comes is a defect"
 
 
-async def test_a_binary_message_is_told_to_be_none() -> None:
+async def test_a_binary_message_gets_an_error() -> None:
     device = ConnectedDevice(Room())
     assert device.wire.on_binary is not None
     device.wire.on_binary(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
@@ -643,13 +645,13 @@ async def test_a_binary_message_is_told_to_be_none() -> None:
     assert device.wire.closed is None
 
 
-async def test_a_ping_is_answered_by_the_hub_for_everybody_who_is_here() -> None:
+async def test_a_ping_is_answered_by_the_hub_for_all_connected_servers() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.send("ping", id=4)
     assert device.last["result"] == {"responses": [{"server_id": "s1"}], "total_servers": 1, "responded_servers": 1}
-    assert not seat.link.sent
+    assert not agent_server.link.sent
 
 
 @pytest.mark.parametrize(
@@ -676,23 +678,23 @@ async def test_a_ping_is_answered_by_the_hub_for_everybody_who_is_here() -> None
 )
 async def test_methods_that_are_not_a_devices_to_ask_reach_no_server(method: str) -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.send(method, {}, id=1)
     assert error_of(device.last)["code"] == -32601
-    assert not seat.link.sent
+    assert not agent_server.link.sent
 
 
 async def test_notifications_and_answers_are_taken_silently() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.send("notifications/initialized", {})
     device.send("notifications/anything")
     device.line.read(b'{"jsonrpc":"2.0","id":1,"result":{}}')
     device.line.read(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}')
     assert device.said == []
-    assert not seat.link.sent
+    assert not agent_server.link.sent
 
 
 async def test_only_so_many_answers_wait_for_servers() -> None:
@@ -705,18 +707,18 @@ async def test_only_so_many_answers_wait_for_servers() -> None:
     assert (refused["id"], error_of(refused)["code"]) == (PENDING_MAX, -32002)
 
 
-async def test_a_device_that_listens_is_told_that_its_tools_changed_and_not_too_often() -> None:
+async def test_a_device_that_listens_learns_that_its_tools_changed_and_not_too_often() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     deaf, device = ConnectedDevice(room), ConnectedDevice(room)
     device.send("notifications/initialized", {})
-    room.relist(seat, "sub")
-    room.relist(seat, "mul")
+    room.relist(agent_server, "sub")
+    room.relist(agent_server, "mul")
     await until(lambda: bool(device.said))
     assert device.said == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
-    room.go_away(seat)
-    room.come_back(seat)
-    room.relist(seat, "mul")
+    room.go_away(agent_server)
+    room.come_back(agent_server)
+    room.relist(agent_server, "mul")
     assert device.agent._timer is not None
     device.agent._check()
     assert len(device.said) == 1, "the list is what it was"
@@ -725,14 +727,14 @@ async def test_a_device_that_listens_is_told_that_its_tools_changed_and_not_too_
 
 async def test_a_drained_device_is_let_go_at_once_or_when_its_last_answer_is_given() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     idle, busy = ConnectedDevice(room), ConnectedDevice(room)
     busy.call("add", id=1)
     for device in (idle, busy):
         device.line.drain()
     assert idle.wire.closed == (1012, "the hub is restarting")
     assert not busy.left
-    seat.call.finish(answer())
+    agent_server.call.finish(answer())
     assert busy.last["id"] == 1
     assert busy.wire.closed == (1012, "the hub is restarting")
     assert (idle.left, busy.left) == ([idle.line], [busy.line])
@@ -740,13 +742,13 @@ async def test_a_drained_device_is_let_go_at_once_or_when_its_last_answer_is_giv
 
 async def test_a_device_that_asks_on_while_it_is_drained_is_still_answered() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.send("custom/thing", id=1)
     device.line.drain()
     device.call("add", id=1)
     assert not device.left
-    seat.link.sent[-1].finish(answer())
+    agent_server.link.sent[-1].finish(answer())
     assert [message["id"] for message in device.said] == [1]
     assert device.left == [device.line]
 
@@ -770,7 +772,7 @@ async def test_a_defect_costs_one_message(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_device_is_shown_with_what_it_does() -> None:
     room = Room()
-    seat = room.sit("s1", "add")
+    agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
     device.call("add", id=1)
     shown = device.line.summary()
@@ -781,7 +783,7 @@ async def test_a_device_is_shown_with_what_it_does() -> None:
         1,
         0,
     )
-    seat.call.finish(answer())
+    agent_server.call.finish(answer())
     assert (device.line.summary().calls, device.line.summary().answered) == (0, 1)
 
 
@@ -834,7 +836,7 @@ async def test_a_server_without_a_welcome_is_still_named() -> None:
     assert told["responses"] == [{"server_id": "s1"}]
 
 
-async def test_a_sign_of_life_names_who_is_here_and_who_is_not() -> None:
+async def test_a_heartbeat_names_connected_and_absent_servers() -> None:
     room = Room()
     room.sit("s1")
     room.go_away(room.sit("s2"), "gone")
@@ -855,7 +857,7 @@ class Caller:
         self.ends.append((exchange, outcome))
 
 
-def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> None:
+def test_only_progress_is_sent_under_the_devices_own_token() -> None:
     caller = Caller()
     exchange = DeviceCall(caller, raw(1), "add", raw("p"), 10)  # type: ignore[arg-type]
     exchange.emit(Progress({"progress": raw(1), "total": raw(2)}))
@@ -864,13 +866,13 @@ def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> N
     assert json.loads(report)["params"] == {"progressToken": "p", "progress": 1, "total": 2}
 
 
-def test_who_gave_no_token_hears_nothing() -> None:
+def test_a_device_without_a_token_gets_no_progress() -> None:
     caller = Caller()
     DeviceCall(caller, raw(1), "add", None, 10).emit(Progress({"progress": raw(1)}))  # type: ignore[arg-type]
     assert caller.reports == []
 
 
-def test_a_question_is_declined_and_the_end_is_told_once() -> None:
+def test_a_question_is_declined_and_the_end_is_sent_once() -> None:
     caller = Caller()
     exchange = DeviceCall(caller, raw(1), "add", None, 10)  # type: ignore[arg-type]
     replies: list[Reply] = []

@@ -72,7 +72,7 @@ def test_the_first_keeps_the_bare_name_and_later_ones_say_whose_they_are() -> No
     assert exposed_names([("a", "add"), ("b", "add"), ("b", "sub")]) == ["add", "b.add", "sub"]
 
 
-def test_names_that_a_device_would_make_equal_are_told_apart() -> None:
+def test_names_that_a_device_would_make_equal_are_kept_apart() -> None:
     names = exposed_names([("a", "get.time"), ("a", "get_time"), ("a", "get time")])
     assert names[:2] == ["get.time", "a.get_time"]
     assert re.fullmatch(r"a\.get time_[0-9a-f]{6}", names[2])

@@ -27,7 +27,7 @@ UNSENT = (faults.Lost(COOK, "gone", executed="no"), faults.TimedOut(COOK, 25.0, 
 
 
 @pytest.mark.parametrize("fault", [*EVERY_FAULT, *UNSENT], ids=lambda fault: f"{fault.reason}-{fault.executed}")
-def test_a_fault_is_told_by_its_code_and_never_beside_a_result(fault: Fault) -> None:
+def test_a_fault_has_its_code_and_never_a_result(fault: Fault) -> None:
     code = fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].relay
     if fault in UNSENT:
         code = -32001
@@ -42,7 +42,7 @@ def test_a_fault_is_told_by_its_code_and_never_beside_a_result(fault: Fault) -> 
         assert data.get("retryAfter") == fault.retry_after
 
 
-def test_a_servers_own_error_is_told_verbatim() -> None:
+def test_a_servers_own_error_is_sent_verbatim() -> None:
     told = json.loads(fault_reply(b'""', ServerError(COOK, 5, "no salt", raw({"executed": "no"})), "kitchen", "boil"))
     assert told == {"jsonrpc": "2.0", "id": "", "error": {"code": 5, "message": "no salt", "data": {"executed": "no"}}}
 

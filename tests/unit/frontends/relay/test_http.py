@@ -36,7 +36,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim, DialledServer, RelayDevice
 from isthmus.transport.accepted_socket import AcceptedSocket
-from isthmus.transport.websocket import Hearer
+from isthmus.transport.websocket import MessageReceiver
 from tests.hubs import TRUSTED
 from tests.unit.frontends.http.raw_client import opened
 from tests.unit.frontends.relay.doubles import KITCHEN, ME, SECONDS, Room, answer, until
@@ -91,10 +91,10 @@ class Hall:
         self.full: str | None = None
         self.asked: list[tuple[str, int, int]] = []
 
-    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> MessageReceiver:
         return Hears(socket, f"{claim.key} {server_id}")
 
-    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> MessageReceiver:
         return Hears(socket, f"{claim.key} mux")
 
     def roster(self, agent: str) -> Room:
@@ -219,7 +219,7 @@ async def test_a_bad_token_opens_a_socket_and_has_it_closed(house: House, end: s
     assert any(entry.get("reason") == reason for entry in logs)
 
 
-async def test_who_knocks_without_end_does_not_fill_the_log(house: House) -> None:
+async def test_endless_attempts_do_not_fill_the_log(house: House) -> None:
     with capture_logs() as logs:
         for _ in range(25):
             assert await house.turned_away("/mcp_endpoint/call/") == (1008, "缺少token参数")
@@ -317,8 +317,8 @@ async def test_servers_may_send_more_than_devices(house: House) -> None:
 
 
 async def test_a_device_calls_over_its_socket_and_is_shown(house: House) -> None:
-    seat = house.room.sit("s1", "add")
-    seat.link.at_once = lambda inflight: inflight.finish(answer("3"))
+    agent_server = house.room.sit("s1", "add")
+    agent_server.link.at_once = lambda inflight: inflight.finish(answer("3"))
     async with house.socket("/mcp_endpoint/call/?token=device") as socket:
         called = await ask(socket, "tools/call", {"name": "add"}, id=0)
         assert called == {"jsonrpc": "2.0", "id": 0, "result": {"content": [{"type": "text", "text": "3"}]}}
@@ -333,17 +333,17 @@ async def test_a_device_calls_over_its_socket_and_is_shown(house: House) -> None
 
 
 async def test_devices_of_one_agent_do_not_answer_for_each_other(house: House) -> None:
-    seat = house.room.sit("s1", "add")
+    agent_server = house.room.sit("s1", "add")
     async with (
         house.socket("/mcp_endpoint/call/?token=both") as one,
         house.socket("/mcp_endpoint/call/?token=both") as two,
     ):
         await one.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
-        await until(lambda: len(seat.link.sent) == 1)
+        await until(lambda: len(agent_server.link.sent) == 1)
         await two.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
-        await until(lambda: len(seat.link.sent) == 2)
-        seat.link.sent[1].finish(answer("two"))
-        seat.link.sent[0].finish(answer("one"))
+        await until(lambda: len(agent_server.link.sent) == 2)
+        agent_server.link.sent[1].finish(answer("two"))
+        agent_server.link.sent[0].finish(answer("one"))
         assert json.loads(await one.recv())["result"]["content"][0]["text"] == "one"
         assert json.loads(await two.recv())["result"]["content"][0]["text"] == "two"
 
@@ -374,21 +374,21 @@ async def test_other_settings_hold_for_devices_that_are_connected(house: House) 
 
 
 async def test_draining_lets_each_device_finish_and_then_says_goodbye_once(house: House) -> None:
-    seat = house.room.sit("s1", "add")
+    agent_server = house.room.sit("s1", "add")
     async with (
         house.socket("/mcp_endpoint/call/?token=both") as idle,
         house.socket("/mcp_endpoint/call/?token=both") as busy,
     ):
         await ask(idle, "ping")
         await busy.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
-        await until(lambda: bool(seat.link.sent))
+        await until(lambda: bool(agent_server.link.sent))
         house.frontend.end_streams()
         with pytest.raises(ConnectionClosed) as closed:
             await idle.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
         assert not house.frontend.is_idle()
-        seat.call.finish(answer("done"))
+        agent_server.call.finish(answer("done"))
         assert json.loads(await busy.recv())["result"]["content"][0]["text"] == "done"
         with pytest.raises(ConnectionClosed) as closed:
             await busy.recv()
@@ -530,7 +530,7 @@ def test_the_index_says_that_it_runs_and_has_no_error() -> None:
     }
 
 
-def test_a_bad_key_is_told_as_the_original_does() -> None:
+def test_a_bad_key_is_reported_as_the_original_does() -> None:
     error = {"code": -32004, "message": "密钥验证失败", "data": {"details": "提供的密钥无效或缺失"}}
     assert bad_key() == {"result": None, "error": error, "id": None, "jsonrpc": "2.0"}
     assert "success" not in str(bad_key())

@@ -23,7 +23,7 @@ def arrival() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_with_nobody_to_wait_for_an_answer_is_given_at_once() -> None:
+async def test_without_servers_to_wait_for_an_answer_comes_at_once() -> None:
     line = Line()
     line.add("a")
     assert (line.given, len(line.waiting)) == (["a"], 0)
@@ -74,7 +74,7 @@ async def test_an_answer_that_is_hurried_is_given_with_those_before_it_and_no_ot
     await until(lambda: line.given == ["a", "b", "a", "c"])
 
 
-async def test_when_nobody_is_there_any_more_nothing_is_given() -> None:
+async def test_when_all_have_left_nothing_is_sent() -> None:
     line = Line()
     never = arrival()
     line.add("a", never)

@@ -125,7 +125,7 @@ async def test_lists_and_entries_are_answered() -> None:
         assert "openapi" in json.loads((await here.ask("/openapi.json")).body)
 
 
-async def test_head_tells_the_length_alone() -> None:
+async def test_head_returns_the_length_alone() -> None:
     async with hall() as here:
         whole, head = await here.ask("/v1/tools"), await here.ask("/v1/tools", method="HEAD")
         assert head.status == 200
@@ -149,7 +149,7 @@ async def test_head_tells_the_length_alone() -> None:
         ("/v1/nothing", 404, "unknown_path"),
     ],
 )
-async def test_what_cannot_be_told_is_a_problem(path: str, status: int, reason: str) -> None:
+async def test_an_unreadable_request_is_a_problem(path: str, status: int, reason: str) -> None:
     async with hall() as here:
         answer = await here.ask(path, "X-Api-Key: some")
         assert (answer.status, problem(answer)["reason"]) == (status, reason)
@@ -164,7 +164,7 @@ async def test_what_cannot_be_told_is_a_problem(path: str, status: int, reason: 
         ("OPTIONS", "/v1/completions", b"POST"),
     ],
 )
-async def test_another_method_is_told_which_there_are(method: str, path: str, allow: bytes) -> None:
+async def test_another_method_is_answered_with_the_allowed_ones(method: str, path: str, allow: bytes) -> None:
     async with hall() as here:
         answer = await here.ask(path, method=method)
         assert (answer.status, problem(answer)["reason"]) == (405, "method_not_allowed")
@@ -179,7 +179,7 @@ async def test_another_method_is_told_which_there_are(method: str, path: str, al
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/tools", CALL, "/v1/nothing", "/openapi.json"])
-async def test_nobody_comes_in_but_by_the_gate(path: str, lines: tuple[str, ...], status: int, reason: str) -> None:
+async def test_all_requests_pass_the_authenticator(path: str, lines: tuple[str, ...], status: int, reason: str) -> None:
     async with hall() as here:
         for answer in (await here.ask(path, *lines), await here.post(path, b"{}", JSON, *lines)):
             assert (answer.status, problem(answer)["reason"]) == (status, reason)
@@ -295,7 +295,7 @@ async def test_a_hub_that_goes_away_says_when_to_come_back() -> None:
 # -- streams, and going away -----------------------------------------------------------------------------------
 
 
-async def test_who_asks_for_events_gets_a_stream() -> None:
+async def test_a_request_for_events_gets_a_stream() -> None:
     async with hall() as here:
         here.stage.link.at_once = None
         async with connect_raw(here.port) as raw_client:

@@ -79,7 +79,7 @@ def test_every_reason_has_its_status() -> None:
     assert {"status": 422, "reason": "not_a_server", "title": "The text is no server"} in problem["x-reasons"]
 
 
-def test_every_operation_that_is_no_call_has_somebody_to_answer_it() -> None:
+def test_every_operation_that_is_not_a_call_has_a_handler() -> None:
     assert set(RESPONDERS) == {operation.id for operation in OPERATIONS if not operation.is_call}
 
 

@@ -23,7 +23,7 @@ def test_no_reason_stands_for_two_things() -> None:
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fault.reason)
-def test_a_fault_is_told_with_its_status_and_whether_the_tool_ran(fault: Fault) -> None:
+def test_a_fault_has_its_status_and_whether_the_tool_ran(fault: Fault) -> None:
     row = FAULTS[fault.reason]
     problem = problem_of(fault)
     told = json.loads(problem.body())
@@ -68,7 +68,7 @@ def test_a_servers_own_error_is_kept_apart_and_cannot_speak_for_the_hub(
 
 
 @pytest.mark.parametrize(("status", "reason"), [(400, "bad_request"), (401, "unauthenticated"), (403, "forbidden")])
-def test_who_does_not_come_in_is_told_why(status: int, reason: str) -> None:
+def test_a_rejected_caller_learns_why(status: int, reason: str) -> None:
     problem = denial(Denied(status, "No.", ((b"www-authenticate", b"Bearer"),)))
     assert (problem.status, problem.reason, problem.detail) == (status, reason, "No.")
     assert b"www-authenticate: Bearer\r\n" in problem.lines()

@@ -23,6 +23,7 @@ const PAGES = [
   { id: "definitions", title: "Definitions", operators: true, badge: () => (pending.value.length ? { text: `${pending.value.length} waiting`, alert: true } : null) },
   { id: "access", title: "Access", operators: true },
   { id: "audit", title: "Audit", operators: true },
+  { id: "cluster", title: "Cluster", operators: true },
   { id: "doctor", title: "Doctor", operators: true, badge: () => (findings.value.length ? { text: String(findings.value.length), alert: true } : null) },
 ];
 

@@ -5,7 +5,7 @@ import { at, ORIGIN, servers, stream, tools, useAnswer } from "../api.js";
 import { Beside, Command, Filters, link, outcomeOf, State, took, Tree } from "../parts.js";
 import { Bad, Filter } from "./access.js";
 
-const idOf = (/** @type {any} */ each) => `${each.seat ?? 0}:${each.number}`;
+const idOf = (/** @type {any} */ each) => `${each.slot ?? 0}:${each.number}`;
 const time = (/** @type {number} */ seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
 
 function Outcome(/** @type {any} */ { record }) {
@@ -52,7 +52,7 @@ function rowsOf(/** @type {any[]} */ records, /** @type {string} */ picked) {
     return html`${isNew ? html`<tr class="day" key=${date}><th colspan="6" scope="rowgroup">${date}</th></tr>` : null}
       <tr key=${idOf(each)} aria-selected=${idOf(each) === picked}><td><a href=${link("audit", idOf(each))} title=${`${date} ${clock} UTC, record ${each.number}`}>${clock}</a></td><td><${Outcome} record=${record} /></td>
         <td class="who hide" title=${isOfKey(record) ? undefined : record.caller}>${isOfKey(record) ? "" : record.caller}</td><td class="wrap"><${What} record=${record} />${isOfKey(record) || !record.caller ? null : html`<span class="by dim">${record.caller}</span>`}</td>
-        <td class="r dim hide">${record.seconds >= 0 ? took(record.seconds) : ""}</td><td class="r dim hide">${each.seat ? `${each.seat}/` : ""}${each.number}</td></tr>`;
+        <td class="r dim hide">${record.seconds >= 0 ? took(record.seconds) : ""}</td><td class="r dim hide">${each.slot ? `${each.slot}/` : ""}${each.number}</td></tr>`;
   });
 }
 
@@ -94,8 +94,8 @@ export function Audit(/** @type {any} */ { title, rest, search }) {
 const labelled = (/** @type {any} */ record) => Object.fromEntries(Object.entries(record).map(([name, value]) => [name === "arguments" ? "arguments (keyed digest)" : name, value]));
 
 function OneRecord(/** @type {any} */ { id }) {
-  const [seat, number] = id.split(":");
-  const [page, problem] = useAnswer(at("v1/audit", { limit: 1, cursor: `${seat}:${Number(number) + 1}` }));
+  const [slot, number] = id.split(":");
+  const [page, problem] = useAnswer(at("v1/audit", { limit: 1, cursor: `${slot}:${Number(number) + 1}` }));
   const found = page?.records.find((/** @type {any} */ each) => idOf(each) === id);
   return html`<section class="panel pad stack" aria-label=${`Record ${number}`}>
     <div class="bar"><h2>Record ${number}</h2>${found && html`<${Outcome} record=${found.record} /><span class="dim">${time(found.record.at ?? 0)} UTC</span>`}<span class="grow"></span><a href=${link("audit")}>Close</a></div>

@@ -78,7 +78,7 @@ function paired(rows) {
 export function Definitions(/** @type {any} */ { title, search }) {
   const all = pending.value;
   return html`<div class="top"><h1>${title}</h1><span>${all.length ? `${count(all.length, "tool")} withheld` : ""}</span>${search}</div>
-    ${all.length ? null : html`<section class="panel empty"><p>No definition waits for approval.</p><p>With <code>pin = "approve"</code> or <code>"strict"</code> under <code>[hub]</code>, a tool whose definition changes is withheld until you have read the change here.</p></section>`}
+    ${all.length ? null : html`<section class="panel empty"><p>No definition waits for approval.</p><p>With <code>pin = "approve"</code> or <code>"strict"</code> under <code>[hub]</code>, a tool owner definition changes is withheld until you have read the change here.</p></section>`}
     <div class="stack">${all.map((each) => html`<${Review} key=${`${each.server}.${each.tool}.${each.fingerprint}`} review=${each} />`)}</div>`;
 }
 
