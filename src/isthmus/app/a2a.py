@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -16,13 +15,13 @@ import structlog
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, Identities
 from isthmus.app.links import ME
+from isthmus.app.routes import Frontend
+from isthmus.app.shared_state import push_key_store, sealer_of
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import A2A
-from isthmus.core.ports import Sealer
 from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
-from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
 from isthmus.credentials.signed_jwts import PushSigner
 from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
@@ -82,8 +81,17 @@ def check_grpc(configuration: Configuration, find: Callable[[str], object] = fin
     raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
 
 
-async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> GrpcService | None:
-    """Start gRPC and announce it in the card; None if it is not configured.
+async def open_grpc(
+    running: RunningHub,
+    agent: A2aHttp,
+    auth: Authenticator,
+    frontends: dict[str, Frontend],
+    *,
+    shares_port: bool = False,
+) -> GrpcService | None:
+    """Start gRPC and announce it in the card; None if it is not configured. Workers share its port.
+
+    `frontends` gets the paths at which other nodes of a cluster forward calls.
 
     Raises:
         ListenError: the address cannot be listened on.
@@ -91,15 +99,27 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) ->
     hub, port = running.configuration.hub, running.configuration.a2a.grpc_port
     if port is None:
         return None
-    from isthmus.frontends.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
+    from isthmus.frontends.a2a.grpc import PATHS, A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
 
     limits = hub.limits
-    settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
+    settings = GrpcSettings(
+        hub.host,
+        port,
+        limits.request_bytes,
+        limits.lag_seconds,
+        connections=limits.connections,
+        shares_port=shares_port,
+    )
     service = A2aGrpc(agent, auth, running.background, settings)
     service.in_flight = running.hub.bytes_in_flight
     bound = await service.open()
+    if agent.nodes.prefix:
+        frontends |= dict.fromkeys(PATHS, service)
     service.bases = grpc_bases(hub.public_url, hub.host, bound)
+    if (url := running.configuration.a2a.grpc_url) is not None:
+        service.bases = (f"https://{url}", f"http://{url}", *service.bases)
     agent.speak_grpc(grpc_address(hub.public_url, bound))
+    log.info("listening for gRPC", host=hub.host, port=bound)
     return service
 
 
@@ -132,8 +152,8 @@ class Pushes:
         may_name_private = lambda caller: caller.can_name_targets or caller is LOCAL  # noqa: E731
         self._courier = PushClient(Egress(), running.background, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
-        state = Path(running.configuration.hub.state)
-        sealer, signer = _sealer(state), PushSigner(state)
+        sealer = sealer_of(running.configuration, "push notifications will not survive a restart: no encryption key")
+        signer = PushSigner(push_key_store(running.configuration, sealer))
         self.pushing = PushNotifications(running.tasks, self._courier, may_name_private, sealer, signer)
         self._outbox = PushOutbox(
             running.tasks, running.journal, self._courier, self._letters, running.background, time.time, chance
@@ -183,12 +203,3 @@ class Owners:
         # A key of the file has another id in each process; for an earlier hub's id, the owner alone decides.
         is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_MARKS))
         return "known" if is_foreign or key in good else "gone"
-
-
-def _sealer(state: Path) -> Sealer:
-    """Encrypts the credentials of push notifications; without a stored key they last as long as the hub."""
-    try:
-        return StoredSealer(stored_key(state))
-    except (OSError, ValueError) as error:
-        log.warning("push notifications will not survive a restart: no encryption key", reason=str(error))
-        return ProcessSealer()

@@ -37,7 +37,7 @@ from isthmus.core.catalog.snapshot import (
     Snapshot,
     listed_entries,
 )
-from isthmus.core.pauses import in_passes
+from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import (
     AccessBy,
     AccessCaller,
@@ -59,7 +59,7 @@ from isthmus.model.callers import FRONTENDS, Caller, FrontendName, Grants, narro
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import FeatureName, ServerName, name_filter
 
-Who: TypeAlias = tuple[str, str, FrontendName | None]
+AccessSubject: TypeAlias = tuple[str, str, FrontendName | None]
 """A caller's name, the id of its key if the state folder has one, and the frontend that it uses."""
 
 What: TypeAlias = tuple[ListName, str]
@@ -307,7 +307,7 @@ def table_of(snapshot: Snapshot) -> FeatureTable:
 class AccessChange:
     """What changes for one caller; None stands for what no longer exists."""
 
-    who: Who
+    subject: AccessSubject
     tenant: str
     appearing: dict[What, ListedEntry] = field(default_factory=dict)
     vanishing: dict[What, ListedEntry | None] = field(default_factory=dict)
@@ -332,21 +332,21 @@ def differences(
     """
     known = old[0], new[0]
     # Frontends that allow a caller less, on either side, are compared by themselves.
-    narrowed: set[Who] = {
+    narrowed: set[AccessSubject] = {
         (caller.name, caller.key, frontend)
         for caller in (*known[0], *known[1])
         for frontend in FRONTENDS
         if caller.on(frontend).grants != caller.grants
     }
     before, after = (_by_frontend(callers, narrowed) for callers in known)
-    for who in sorted({**before, **after}, key=lambda who: (who[0], who[1], who[2] or "")):
-        was, is_now = before.get(who), after.get(who)
+    for subject in sorted({**before, **after}, key=lambda subject: (subject[0], subject[1], subject[2] or "")):
+        was, is_now = before.get(subject), after.get(subject)
         caller = is_now or was
         assert caller is not None, "it is in one of them"
         if old[1] is new[1] and was == is_now:
             yield None
             continue
-        change = AccessChange(who, caller.tenant)
+        change = AccessChange(subject, caller.tenant)
         change.targets = _right_change(*(each is not None and each.can_name_targets for each in (was, is_now)))
         change.operator = _right_change(*(each is not None and each.is_operator for each in (was, is_now)))
         had, has = _Reach(was, old[1]), _Reach(is_now, new[1])
@@ -396,15 +396,15 @@ def _changes(was: ListedEntry, is_now: ListedEntry, settings: Mapping[str, Seque
     return [*changes, *settings.get(is_now.route.feature.server, ())]
 
 
-def _by_frontend(callers: Iterable[Caller], narrowed: Container[Who]) -> dict[Who, Caller]:
+def _by_frontend(callers: Iterable[Caller], narrowed: Container[AccessSubject]) -> dict[AccessSubject, Caller]:
     """Callers in general, and on each frontend that allows them less."""
-    found: dict[Who, Caller] = {}
+    found: dict[AccessSubject, Caller] = {}
     for caller in callers:
         found[caller.name, caller.key, None] = caller
         for frontend in FRONTENDS:
-            who: Who = (caller.name, caller.key, frontend)
-            if who in narrowed:
-                found[who] = caller.on(frontend)
+            subject: AccessSubject = (caller.name, caller.key, frontend)
+            if subject in narrowed:
+                found[subject] = caller.on(frontend)
     return found
 
 
@@ -659,7 +659,7 @@ def _difference(
     change: AccessChange, now: Mapping[tuple[str, str], Caller], snapshot: Snapshot, most: int
 ) -> Generator[None, None, CallerDifference]:
     """A change in words, with at most so many features."""
-    name, key, frontend = change.who
+    name, key, frontend = change.subject
     caller = now[name, key]
     words = CallerPolicy(caller if frontend is None else caller.on(frontend), snapshot)
     appear = yield from _changed_features(words, change.appearing, most)

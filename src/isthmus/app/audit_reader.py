@@ -337,8 +337,8 @@ def verdict_document(verdicts: Sequence[AuditVerdict]) -> dict[str, object]:
     """The main log at the top level, those in slots below; `good` is about all of them."""
     main = next((each for each in verdicts if not each.slot), None)
     main = main or AuditVerdict(MAIN_LOG, 0, 1, START, verdicts[0].key, None)
-    slots = [{"seat": verdict.slot, **_as_json(verdict)} for verdict in verdicts if verdict.slot]
-    return {**_as_json(main), "good": not broken_words(verdicts), "seats": slots}
+    slots = [{"slot": verdict.slot, **_as_json(verdict)} for verdict in verdicts if verdict.slot]
+    return {**_as_json(main), "good": not broken_words(verdicts), "slots": slots}
 
 
 def _as_json(verdict: AuditVerdict) -> dict[str, object]:
@@ -401,7 +401,7 @@ _CURSOR = re.compile(r"[0-9]{1,9}:[0-9]{1,18}(-[0-9]{1,9}:[0-9]{1,18})*")
 
 def audit_line(slot: int, row: AuditRow) -> AuditLine:
     """A record as exports and pages have it."""
-    return AuditLine(seat=slot, number=row.number, digest=row.digest.hex(), record=msgspec.Raw(row.content))
+    return AuditLine(slot=slot, number=row.number, digest=row.digest.hex(), record=msgspec.Raw(row.content))
 
 
 def record_filter(wanted: AuditFilter) -> Callable[[AuditRow], bool]:
@@ -533,7 +533,7 @@ async def from_thread(
     results: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
     room, stopped = threading.Semaphore(AHEAD), threading.Event()
 
-    def tell(result: tuple[T] | Exception | None) -> None:
+    def put(result: tuple[T] | Exception | None) -> None:
         with suppress(RuntimeError):  # the hub has ended
             loop.call_soon_threadsafe(results.put_nowait, result)
 
@@ -541,7 +541,7 @@ async def from_thread(
         room.acquire()
         if stopped.is_set():
             raise _Stopped
-        tell((item,))
+        put((item,))
 
     def run() -> None:
         try:
@@ -549,9 +549,9 @@ async def from_thread(
         except _Stopped:
             return
         except Exception as error:  # noqa: BLE001 - passed on to the reader
-            tell(error)
+            put(error)
         else:
-            tell(None)
+            put(None)
 
     if ended is not None:
         ended.add_done_callback(lambda _: results.put_nowait(None))

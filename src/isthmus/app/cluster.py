@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 import zlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,24 +21,38 @@ import structlog
 
 from isthmus.app.cluster_servers import OwnServers, RemoteServers
 from isthmus.app.config_diff import digests_of
-from isthmus.app.forwarding import LEASE, Forwarder
+from isthmus.app.forwarding import LEASE, Forwarder, prefix_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.placement import PlacedServers
+from isthmus.app.shared_state import shared_secret
 from isthmus.cluster.bus import Bus, BusFault, BusState, NodeAway, NodeId, NoResponse
 from isthmus.cluster.settings import ClusterSettings
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import CLUSTER
-from isthmus.core.pauses import in_passes
-from isthmus.core.ports import SharedJournal
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.event_loop import in_passes
+from isthmus.core.ports import Document, SharedJournal
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.frontends.http.auth import Authenticator
+from isthmus.core.watch.server_tasks import ListedTask, ServerTask
+from isthmus.frontends.http.auth import Authenticator, FailedAuthLimit
 from isthmus.frontends.http.health import RenderMetrics
+from isthmus.frontends.mcp.methods import QUERY_SECONDS, TaskList
+from isthmus.frontends.mcp.subscriptions import McpClient
+from isthmus.frontends.mcp.tasks import public_state
+from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import Fault, NodeLost, TaskElsewhere
+from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
+from isthmus.model.relay import RelayDevice
 from isthmus.telemetry.metrics import merge_texts
+from isthmus.upstream.dialin.link import PlacedLink
+from isthmus.wire.jsonrpc import object_members
+from isthmus.wire.mcp.tasks import state_of
 
 log = structlog.get_logger(__name__)
 
@@ -50,11 +67,87 @@ TASKS: Final = "tasks"
 CONFIGURATION: Final = "configuration"
 """The attribute of a node with the digests of its configuration, as JSON."""
 
+CONFIG_VERSION: Final = "configVersion"
+"""The attribute of a node with the version of its configuration in the database."""
+
+CONFIG_PROBLEM: Final = "configProblem"
+"""The attribute of a node that does not use all of the newest configuration: why."""
+
+PROBLEM_LENGTH_MAX = 500
+
+HUB: Final = "hub"
+"""The attribute of a node with the id of its hub."""
+
 FORGOTTEN: Final = "forgotten"
 """The topic of dial-in servers that an operator has had forgotten."""
 
+RESTARTED: Final = "restarted"
+"""The topic of servers that an operator has restarted."""
+
+LISTS: Final = "lists"
+"""The topic of lists of configured servers that have changed. A server may announce that to one node only."""
+
+SESSION_ENDED: Final = "session-ended"
+"""The topic of sessions that have ended: the node that runs a program has their processes."""
+
+WRONG_KEY: Final = "wrong-key"
+"""The topic of addresses that have sent a wrong key."""
+
+SWITCH: Final = "switch"
+"""The service that enables and disables servers."""
+
+SWITCH_SECONDS = 5.0
+
 APPROVALS: Final = "approvals"
 """The topic of approvals that have changed."""
+
+LIMITS: Final = "limits"
+"""The topic of the running calls of tenants, which nodes count together."""
+
+LOADS: Final = "member-loads"
+"""The topic of the running calls of members of fleets that a node owns or runs."""
+
+COUNTS_SECONDS = 1.0
+"""How often counts are published."""
+
+COUNTS_STALE_SECONDS = 4 * COUNTS_SECONDS
+"""Counts of a node that are older do not count: their messages may be lost."""
+
+COUNTED_MAX = 1000
+"""Counts in one message: the highest ones."""
+
+CONNECTIONS: Final = "connections"
+"""The topic of how many sockets agents have at a node."""
+
+UNCOUNTED_SHARE = 16
+"""A node does not publish an agent with fewer sockets than this part of `max_agent_connections`."""
+
+BUDGETS: Final = "budgets"
+"""The topic of counters of budgets that have changed."""
+
+BUDGETS_AT_ONCE = 100
+"""Counters in one message."""
+
+DEVICES: Final = "devices"
+"""The service that lists the relay devices of a node."""
+
+DEVICES_SECONDS = 2.0
+_DEVICES = msgspec.json.Decoder(tuple[RelayDevice, ...])
+
+SERVER_TASKS: Final = "server-tasks"
+"""The service that lists the tasks of servers of one caller at a node."""
+
+SERVER_TASKS_SECONDS = QUERY_SECONDS + 1.0
+"""How long another node may take for that: it asks its servers."""
+
+TASK_STATUS: Final = "task-status"
+"""The topic of tasks whose status was reported, for sessions of their callers at other nodes."""
+
+PING: Final = "ping"
+"""The service that answers at once."""
+
+PING_SECONDS = 1.0
+"""How long a node may take to answer, before its lag is unknown."""
 
 CANCEL_SECONDS = 5.0
 """How long another node may take to store that a task is cancelled."""
@@ -63,8 +156,10 @@ CANCEL_SECONDS = 5.0
 class Cluster:
     """The bus and everything that uses it. While the bus is away, the hub serves its own servers."""
 
-    def __init__(self, bus: Bus, settings: ClusterSettings) -> None:
+    def __init__(self, bus: Bus, settings: ClusterSettings, secret: bytes) -> None:
         self.bus = bus
+        self.secret = secret
+        """See `shared_secret`."""
         self._settings = settings
         self._forwarder: Forwarder | None = None
         self._own: OwnServers | None = None
@@ -74,6 +169,7 @@ class Cluster:
         """By node: the tables of its configuration that differ from this one's."""
         self.placed = PlacedServers(bus, settings.lease_seconds)
         bus.on_state_changed(self._log_state)
+        bus.respond(PING, lambda _node, payload: payload)
         self._log_state(bus.state)
 
     @classmethod
@@ -84,8 +180,9 @@ class Cluster:
             ConfigError: a file that is needed for NATS cannot be used.
         """
         settings = configuration.cluster
+        secret = await asyncio.to_thread(shared_secret, configuration)
         try:
-            return cls(await _open_bus(settings, NodeId(settings.node_id(port))), settings)
+            return cls(await _open_bus(settings, NodeId(settings.node_id(port))), settings, secret)
         except (OSError, ValueError) as error:
             place = Place(configuration.file, CLUSTER)
             raise ConfigError(place.finding(f"cannot be used: {error}")) from error
@@ -100,18 +197,81 @@ class Cluster:
         self.placed.sessions = lambda key: own.sessions_of(key.key)
         self.placed.open_link = self._remote.open_placed
         self.placed.join(running)
+        share_loads(self.bus, running, own)
         running.dialins.on_stood = self._own.note
+        self._announced[HUB] = running.hub.id
+        running.dialins.on_arriving, running.dialins.on_arrived = self._own.note_arriving, self._own.note_arrived
         running.on_configured = self._announce_configuration
+        running.on_configuration_problem = self._announce_problem
+        self._announce_problem(running.configuration_problem)
         self._announce_configuration(running.configuration)
         self.bus.on_peers_changed(self._compare_configurations)
+        self.bus.on_peers_changed(lambda: self._note_hubs(running))
+        self._note_hubs(running)
         running.dialins.on_forgotten = lambda server: self.bus.publish(FORGOTTEN, server.encode())
         self.bus.subscribe(FORGOTTEN, lambda _, server: _forget(running, server))
+        running.on_restarted = lambda server: self.bus.publish(RESTARTED, server.encode())
+        self.bus.subscribe(RESTARTED, lambda _, server: _restart(running, server))
+        running.supervisor.on_lists_changed = partial(self._publish_lists, running)
+        self.bus.subscribe(LISTS, lambda _, payload: _lists_changed(running, payload))
+        running.hub.on_session_ended = partial(self._publish_session_end, running)
+        self.bus.subscribe(SESSION_ENDED, lambda _, session: running.hub.session_ended_here(session.decode()))
+        running.on_switched = self._switch_others
+        self.bus.respond(SWITCH, partial(_switch, running))
         if isinstance(running.journal, SharedJournal):
             running.journal.on_joined = self._announce_lease
             if running.journal.number is not None:
                 self._announce_lease(running.journal.number)
             running.tasks.peers = RemoteTasks(self.bus, self.forwarder, running.tasks)
             SharedApprovals(self.bus, running)
+            SharedBudgets(self.bus, running)
+
+    def _note_hubs(self, running: RunningHub) -> None:
+        """Behind a load balancer, a server that is another node is this hub itself."""
+        ids = {peer.attributes.get(HUB, "") for peer in self.bus.peers().values()}
+        running.hub.other_ids = ids - {""}
+
+    def _publish_lists(self, running: RunningHub, server: ServerName, topics: Sequence[str]) -> None:
+        reconnector = running.supervisor.reconnectors.get(server)
+        if reconnector is not None and isinstance(reconnector.active_link, PlacedLink):
+            return  # the node that runs the program tells all
+        self.bus.publish(LISTS, msgspec.json.encode([server, topics]))
+
+    def _publish_session_end(self, running: RunningHub, session: str) -> None:
+        if any(server.owners for server in running.configuration.servers):
+            self.bus.publish(SESSION_ENDED, session.encode())
+
+    async def _switch_others(self, server: ServerName, is_on: bool) -> None:  # noqa: FBT001 - a callback
+        """Enable or disable a server at all other nodes. One that is not reached has another configuration then."""
+        payload = msgspec.json.encode([server, is_on])
+
+        async def switch(node: NodeId) -> None:
+            try:
+                await self.bus.request(node, SWITCH, payload, within=SWITCH_SECONDS)
+            except BusFault as fault:
+                log.warning("a server was not switched at another node", server=server, node=node, reason=str(fault))
+
+        await asyncio.gather(*map(switch, self.bus.peers()))
+
+    def share_devices(self, relay: RelayHttp, running: RunningHub) -> None:
+        """Show the relay devices of all nodes at each of them, and count the sockets of agents together."""
+        SharedConnections(self.bus, relay, running)
+
+        async def respond(_node: NodeId, _request: bytes) -> bytes:
+            return msgspec.json.encode(relay.devices())
+
+        async def devices_of(node: NodeId) -> tuple[RelayDevice, ...]:
+            try:
+                return _DEVICES.decode(await self.bus.request(node, DEVICES, b"", within=DEVICES_SECONDS))
+            except BusFault:  # those of a node that does not answer are missing
+                return ()
+
+        async def elsewhere() -> list[RelayDevice]:
+            found = await asyncio.gather(*map(devices_of, self.bus.peers()))
+            return [device for each in found for device in each]
+
+        self.bus.respond(DEVICES, respond)
+        relay.devices_elsewhere = elsewhere
 
     def _announce_lease(self, number: int) -> None:
         """Other nodes find by it who holds a task."""
@@ -120,8 +280,14 @@ class Cluster:
 
     def _announce_configuration(self, configuration: Configuration) -> None:
         self._announced[CONFIGURATION] = msgspec.json.encode(digests_of(configuration)).decode()
+        if configuration.version is not None:
+            self._announced[CONFIG_VERSION] = str(configuration.version)
         self.bus.announce(self._announced)
         self._compare_configurations()
+
+    def _announce_problem(self, problem: str) -> None:
+        self._announced[CONFIG_PROBLEM] = problem[:PROBLEM_LENGTH_MAX]
+        self.bus.announce(self._announced)
 
     def _compare_configurations(self) -> None:
         """Find the nodes whose configuration differs from this one's, and log what has changed about that."""
@@ -129,9 +295,11 @@ class Cluster:
         own = _digests_in(self._announced)
         for node, peer in sorted(self.bus.peers().items()):
             theirs = _digests_in(peer.attributes)
-            if theirs:  # a node that starts, or one of an earlier version, has not said it
-                tables = tuple(sorted(each for each in own | theirs if own.get(each) != theirs.get(each)))
-                found |= {node: tables} if tables else {}
+            # A node that starts, or one of an earlier version, has not said it.
+            differing = sorted(each for each in own | theirs if own.get(each) != theirs.get(each)) if theirs else []
+            if not is_supported_skew(ME.version, peer.attributes.get("version", "")):
+                differing.append("version")
+            found |= {node: tuple(differing)} if differing else {}
         for name, tables in found.items():
             if self._differences.get(name) != tables:
                 log.warning("another node has another configuration", node=name, tables=tables)
@@ -147,7 +315,12 @@ class Cluster:
         """Forward requests that belong to other nodes; ids of this node name it from now on."""
         lag_bytes = running.configuration.hub.limits.lag_bytes
         self._forwarder = Forwarder(self.bus, auth, running.background, lag_bytes, local_key)
+        limit = auth.failed_auth_limit
+        limit.on_failed = lambda address: self.bus.publish(WRONG_KEY, address.encode())
+        self.bus.subscribe(WRONG_KEY, lambda _, address: _note_wrong_key(limit, address))
         running.name_node(self._forwarder.prefix)
+        share_tenants(self.bus, running)
+        SharedServerTasks(self.bus, running)
         return self._forwarder
 
     @property
@@ -176,19 +349,33 @@ class Cluster:
         if self._own is not None:
             await self._own.wait_idle()
 
-    def report(self) -> ClusterReport:
+    async def report(self) -> ClusterReport:
         """See `frontends.rest.http.ClusterReports`."""
+        asked = list(self.bus.peers())
+        silences = {node: self.bus.silence_of(node) for node in asked}  # before each answers a request
+        lags = dict(zip(asked, await asyncio.gather(*map(self._lag_of, asked)), strict=True))
         bus, state = self.bus, self.bus.state
         own = () if self._own is None else tuple(sorted(entry.name for entry in self._own.entries.values()))
         others = {} if self._remote is None else self._remote.owned()
-        nodes = [NodeReport(bus.node, is_self=True, since=state.since, version=ME.version, servers=own)]
+        found = _config_in(self._announced)
+        nodes = [NodeReport(bus.node, True, state.since, ME.version, own, (), *found, str(bus.epoch))]
         for node, peer in sorted(bus.peers().items()):
             servers = tuple(sorted(others.get(node, ())))
             version = peer.attributes.get("version", "")
             differs = self._differences.get(node, ())
-            nodes.append(NodeReport(node, False, peer.joined, version, servers, differs))
+            found, epoch = _config_in(peer.attributes), str(peer.epoch)
+            silence, lag = silences.get(node), lags.get(node)
+            nodes.append(NodeReport(node, False, peer.joined, version, servers, differs, *found, epoch, silence, lag))
         shown = BusReport("connected" if state.is_connected else "away", state.since, state.reason)
         return ClusterReport(bus.node, shown, tuple(nodes))
+
+    async def _lag_of(self, node: NodeId) -> float | None:
+        began = time.monotonic()
+        try:
+            await self.bus.request(node, PING, b"", within=PING_SECONDS)
+        except BusFault:  # it has gone, stands still, or is of a version that does not know the service
+            return None
+        return time.monotonic() - began
 
     def cut_off(self) -> str | None:
         """Why this node does not reach the others; None if it does."""
@@ -253,6 +440,42 @@ def _digests_in(attributes: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def is_supported_skew(one: str, other: str) -> bool:
+    """Whether nodes of these versions may work together: at most one minor version apart. An unknown one may."""
+    try:
+        (major, minor), (other_major, other_minor) = (tuple(map(int, each.split(".")[:2])) for each in (one, other))
+    except ValueError:
+        return True
+    return major == other_major and abs(minor - other_minor) <= 1
+
+
+def _config_in(attributes: Mapping[str, str]) -> tuple[int | None, str]:
+    """The version of a node's configuration, and why it does not use all of the newest one."""
+    number = attributes.get(CONFIG_VERSION, "")
+    return int(number) if number.isdecimal() else None, attributes.get(CONFIG_PROBLEM, "")
+
+
+def _note_wrong_key(limit: FailedAuthLimit, address: bytes) -> None:
+    limit.count(address.decode())
+
+
+def _restart(running: RunningHub, server: bytes) -> None:
+    running.supervisor.restart(ServerName(server.decode()))
+
+
+def _lists_changed(running: RunningHub, payload: bytes) -> None:
+    server, topics = msgspec.json.decode(payload, type=tuple[str, tuple[Topic, ...]])
+    reconnector = running.supervisor.reconnectors.get(ServerName(server))
+    if reconnector is not None:
+        reconnector.lists_changed(topics)
+
+
+async def _switch(running: RunningHub, node: NodeId, payload: bytes) -> bytes:
+    server, is_on = msgspec.json.decode(payload, type=tuple[str, bool])
+    await running.switch_here(ServerName(server), is_on=is_on, node=node)
+    return b""
+
+
 def _forget(running: RunningHub, server: bytes) -> None:
     running.dialins.forget_here(ServerName(server.decode()))
 
@@ -285,6 +508,225 @@ class RemoteTasks:
         return b""
 
 
+class SharedCounts:
+    """Tells other nodes once a second how many calls something has here, and adds theirs up.
+
+    Nothing of it is on the path of a call, so what happens within a second is not seen elsewhere in time.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        background: BackgroundTasks,
+        topic: str,
+        count: Callable[[], Mapping[str, int]],
+        apply: Callable[[Mapping[str, int]], None],
+    ) -> None:
+        """`count` returns the counts of this node, and `apply` is called with those of the others together."""
+        self._bus = bus
+        self._topic = topic
+        self._count = count
+        self._apply = apply
+        self._clock = asyncio.get_running_loop().time
+        self._seen: dict[NodeId, tuple[float, dict[str, int]]] = {}
+        """By node: when it published its counts, and these."""
+        bus.subscribe(topic, self._receive)
+        background.spawn(f"shared {topic}", self._publish_for_ever())
+
+    async def _publish_for_ever(self) -> None:
+        had_any = False
+        while True:
+            await asyncio.sleep(COUNTS_SECONDS)
+            self._drop_stale()
+            counts = self._count()
+            if self._bus.peers() and (counts or had_any):
+                most = dict(sorted(counts.items(), key=lambda each: -each[1])[:COUNTED_MAX])
+                self._bus.publish(self._topic, msgspec.json.encode(most))
+            had_any = bool(counts)
+
+    def _receive(self, node: NodeId, payload: bytes) -> None:
+        self._seen[node] = self._clock(), msgspec.json.decode(payload, type=dict[str, int])
+        self._sum()
+
+    def _drop_stale(self) -> None:
+        oldest = self._clock() - COUNTS_STALE_SECONDS
+        if stale := [node for node, (at, _) in self._seen.items() if at < oldest]:
+            for node in stale:
+                del self._seen[node]
+            self._sum()
+
+    def _sum(self) -> None:
+        total: Counter[str] = Counter()
+        for _, counts in self._seen.values():
+            total.update(counts)
+        self._apply(dict(total))
+
+
+def share_tenants(bus: Bus, running: RunningHub) -> None:
+    """Count the running calls of tenants together."""
+    tenants = running.hub.tenants
+
+    def apply(counts: Mapping[str, int]) -> None:
+        tenants.elsewhere = counts
+
+    SharedCounts(bus, running.background, LIMITS, tenants.counts, apply)
+
+
+def share_loads(bus: Bus, running: RunningHub, own: OwnServers) -> None:
+    """Let fleets know how busy members are that other nodes own or run: their queues have the calls of all nodes."""
+    hub = running.hub
+
+    def count() -> dict[str, int]:
+        if hub.fleets is None:
+            return {}
+        members = hub.fleets.members() & {ServerName(entry.name) for entry in own.entries.values()}
+        found = {member: hub.server_queues[member] for member in members if member in hub.server_queues}
+        return {member: queue.running + queue.queued for member, queue in found.items() if queue.running}
+
+    def apply(counts: Mapping[str, int]) -> None:
+        if hub.fleets is not None:
+            hub.fleets.calls_elsewhere = counts
+
+    SharedCounts(bus, running.background, LOADS, count, apply)
+
+
+class SharedConnections:
+    """Tells other nodes how many sockets each agent has here, and counts theirs (`max_agent_connections`).
+
+    Agents with few sockets here are left out: nearly all have one or two, and there may be very many.
+    """
+
+    def __init__(self, bus: Bus, relay: RelayHttp, running: RunningHub) -> None:
+        self._bus = bus
+        self._relay = relay
+        self._running = running
+        self._published: dict[str, int] = {}
+        self._due: dict[str, None] = {}
+        self._seen: dict[NodeId, dict[str, int]] = {}
+        self._peers = bus.peers().keys() - set()
+        relay.on_counted = running.dialins.on_counted = self._count
+        bus.subscribe(CONNECTIONS, self._receive)
+        bus.on_peers_changed(self._peers_changed)
+
+    def _count(self, agent: str) -> None:
+        """An agent has one socket more or less: publish that with the others of this turn of the event loop."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._publish)
+        self._due[agent] = None
+
+    def _publish(self) -> None:
+        due, self._due = self._due, {}
+        least = self._running.configuration.relay.dialin.max_agent_connections // UNCOUNTED_SHARE
+        changed: dict[str, int] = {}
+        for agent in due:
+            count = self._running.dialins.connections_of(agent) + self._relay.devices_of(agent)
+            count = count if count >= max(least, 1) else 0
+            if count != self._published.get(agent, 0):
+                changed[agent] = self._published[agent] = count
+                if not count:
+                    del self._published[agent]
+        if changed:
+            self._send(changed)
+
+    def _send(self, counts: dict[str, int]) -> None:
+        agents = list(counts)
+        for at in range(0, len(agents), COUNTED_MAX):
+            some = {agent: counts[agent] for agent in agents[at : at + COUNTED_MAX]}
+            self._bus.publish(CONNECTIONS, msgspec.json.encode(some))
+
+    def _receive(self, node: NodeId, payload: bytes) -> None:
+        seen = self._seen.setdefault(node, {})
+        seen |= msgspec.json.decode(payload, type=dict[str, int])
+        self._seen[node] = {agent: count for agent, count in seen.items() if count}
+        self._sum()
+
+    def _peers_changed(self) -> None:
+        """A node that has come knows nothing of this one yet; the sockets of one that has gone are closed."""
+        peers = self._bus.peers().keys() - set()
+        if peers - self._peers:
+            self._send(self._published)
+        self._peers = peers
+        for node in self._seen.keys() - peers:
+            del self._seen[node]
+        self._sum()
+
+    def _sum(self) -> None:
+        total: Counter[str] = Counter()
+        for counts in self._seen.values():
+            total.update(counts)
+        self._relay.connections_elsewhere = total
+
+
+class ServerTasksRequest(msgspec.Struct, frozen=True):
+    """Asks a node for the tasks of one caller at servers."""
+
+    tenant: str
+    name: str
+    servers: tuple[ServerName, ...]
+    after: int
+    most: int
+
+
+class TaskStatus(msgspec.Struct, frozen=True):
+    """The status of a caller's task, with the id that the caller uses."""
+
+    tenant: str
+    name: str
+    server: ServerName
+    state: dict[str, msgspec.Raw]
+    is_other: bool
+
+
+class SharedServerTasks:
+    """The tasks that servers run at other nodes, for lists and listeners; see `core.watch.server_tasks.OtherNodes`."""
+
+    def __init__(self, bus: Bus, running: RunningHub) -> None:
+        self._bus = bus
+        self._hub = running.hub
+        running.hub.tasks.other_nodes = self
+        bus.respond(SERVER_TASKS, self._respond)
+        bus.subscribe(TASK_STATUS, self._receive)
+
+    async def listed(
+        self, caller: Caller, servers: Sequence[ServerName], after: Mapping[str, int], most: int
+    ) -> dict[str, Sequence[ListedTask]]:
+        """See `OtherNodes`. The tasks of a node that does not answer in time are missing."""
+
+        async def ask(node: NodeId) -> tuple[str, Sequence[ListedTask]]:
+            prefix = prefix_of(node)
+            request = ServerTasksRequest(caller.tenant, caller.name, tuple(servers), after.get(prefix, 0), most)
+            try:
+                found = await self._bus.request(
+                    node, SERVER_TASKS, msgspec.json.encode(request), within=SERVER_TASKS_SECONDS
+                )
+            except BusFault as fault:
+                log.warning("the tasks of another node cannot be listed", node=node, reason=str(fault))
+                return prefix, ()
+            return prefix, msgspec.json.decode(found, type=list[ListedTask])
+
+        return dict(await asyncio.gather(*map(ask, self._bus.peers())))
+
+    async def _respond(self, _node: NodeId, payload: bytes) -> bytes:
+        request = msgspec.json.decode(payload, type=ServerTasksRequest)
+        caller = Caller(request.name, request.tenant, Grants(tuple(f"{server}.*" for server in request.servers)))
+        task_list = TaskList(McpClient(self._hub, caller, EVERYTHING))
+        return msgspec.json.encode(await task_list.own(request.servers, request.after, request.most))
+
+    def report(self, task: ServerTask, *, is_other: bool) -> None:
+        """See `OtherNodes`."""
+        tenant, name = task.owner
+        members = object_members(public_state(task, Caller(name, tenant, Grants(())))) or {}
+        self._bus.publish(
+            TASK_STATUS, msgspec.json.encode(TaskStatus(tenant, name, task.server, dict(members), is_other))
+        )
+
+    def _receive(self, _node: NodeId, payload: bytes) -> None:
+        status = msgspec.json.decode(payload, type=TaskStatus)
+        if (state := state_of(status.state)) is not None:
+            owner = status.tenant, status.name
+            self._hub.tasks.reported_elsewhere(owner, status.server, state, is_other=status.is_other)
+
+
 class SharedApprovals:
     """Tells the other nodes which approvals have changed in the shared journal, and reads what they have changed.
 
@@ -314,6 +756,27 @@ class SharedApprovals:
     def _spawn(self, reading: Coroutine[None, None, None]) -> None:
         with suppress(RuntimeError):  # the hub is closing
             self._background.spawn("approvals of other nodes", _logged(reading))
+
+
+class SharedBudgets:
+    """Sends counters of budgets to the other nodes when they are in the shared journal.
+
+    So each node shows what all have counted. A message that is lost costs only that: the journal decides which calls
+    have room.
+    """
+
+    def __init__(self, bus: Bus, running: RunningHub) -> None:
+        self._bus = bus
+        self._budgets = running.budgets
+        running.budgets.on_written = self._publish
+        bus.subscribe(BUDGETS, self._receive)
+
+    def _publish(self, documents: Sequence[Document]) -> None:
+        for at in range(0, len(documents), BUDGETS_AT_ONCE):
+            self._bus.publish(BUDGETS, msgspec.msgpack.encode(documents[at : at + BUDGETS_AT_ONCE]))
+
+    def _receive(self, _node: NodeId, payload: bytes) -> None:
+        self._budgets.receive(msgspec.msgpack.decode(payload, type=list[Document]))
 
 
 async def _logged(reading: Coroutine[None, None, None]) -> None:

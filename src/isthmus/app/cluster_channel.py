@@ -2,20 +2,23 @@
 
 Each message has its length in front, so that the messages of one turn of the event loop travel together, and a long one
 travels in pieces: the bus refuses more than a few megabytes at once, and this waits. `app.cluster_servers` uses it on
-both ends; on the calling node it is a `DialInChannel`.
+both ends; on the calling node it is a `NodeChannel`.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from isthmus.cluster.bus import BusChannel, ChannelClosed, ChannelEnd, ChannelFull
 from isthmus.core.background import BackgroundTasks
-from isthmus.transport.websocket import Hearer
+from isthmus.upstream.dialin.link import NodeMessageReceiver
 
 LENGTH = struct.Struct("<I")
+
+_CLOSE_REASON = re.compile(r"(.*) \[(\d+) bytes received\]", re.DOTALL)
+"""The reason with which one end closes a channel: how much it has received; it ignores everything after."""
 
 PIECE_BYTES = 128 * 1024
 """The longest message of the bus; longer writes are cut. It is less than the window of a channel."""
@@ -65,7 +68,7 @@ def frame(message: bytes) -> bytes:
 
 
 class MessageChannel:
-    """One end. Its owner sets `hearer` before it calls `start`."""
+    """One end. Its owner sets `receiver` before it calls `start`."""
 
     def __init__(
         self,
@@ -75,18 +78,22 @@ class MessageChannel:
         ping: Callable[[float], Awaitable[bool]] | None = None,
     ) -> None:
         """Messages may have `limit_bytes`. `ping` asks the other end whether its server is alive."""
-        self.hearer: Hearer | None = None
+        self.receiver: NodeMessageReceiver | None = None
         self._channel = channel
         self._background = background
         self._decoder = MessageDecoder(limit_bytes)
         self._ping = ping
         self._written = 0
         """All bytes so far: the bus counts the same ones, in the same order."""
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: list[memoryview] = []
         self._unsent_bytes = 0
-        self._is_pumping = self._is_over = False
+        self._is_pumping = self._is_done = False
         self._last_words: str | None = None
         """The reason to close it with, once everything is sent."""
+        self._received_bytes = 0
+        """Bytes that were received and passed to the hearer."""
+        self._peer_received_bytes: int | None = None
+        """The same of the other end, once that has closed the channel: it ignored everything after these."""
 
     def start(self) -> None:
         """Receive what has come and will come."""
@@ -106,7 +113,7 @@ class MessageChannel:
     def write(self, data: bytes) -> int:
         """Send frames; on a closed channel they are dropped and count as not sent."""
         self._written += len(data)
-        if self._is_over or not self._channel.is_open:
+        if self._is_done or not self._channel.is_open:
             return self._written
         if not self._unsent and len(data) <= PIECE_BYTES and self._channel.buffered_bytes() <= PIECE_BYTES:
             self._send(data)
@@ -120,12 +127,17 @@ class MessageChannel:
         return self._written
 
     def has_left(self, offset: int) -> bool:
-        """Whether the byte before `offset` may have reached the other node."""
-        return self._channel.has_left(offset)
+        """Whether the byte before `offset` may have reached the other node's hearer."""
+        is_ignored = self._peer_received_bytes is not None and offset > self._peer_received_bytes
+        return not is_ignored and self._channel.has_left(offset)
 
     def buffered_bytes(self) -> int:
         """Bytes that wait here because the other node does not read them."""
         return self._unsent_bytes
+
+    def is_confirmed(self) -> bool:
+        """Whether the other node gave a sign of life a moment ago; if not, the hearer is told what follows."""
+        return self._is_done or self._channel.is_confirmed()
 
     async def is_alive(self, within: float) -> bool:
         """Whether the server at the other end answers a ping."""
@@ -137,13 +149,14 @@ class MessageChannel:
         self._channel.abort()
 
     def close(self, code: int, reason: str) -> None:
-        """Close it, after what was written; nothing is received afterwards."""
-        self.hearer = None
+        """Close it, after what was written; nothing is received afterwards, and the other end learns that."""
+        reason = f"{reason} [{self._received_bytes} bytes received]"
+        self.receiver = None
         if not self._is_pumping:
             self._give_up()
             self._channel.close(reason)
-        elif not self._is_over:
-            self._is_over = True
+        elif not self._is_done:
+            self._is_done = True
             self._last_words = reason
 
     async def aclose(self, code: int = NORMAL, reason: str = "") -> None:
@@ -168,7 +181,7 @@ class MessageChannel:
         try:
             while self._unsent:
                 await self._channel.drain()
-                piece = self._unsent.popleft()
+                piece = self._unsent.pop(0)
                 self._unsent_bytes -= len(piece)
                 if not self._send(bytes(piece)):
                     return
@@ -178,12 +191,12 @@ class MessageChannel:
             self._is_pumping = False
         if self._last_words is not None:
             self._channel.close(self._last_words)
-        elif self.hearer is not None:
-            self.hearer.flush()
+        elif self.receiver is not None:
+            self.receiver.flush()
 
     def _give_up(self) -> None:
-        self._is_over = True
-        self.hearer = None
+        self._is_done = True
+        self.receiver = None
         self._unsent.clear()
         self._unsent_bytes = 0
 
@@ -191,6 +204,8 @@ class MessageChannel:
 
     def message(self, message: bytes) -> None:
         """See `ChannelReceiver`."""
+        if self.receiver is not None:
+            self._received_bytes += len(message)
         try:
             found = self._decoder.feed(message)
         except ValueError as error:
@@ -198,15 +213,25 @@ class MessageChannel:
             self.closed(ChannelEnd("broken", str(error)))
             return
         for each in found:
-            if self.hearer is not None:
-                self.hearer.read(each)
+            if self.receiver is not None:
+                self.receiver.read(each)
 
     def writable(self) -> None:
-        """See `ChannelReceiver`; `drain` reports it."""
+        """See `ChannelReceiver`; `drain` reports it, too."""
+        if self.receiver is not None and not self._is_pumping:
+            self.receiver.flush()
+
+    def silent(self, confirmed: int) -> None:
+        """See `ChannelReceiver`."""
+        if self.receiver is not None:
+            self.receiver.silent(confirmed)
 
     def closed(self, end: ChannelEnd) -> None:
         """See `ChannelReceiver`."""
-        hearer = self.hearer
+        receiver = self.receiver
+        reason = end.reason
+        if end.how == "peer" and (closing := _CLOSE_REASON.fullmatch(reason)) is not None:
+            reason, self._peer_received_bytes = closing[1], int(closing[2])
         self._give_up()
-        if hearer is not None:
-            hearer.ended(end.reason or "its node closed the channel")
+        if receiver is not None:
+            receiver.ended(reason or "its node closed the channel")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
@@ -31,7 +31,7 @@ from isthmus.frontends.mcp.duplex import CallOrigin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
-from isthmus.upstream.dialin.agents import AgentServer
+from isthmus.upstream.dialin.agents import AgentServer, DialInAgent
 from isthmus.upstream.dialin.link import DialInLink, NodeServer, PlacedLink
 from isthmus.upstream.reconnector import Backoff
 from isthmus.wire.mcp.messages import CALLER_KEY, Implementation, Members, read_caller
@@ -57,11 +57,28 @@ Key: TypeAlias = tuple[str, str]
 OpenLink: TypeAlias = Callable[[NodeId, NodeServer], Awaitable[DialInLink]]
 
 
+class ArrivingServer(msgspec.Struct, frozen=True):
+    """A server that has connected to a node, and is not listed yet: devices at all nodes wait for it."""
+
+    number: int
+    """Of this arrival at its node."""
+    agent: str
+    """The key of its agent."""
+    label: str
+    """Its id, as far as it is known."""
+    is_named: bool
+    came: float
+    """See `NodeServer`."""
+
+
 class DirectoryChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a directory. The first has all servers."""
 
     own: tuple[NodeServer, ...] = ()
     lost: tuple[Key, ...] = ()
+    arriving: tuple[ArrivingServer, ...] = ()
+    arrived: tuple[tuple[int, str | None], ...] = ()
+    """Arrivals that are over: their numbers, and the ids of the servers that are listed."""
 
 
 class ServerOpened(msgspec.Struct, frozen=True):
@@ -89,6 +106,11 @@ class OwnServers:
         self._share = OfferShare()
         self.entries: dict[Key, NodeServer] = {}
         self._changed: dict[Key, None] = {}
+        self._arriving: dict[DialInLink, ArrivingServer] = {}
+        self._new_arrivals: list[ArrivingServer] = []
+        self._arrived: list[tuple[int, str | None]] = []
+        self._arrivals = 0
+        self._is_telling = False
         self._readers: set[BusChannel] = set()
         self._sessions: dict[Key, set[OwnSession]] = {}
         self._is_leaving = False
@@ -100,12 +122,12 @@ class OwnServers:
         bus.serve(SERVER, self._open)
         bus.respond(ALIVE, self._is_alive)
 
-    def note(self, seat: AgentServer) -> None:
+    def note(self, agent_server: AgentServer) -> None:
         """A server's state has changed."""
-        key = seat.agent.key, seat.server_id
-        link = seat.reconnector.link
+        key = agent_server.agent.key, agent_server.server_id
+        link = agent_server.reconnector.link
         is_here = link is not None and link.announced is None and not self._is_leaving
-        entry = _entry(seat, link) if link is not None and is_here else None
+        entry = _entry(agent_server, link) if link is not None and is_here else None
         if self.entries.get(key) == entry:
             return
         if entry is None:
@@ -114,10 +136,22 @@ class OwnServers:
             self.entries[key] = entry
         for session in tuple(self._sessions.get(key, ())):
             session.leave()
-        if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell)
         self._changed[key] = None
+        self._announce_soon()
         self.on_changed(key)
+
+    def note_arriving(self, link: DialInLink, label: str, is_named: bool) -> None:  # noqa: FBT001 - of `on_arriving`
+        """A server has connected to this node."""
+        self._arrivals += 1
+        arrival = self._arriving[link] = ArrivingServer(self._arrivals, link.claim.key, label, is_named, link.came)
+        self._new_arrivals.append(arrival)
+        self._announce_soon()
+
+    def note_arrived(self, link: DialInLink, server_id: str | None) -> None:
+        """Such a server is listed, or has gone."""
+        if (arrival := self._arriving.pop(link, None)) is not None:
+            self._arrived.append((arrival.number, server_id))
+            self._announce_soon()
 
     def announce(self, key: Key, entry: NodeServer | None) -> None:
         """This node runs a program for the others, or does so no longer; see `app.placement`."""
@@ -129,9 +163,8 @@ class OwnServers:
                 session.leave()
         else:
             self.entries[key] = entry
-        if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell)
         self._changed[key] = None
+        self._announce_soon()
 
     def sessions_of(self, key: Key) -> int:
         """How many other nodes use a server of this one."""
@@ -146,7 +179,7 @@ class OwnServers:
         for sessions in tuple(self._sessions.values()):
             for session in tuple(sessions):
                 session.leave()
-        self._tell()
+        self._announce()
 
     async def wait_idle(self) -> None:
         """Return once every session has ended, after `leave`."""
@@ -158,14 +191,22 @@ class OwnServers:
     def _add_reader(self, channel: BusChannel) -> None:
         self._readers.add(channel)
         channel.start(_Reader(partial(self._readers.discard, channel)))
-        self._say(channel, DirectoryChange(tuple(self.entries.values())))
+        self._say(channel, DirectoryChange(tuple(self.entries.values()), arriving=tuple(self._arriving.values())))
 
-    def _tell(self) -> None:
+    def _announce_soon(self) -> None:
+        if not self._is_telling:
+            self._is_telling = True
+            asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        self._is_telling = False
         changed, self._changed = self._changed, {}
         own = tuple(self.entries[key] for key in changed if key in self.entries)
         lost = tuple(key for key in changed if key not in self.entries)
+        arriving, self._new_arrivals = tuple(self._new_arrivals), []
+        arrived, self._arrived = tuple(self._arrived), []
         for channel in tuple(self._readers):
-            self._say(channel, DirectoryChange(own, lost))
+            self._say(channel, DirectoryChange(own, lost, arriving, arrived))
 
     def _say(self, channel: BusChannel, change: DirectoryChange) -> None:
         try:
@@ -192,9 +233,9 @@ class OwnServers:
             found = self._running.dialins.local_link(*wanted.key)
             if found is None or self.entries.get(wanted.key) != wanted:
                 return None
-            seat, link = found
-            server, welcome = seat.server, seat.welcome.decode("utf-8", "replace")
-            me = link.who or Implementation(seat.server_id, ME.version)
+            agent_server, link = found
+            server, welcome = agent_server.server, agent_server.welcome.decode("utf-8", "replace")
+            me = link.server_info or Implementation(agent_server.server_id, ME.version)
         self._sessions.setdefault(wanted.key, set()).add(session)
         session.send(msgspec.json.encode(ServerOpened(welcome)))
         served = _served(server, me, session.node)
@@ -218,9 +259,15 @@ class OwnServers:
         return b"true" if found is not None and await found[1].channel.is_alive(CONNECT_SECONDS) else b"false"
 
 
-def _entry(seat: AgentServer, link: DialInLink) -> NodeServer:
+def _entry(agent_server: AgentServer, link: DialInLink) -> NodeServer:
     return NodeServer(
-        link.claim.agent, link.claim.tenant, seat.server_id, seat.server, is_named=seat.is_named, came=link.came
+        link.claim.agent,
+        link.claim.tenant,
+        agent_server.server_id,
+        agent_server.server,
+        is_named=agent_server.is_named,
+        came=link.came,
+        first=agent_server.came,
     )
 
 
@@ -229,7 +276,7 @@ def _served(server: ServerName, me: Implementation, node: NodeId) -> ServedServe
     grants = Grants((f"{server}.*",))
     caller = Caller(f"node {node}", "", grants)
 
-    def whose(meta: Members) -> CallOrigin:
+    def origin_of(meta: Members) -> CallOrigin:
         named = read_caller(meta.get(CALLER_KEY))
         if named is None:
             return CallOrigin(caller, is_admitted=True)
@@ -240,17 +287,17 @@ def _served(server: ServerName, me: Implementation, node: NodeId) -> ServedServe
     # Tools of the hub itself, such as those of tool search, are the calling node's.
     surface = Surface("own", server, expose="all")
     gone = f"{server} is no longer connected to this node"
-    return ServedServer(me, caller, surface, whose, session=f"node {node}", frontend=FRONTEND, gone=gone)
+    return ServedServer(me, caller, surface, origin_of, session=f"node {node}", frontend=FRONTEND, gone=gone)
 
 
 class OwnSession:
-    """The owner's end of a server's channel. It is the channel's `Hearer`."""
+    """The owner's end of a server's channel. It is the channel's `MessageReceiver`."""
 
     def __init__(self, own: OwnServers, channel: BusChannel, background: BackgroundTasks, limit_bytes: int) -> None:
         self.node = channel.peer
         self._own = own
         self._channel = MessageChannel(channel, background, limit_bytes)
-        self._channel.hearer = self
+        self._channel.receiver = self
         self._background = background
         self._served: ServedSession | None = None
         self._unsent: list[bytes] = []
@@ -263,7 +310,7 @@ class OwnSession:
         self._channel.start()
 
     def read(self, text: bytes | memoryview) -> None:
-        """See `Hearer`."""
+        """See `MessageReceiver`."""
         if self._served is not None:
             self._served.take(bytes(text))
             return
@@ -285,7 +332,10 @@ class OwnSession:
             self._channel.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def flush(self) -> None:
-        """See `Hearer`; nothing is held here."""
+        """See `MessageReceiver`; nothing is held here."""
+
+    def silent(self, confirmed: int) -> None:
+        """See `NodeMessageReceiver`; nothing is awaited here."""
 
     def leave(self) -> None:
         """The server is gone from here: accepted calls are answered, then the channel is closed."""
@@ -300,7 +350,7 @@ class OwnSession:
         self.ended("the server is no longer connected to this node")
 
     def ended(self, reason: str) -> None:
-        """See `Hearer`. The other node's calls are cancelled."""
+        """See `MessageReceiver`. The other node's calls are cancelled."""
         self._own.closed(self)
         if self._served is not None:
             self._served.end(f"node {self.node} is not connected: {reason}")
@@ -316,6 +366,9 @@ class _Reader:
         """See `ChannelReceiver`."""
 
     def writable(self) -> None:
+        """See `ChannelReceiver`."""
+
+    def silent(self, confirmed: int) -> None:
         """See `ChannelReceiver`."""
 
     def closed(self, end: ChannelEnd) -> None:
@@ -338,6 +391,7 @@ class RemoteServers:
         self._directories: dict[NodeId, PeerDirectory] = {}
         self._owners: dict[Key, dict[NodeId, NodeServer]] = {}
         self._links: dict[Key, RemoteServer] = {}
+        self._arriving: dict[tuple[NodeId, int], DialInAgent] = {}
         self._to_look: dict[Key, None] = {}
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self.is_closing = False
@@ -363,15 +417,18 @@ class RemoteServers:
             if node not in self._directories and peer.attributes and not self.is_closing:
                 self._directories[node] = PeerDirectory(self._bus, self._background, node, peer.epoch, self._changed)
 
-    def _changed(self, node: NodeId, own: Iterable[NodeServer], lost: Iterable[Key]) -> None:
+    def _changed(self, node: NodeId, change: DirectoryChange) -> None:
         """A node has begun to own servers, or owns them no longer."""
-        for entry in own:
+        for arrival in change.arriving:
+            agent = self._arriving[node, arrival.number] = self._running.dialins.roster(arrival.agent)
+            agent.expect_elsewhere((node, arrival.number), arrival.label, arrival.came, is_named=arrival.is_named)
+        for entry in change.own:
             self._owners.setdefault(entry.key, {})[node] = entry
             if not entry.is_placed:
                 self._look_soon(entry.key)
             elif self._own.placed is not None:
                 self._own.placed.note(node, entry.name, entry)
-        for key in lost:
+        for key in change.lost:
             owners = self._owners.get(key, {})
             gone = owners.pop(node, None)
             if gone is not None and not gone.is_placed:
@@ -380,6 +437,24 @@ class RemoteServers:
                 self._own.placed.note(node, gone.name, None)
             if not owners:
                 self._owners.pop(key, None)
+        for number, server_id in change.arrived:
+            arrived_at = self._arriving.pop((node, number), None)
+            if arrived_at is None:
+                pass
+            elif server_id is None:
+                arrived_at.has_come_elsewhere((node, number), is_here=False)
+            else:  # after `_look`, which opens a link to it
+                key = arrived_at.key, server_id
+                asyncio.get_running_loop().call_soon(self._await_link, arrived_at, (node, number), key)
+
+    def _await_link(self, agent: DialInAgent, where: tuple[NodeId, int], key: Key) -> None:
+        """End the arrival of a server when it is listed here, too."""
+        remote = self._links.get(key)
+        work = None if remote is None else remote.work
+        if work is None:
+            agent.has_come_elsewhere(where, is_here=True)
+        else:
+            work.add_done_callback(lambda _: agent.has_come_elsewhere(where, is_here=True))
 
     def _look_soon(self, key: Key) -> None:
         if not self._to_look:
@@ -415,7 +490,7 @@ class RemoteServers:
         async with self._opening:
             messages = await self._connect(node, entry)
             link, arrival = self._running.dialins.accept_node(messages, entry)
-            messages.hearer = _Opening(messages, link)
+            messages.receiver = _Opening(messages, link)
             messages.start()
             if arrival is not None:
                 await asyncio.wait({arrival})
@@ -428,7 +503,7 @@ class RemoteServers:
         server = ServerName(entry.name)
         link = PlacedLink(server, ME, hub.limits, messages, entry.claim, is_muxed=True, announced=entry)
         link.on_task, link.on_progress = hub.tasks.notified, hub.tasks.progressed
-        messages.hearer = _Opening(messages, link)
+        messages.receiver = _Opening(messages, link)
         messages.start()
         return link
 
@@ -464,13 +539,14 @@ class PeerDirectory:
         background: BackgroundTasks,
         node: NodeId,
         epoch: int,
-        on_changed: Callable[[NodeId, Iterable[NodeServer], Iterable[Key]], None],
+        on_changed: Callable[[NodeId, DirectoryChange], None],
     ) -> None:
         self.epoch = epoch
         self._bus = bus
         self._node = node
         self._on_changed = on_changed
         self._known: dict[Key, None] = {}
+        self._arriving: set[int] = set()
         self._channel: BusChannel | None = None
         self._ended = asyncio.Event()
         self._is_stopped = False
@@ -500,8 +576,10 @@ class PeerDirectory:
 
     def _forget(self) -> None:
         known, self._known = self._known, {}
+        arriving, self._arriving = self._arriving, set()
         self._ended.set()
-        self._on_changed(self._node, (), known)
+        gone = tuple((number, None) for number in arriving)
+        self._on_changed(self._node, DirectoryChange(lost=tuple(known), arrived=gone))
 
     def message(self, message: bytes) -> None:
         """See `ChannelReceiver`."""
@@ -510,9 +588,14 @@ class PeerDirectory:
             self._known |= dict.fromkeys(entry.key for entry in change.own)
             for key in change.lost:
                 self._known.pop(key, None)
-            self._on_changed(self._node, change.own, change.lost)
+            self._arriving |= {arrival.number for arrival in change.arriving}
+            self._arriving -= {number for number, _ in change.arrived}
+            self._on_changed(self._node, change)
 
     def writable(self) -> None:
+        """See `ChannelReceiver`."""
+
+    def silent(self, confirmed: int) -> None:
         """See `ChannelReceiver`."""
 
     def closed(self, end: ChannelEnd) -> None:
@@ -531,15 +614,16 @@ class RemoteServer:
         self._wanted: tuple[NodeId, NodeServer] | None = None
         self._used: tuple[NodeId, NodeServer] | None = None
         self._link: DialInLink | None = None
-        self._work: asyncio.Task[None] | None = None
+        self.work: asyncio.Task[None] | None = None
+        """Opens a link."""
         self._backoff = Backoff(AGAIN_SECONDS_MAX)
 
     def use(self, node: NodeId, entry: NodeServer) -> None:
         """Use the server at this node."""
         self._wanted = (node, entry)
         is_used = self._used == self._wanted and self._link is not None and not self._link.lost.done()
-        if not is_used and self._work is None:
-            self._work = self._background.spawn(f"channel to {entry.name}", self._connect())
+        if not is_used and self.work is None:
+            self.work = self._background.spawn(f"channel to {entry.name}", self._connect())
 
     async def _connect(self) -> None:
         wanted = self._wanted
@@ -555,7 +639,7 @@ class RemoteServer:
         except BusFault as fault:
             log.debug("no channel to a server", node=wanted and wanted[0], reason=str(fault))
         finally:
-            self._work = None
+            self.work = None
             if self._wanted is not None and self._wanted != wanted:
                 self._look_again()
         self._again()
@@ -579,8 +663,8 @@ class RemoteServer:
     def close(self) -> None:
         """Use it no longer."""
         self._wanted = None
-        if self._work is not None:
-            self._work.cancel()
+        if self.work is not None:
+            self.work.cancel()
 
 
 class _Opening:
@@ -591,14 +675,18 @@ class _Opening:
         self._link = link
 
     def read(self, text: bytes | memoryview) -> None:
-        """See `Hearer`."""
+        """See `MessageReceiver`."""
         self._link.welcome = _OPENED.decode(text).welcome.encode()
-        self._messages.hearer = self._link
+        self._messages.receiver = self._link
 
     def flush(self) -> None:
-        """See `Hearer`."""
+        """See `MessageReceiver`."""
         self._link.flush()
 
+    def silent(self, confirmed: int) -> None:
+        """See `NodeMessageReceiver`."""
+        self._link.silent(confirmed)
+
     def ended(self, reason: str) -> None:
-        """See `Hearer`."""
+        """See `MessageReceiver`."""
         self._link.ended(reason)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import structlog
+from collections.abc import Callable, Mapping
 
 from isthmus.code.sandbox import EXTRA, is_installed
 from isthmus.code.scripts import Scripts
@@ -20,10 +17,7 @@ from isthmus.core.ports import Journal, Sealer
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import TaskWork
 from isthmus.core.tasks.record import TaskRecord
-from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
 from isthmus.frontends.mcp.hub_tasks import HubTasks
-
-log = structlog.get_logger(__name__)
 
 
 def check_code(configuration: Configuration, is_there: Callable[[], bool] = is_installed) -> None:
@@ -44,10 +38,11 @@ def open_scripts(
     background: BackgroundTasks,
     settings: CodeSettings,
     journal: Journal,
-    state: Path,
+    sealer: Callable[[], Sealer],
+    environment: Mapping[str, str],
 ) -> Scripts:
     """Add code mode to a hub; no process starts before the first script."""
-    scripts = Scripts(hub, background, settings, tasks.now, journal, lambda: _sealer(state))
+    scripts = Scripts(hub, background, settings, tasks.now, journal, sealer, environment)
     run_code = RunCode(scripts)
     hub.add_virtual_tools("code", ToolSignatures(scripts), run_code)
     hub_tasks.durable_tool = run_code
@@ -59,12 +54,3 @@ def open_scripts(
 
     tasks.work_of = work_of
     return scripts
-
-
-def _sealer(state: Path) -> Sealer:
-    """Encrypts the states of scripts; without a stored key they last as long as the hub."""
-    try:
-        return StoredSealer(stored_key(state))
-    except (OSError, ValueError) as error:
-        log.warning("scripts will not survive a restart: no encryption key", reason=str(error))
-        return ProcessSealer()

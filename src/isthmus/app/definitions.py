@@ -1,8 +1,8 @@
 """Pinned tool definitions of a running hub: loads them at the start, stores changes, and reports them.
 
-The core decides which tools are withheld (`core.catalog.pins`). This module writes the file (`storage.definitions`)
-in its own thread, and reads the operator's approvals from it. It also reports tools that are left out because of
-their schemas. `serve` creates it.
+The core decides which tools are withheld (`core.catalog.pins`). This module writes them (`storage.definitions`) in its
+own thread, and reads the operator's approvals, and in a cluster what other nodes have seen. It also reports tools that
+are left out because of their schemas. `serve` creates it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import structlog
 
+from isthmus.app.shared_state import shared_state
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
+from isthmus.config.tables import STORAGE
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
@@ -26,21 +29,33 @@ from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, Sighti
 from isthmus.core.catalog.review import LeftOut
 from isthmus.core.ports import DefinitionReview
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, PendingDefinition, SeenDefinition
+from isthmus.storage.definitions import (
+    FILE,
+    AnyDefinitions,
+    DefinitionChange,
+    DefinitionStore,
+    PendingDefinition,
+    SeenDefinition,
+    SharedDefinitions,
+    SharedNews,
+)
 
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 """How often the file is checked for approvals."""
 
-TOLD_ONE_BY_ONE = 50
+LEARNED_AT_ONCE = 500
+"""Pins of other nodes that are applied before other work of the event loop."""
+
+LOGGED_ONE_BY_ONE = 50
 """How many tools are named in one report; the rest is only counted. A server may have a thousand tools and change all
 of them every second."""
 
 UNKEPT_MAX = 20_000
 """How many sightings wait while the file cannot be written."""
 
-Tell = Callable[[str, Mapping[str, object]], None]
+RecordEvent = Callable[[str, Mapping[str, object]], None]
 """Records an audit event: its kind and its details."""
 
 
@@ -56,7 +71,7 @@ class DefinitionPins:
         self._configuration = configuration
         self._is_lasting = is_lasting
         self._modes = _modes_of(configuration)
-        self.record: Tell = lambda _event, _facts: None
+        self.record: RecordEvent = lambda _event, _facts: None
         self._hub: Hub | None = None
         self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
@@ -67,7 +82,7 @@ class DefinitionPins:
         self._withheld = 0
         self._looked_up_to = 0
         self._file, known, waiting = _opened(configuration, is_lasting=is_lasting)
-        if self._file is not None:
+        if isinstance(self._file, DefinitionStore):
             self._looked_up_to = self._file.last_read_approval()
         self.pins = Pins(known, self._mode_of, self._seen, waiting)
 
@@ -76,8 +91,13 @@ class DefinitionPins:
         self._hub, self._background = hub, background
         hub.review.pins = self.pins
         hub.review.on_left_out = self._left_out
-        if self._file is not None:
-            background.spawn("approvals", self._look_for_approvals())
+        self._follow(background)
+
+    def _follow(self, background: BackgroundTasks) -> None:
+        if isinstance(self._file, SharedDefinitions):
+            background.spawn("shared definitions", self._look_for_news(self._file))
+        elif self._file is not None:
+            background.spawn("approvals", self._look_for_approvals(self._file))
 
     def change(self, configuration: Configuration) -> None:
         """Apply another configuration."""
@@ -93,8 +113,9 @@ class DefinitionPins:
             else:
                 if self._file is not None:
                     self.pins.learn(known)
-                    self._looked_up_to = self._file.last_read_approval()
-                    self._background.spawn("approvals", self._look_for_approvals())
+                    if isinstance(self._file, DefinitionStore):
+                        self._looked_up_to = self._file.last_read_approval()
+                    self._follow(self._background)
         for server in list(self._hub.server_queues) if self._hub is not None else ():
             self._review_again(server)
 
@@ -165,9 +186,9 @@ class DefinitionPins:
         """Report the sightings of this loop iteration, and hand them to the worker thread."""
         taken = self._take()
         sightings = [each for each in taken if each.is_change or each.is_withheld]
-        for sighting in sightings[:TOLD_ONE_BY_ONE]:
+        for sighting in sightings[:LOGGED_ONE_BY_ONE]:
             self._report(sighting)
-        rest = Counter((_event_of(each), each.server) for each in sightings[TOLD_ONE_BY_ONE:])
+        rest = Counter((_event_of(each), each.server) for each in sightings[LOGGED_ONE_BY_ONE:])
         for (event, server), count in rest.items():
             log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
             self.record(event, {"server": server, "tools": count})
@@ -191,10 +212,10 @@ class DefinitionPins:
         self.record(_event_of(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
 
     def _left_out(self, server: ServerName, tools: LeftOut) -> None:
-        for tool, why in list(tools.items())[:TOLD_ONE_BY_ONE]:
+        for tool, why in list(tools.items())[:LOGGED_ONE_BY_ONE]:
             log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
             self.record("definition.refused", {"server": server, "tool": tool, "reason": why})
-        if (more := len(tools) - TOLD_ONE_BY_ONE) > 0:
+        if (more := len(tools) - LOGGED_ONE_BY_ONE) > 0:
             log.warning("more tools than are named are left out", server=server, tools=more)
             self.record("definition.refused", {"server": server, "tools": more})
 
@@ -214,8 +235,13 @@ class DefinitionPins:
         del self._unkept[UNKEPT_MAX:]
         if not self._unkept:
             return
+        kept = [(seen, each.is_withheld) for each, seen in self._unkept]
         try:
-            self._file.keep([(seen, each.is_withheld) for each, seen in self._unkept])
+            if isinstance(self._file, SharedDefinitions):
+                first = frozenset(seen[:3] for each, seen in self._unkept if not (each.is_change or each.is_withheld))
+                self._file.keep(kept, first=first)
+            else:
+                self._file.keep(kept)
         except (sqlite3.Error, OSError) as error:
             if not self._has_logged_unkept:
                 log.error("what tools look like could not be kept", tools=len(self._unkept), reason=str(error))
@@ -225,14 +251,56 @@ class DefinitionPins:
 
     # -- what was approved ---------------------------------------------------------------------------------------------
 
-    async def _look_for_approvals(self) -> None:
+    async def _look_for_news(self, store: SharedDefinitions) -> None:
+        """Follow the definitions that other nodes accepted, and approvals."""
+        loop = asyncio.get_running_loop()
+        revision = -1
+        while True:
+            now = store.revision
+            if now != revision or self._unkept:
+                try:
+                    news = await loop.run_in_executor(self._worker, self._news, store)
+                except OSError as error:
+                    log.error("it could not be seen what was approved", reason=str(error))
+                else:
+                    revision = now
+                    await self._apply_news(news)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _news(self, store: SharedDefinitions) -> SharedNews:
+        """Runs in the worker thread."""
+        self._write([])
+        return store.news()
+
+    async def _apply_news(self, news: SharedNews) -> None:
+        changed: set[ServerName] = set()
+        for number, (key, fingerprint) in enumerate(known_of((*k, f) for k, f in news.accepted.items()).items(), 1):
+            if self.pins.learn_from_node(key, fingerprint):
+                changed.add(key[0])
+            if number % LEARNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for server, variant, tool in news.settled:
+            if self.pins.report_again((ServerName(server), variant, FeatureName(tool))):
+                changed.add(ServerName(server))
+        for change in news.approved:
+            self._report_approval(change)
+        for server in changed:
+            if self.pins.withholds(server):
+                self._review_again(server)
+
+    def _report_approval(self, change: DefinitionChange) -> None:
+        about = {"server": change.server, "tool": change.tool, "fingerprint": change.fingerprint.hex()}
+        log.info("a tool's definition was approved", **about)
+        self.record("definition.approved", about)
+
+    async def _look_for_approvals(self, file: DefinitionStore) -> None:
         """Approvals found by the first check were made while no hub ran."""
         loop = asyncio.get_running_loop()
         is_first = True
         while True:
             if is_first or self._withheld or self._unkept:
                 try:
-                    approved = await loop.run_in_executor(self._worker, self._look)
+                    approved = await loop.run_in_executor(self._worker, self._look, file)
                 except (sqlite3.Error, OSError) as error:
                     log.error("it could not be seen what was approved", reason=str(error))
                 else:
@@ -241,27 +309,48 @@ class DefinitionPins:
                         self._looked_up_to = change.number
                         server = ServerName(change.server)
                         self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
-                        about = {"server": change.server, "tool": change.tool, "fingerprint": change.fingerprint.hex()}
-                        log.info("a tool's definition was approved", **about)
-                        self.record("definition.approved", about)
+                        self._report_approval(change)
                         self._review_again(server)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self) -> list[DefinitionChange]:
+    def _look(self, file: DefinitionStore) -> list[DefinitionChange]:
         """Runs in the worker thread."""
-        assert self._file is not None
         self._write([])
-        approved = self._file.approved_after(self._looked_up_to)
+        approved = file.approved_after(self._looked_up_to)
         if approved:
-            self._file.set_last_read_approval(approved[-1].number)
+            file.set_last_read_approval(approved[-1].number)
         return approved
+
+
+def definition_store(configuration: Configuration, *, is_required: bool = False) -> AnyDefinitions:
+    """Where tool definitions are stored.
+
+    With `is_required`, a node does not start with definitions in its folder and none in the database: every tool would
+    count as new there, and a changed one would not be withheld.
+
+    Raises:
+        ConfigError: the database cannot be used, or the definitions are still in the state folder.
+        OSError, sqlite3.Error: the file or the database cannot be used.
+    """
+    folder = Path(configuration.hub.state)
+    state = shared_state(configuration)
+    if state is None:
+        return DefinitionStore(folder)
+    shared = SharedDefinitions(state)
+    if is_required and shared.revision == 0 and (folder / FILE).exists():
+        with closing(DefinitionStore(folder)) as file:
+            if file.known():
+                said = f"has no tool definitions yet, and {folder / FILE} has: nodes read the database only"
+                advice = "run isthmus migrate; or delete that file, if every tool may count as new"
+                raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(said, advice=advice))
+    return shared
 
 
 def _modes_of(configuration: Configuration) -> dict[ServerName, Pinning]:
     return {server.name: server.pin for server in configuration.servers if server.pin is not None}
 
 
-_Opened = tuple[DefinitionStore | None, Mapping[PinKey, bytes], Sequence[PinKey]]
+_Opened = tuple[AnyDefinitions | None, Mapping[PinKey, bytes], Sequence[PinKey]]
 
 
 def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
@@ -272,9 +361,9 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
     modes = {configuration.hub.pin, *_modes_of(configuration).values()}
     if modes == {"off"} or not (is_lasting or modes & WITHHOLDING):
         return None, {}, ()
-    file: DefinitionStore | None = None
+    file: AnyDefinitions | None = None
     try:
-        file = DefinitionStore(Path(configuration.hub.state))
+        file = definition_store(configuration, is_required=bool(modes & WITHHOLDING))
         known = known_of(file.known())
         waiting = [(ServerName(server), variant, FeatureName(tool)) for server, variant, tool in file.pending_keys()]
     except (OSError, sqlite3.Error, ValueError) as error:

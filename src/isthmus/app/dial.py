@@ -187,7 +187,7 @@ class HubRefusal(msgspec.Struct, frozen=True):
     """In seconds since the epoch."""
 
 
-class LineShown(msgspec.Struct, frozen=True):
+class LineStatus(msgspec.Struct, frozen=True):
     """The state of a connection; times are in seconds since the epoch."""
 
     state: State
@@ -264,7 +264,7 @@ class Line:
         self.is_trial = False
         """It was replaced right after another of ours opened; a retry shows whether that was the cause."""
         self.socket: DialledSocket | None = None
-        self.shown = LineShown("starting", time.time())
+        self.shown = LineStatus("starting", time.time())
 
     async def run(self) -> None:
         """Keep the connection up.
@@ -381,13 +381,13 @@ class Line:
                     self._channels.open(offer)
 
     def named(self, offer: LocalOffer, server: str) -> None:
-        """See `dial_talk.Ear`."""
+        """See `dial_talk.SessionListener`."""
         self._pauses_of[offer].reset()
         self._named_at.setdefault(offer, asyncio.get_running_loop().time())
         self._dialler.named(offer, server)
 
     def waits(self, offer: LocalOffer, seconds: float) -> None:
-        """See `dial_talk.Ear`."""
+        """See `dial_talk.SessionListener`."""
         self._dialler.waits(offer, seconds)
 
     def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
@@ -428,7 +428,7 @@ class Line:
         is_muxed: bool = False,
         is_refused: bool = False,
     ) -> None:
-        self.shown = LineShown(state, time.time(), reason, again_at, is_muxed, is_refused)
+        self.shown = LineStatus(state, time.time(), reason, again_at, is_muxed, is_refused)
         self._dialler.changed()
 
 
@@ -464,7 +464,7 @@ class DialPlan:
     """Use a separate plain socket for each server even if the hub can share one."""
 
 
-class ServerShown(msgspec.Struct, frozen=True):
+class LocalServerStatus(msgspec.Struct, frozen=True):
     """The state of a local server."""
 
     server_id: str
@@ -481,8 +481,8 @@ class DialStatus(msgspec.Struct, frozen=True):
     """A snapshot of all servers and connections."""
 
     hub: str
-    lines: tuple[LineShown, ...]
-    servers: tuple[ServerShown, ...]
+    lines: tuple[LineStatus, ...]
+    servers: tuple[LocalServerStatus, ...]
 
 
 class Dialler:
@@ -570,7 +570,7 @@ class Dialler:
             counts = self.running.counters.servers.get(offer.name)
             server_queue = hub.server_queues[offer.name]
             refusals = (line.refusal(offer) for line in self._lines)
-            shown = ServerShown(
+            shown = LocalServerStatus(
                 offer.server_id,
                 hub.snapshot.server_statuses[offer.name],
                 self._names.get(offer),

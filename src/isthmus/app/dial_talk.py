@@ -130,7 +130,7 @@ def serve_offer(
     """Start the session of one server on a connection."""
     caller = _caller(offer)
 
-    def whose(meta: Members) -> CallOrigin:
+    def origin_of(meta: Members) -> CallOrigin:
         """The remote caller from the hub's metadata.
 
         Server state for a session survives this connection, because the hub may reconnect.
@@ -144,7 +144,7 @@ def serve_offer(
         Implementation(offer.server_id, ME.version),
         caller,
         Surface("canonical") if offer.beside else Surface("own", offer.name),
-        whose,
+        origin_of,
         session=f"hub of {offer.name}",
         frontend=FRONTEND,
         gone="The client that connects the server to the hub is shutting down",
@@ -161,12 +161,15 @@ class Channels:
     """The servers of one connection, each on its own channel."""
 
     def __init__(
-        self, wire: Wire, talk_on: Callable[[LocalOffer, Callable[[bytes], None]], ServedSession], ear: Ear
+        self,
+        wire: Wire,
+        talk_on: Callable[[LocalOffer, Callable[[bytes], None]], ServedSession],
+        listener: SessionListener,
     ) -> None:
-        """`talk_on` starts a server's session; `ear` is notified of channel events."""
+        """`talk_on` starts a server's session; `listener` is notified of channel events."""
         self._wire = wire
         self._talk_on = talk_on
-        self._ear = ear
+        self._listener = listener
         self._open: dict[int, tuple[LocalOffer, ServedSession]] = {}
         self._last = 0
 
@@ -192,7 +195,7 @@ class Channels:
             case mux.ChannelClosed(channel=number):
                 if (found := self._open.pop(number, None)) is not None:
                     found[1].end("the hub closed its channel")
-                    self._ear.closed(found[0], frame.code, frame.reason)
+                    self._listener.closed(found[0], frame.code, frame.reason)
             case mux.BadFrame(reason=reason):
                 self._wire.fail(f"it violates {MUX_SUBPROTOCOL}: {reason}")
             case mux.OpenChannel() | mux.ChannelLeaving() | mux.IgnoredControl():
@@ -206,9 +209,9 @@ class Channels:
         if word.limit is not None:
             talk.limit_bytes = word.limit
         if word.grace is not None:
-            self._ear.waits(offer, word.grace)
+            self._listener.waits(offer, word.grace)
         if word.server is not None:
-            self._ear.named(offer, word.server)
+            self._listener.named(offer, word.server)
 
     def leave(self) -> None:
         """Ask the hub to stop sending requests; received ones are still answered."""
@@ -223,7 +226,7 @@ class Channels:
             talk.end(why)
 
 
-class Ear(Protocol):
+class SessionListener(Protocol):
     """Receives channel events."""
 
     def named(self, offer: LocalOffer, server: str) -> None:

@@ -128,8 +128,8 @@ class _Narrowing:
         self._policies = policies
         self._complained: set[str] = set()
 
-    def __call__(self, whose: CallerId | None, server: ServerName, tool: FeatureName) -> bool:
-        tenant, caller = ("", "") if whose is None else (whose.tenant, whose.name)
+    def __call__(self, caller_id: CallerId | None, server: ServerName, tool: FeatureName) -> bool:
+        tenant, caller = ("", "") if caller_id is None else (caller_id.tenant, caller_id.name)
         for name, policy in self._policies:
             try:
                 if policy.allows(tenant, caller, server, tool) is not True:

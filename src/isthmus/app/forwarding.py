@@ -37,7 +37,7 @@ from isthmus.core.calls.result_cuts import URI as RESULTS_URI
 from isthmus.frontends.console.http import SESSION_PATH
 from isthmus.frontends.http.auth import Authenticator, Fields, Headers
 from isthmus.frontends.http.connection import READ_BUFFER_BYTES
-from isthmus.frontends.http.nodes import TAG_END
+from isthmus.frontends.http.nodes import FORWARDED, TAG_END
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
     FIELDS,
@@ -60,6 +60,7 @@ from isthmus.frontends.mcp.http import SESSION_HEADER
 from isthmus.frontends.mcp.sse import MESSAGES_PATH, SESSION_PARAMETERS
 from isthmus.frontends.rest.http import answer_problem
 from isthmus.frontends.rest.problem_details import problem_of
+from isthmus.model.callers import Caller
 from isthmus.model.faults import Executed, NodeLost
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Text
@@ -86,9 +87,6 @@ UNKNOWN: Final = NodeId("")
 LEASE: Final = "lease"
 """The attribute in which nodes announce the number under which they hold tasks."""
 
-FORWARDED = "isthmus.forwarded"
-"""The member of a scope whose request came from another node, and is not forwarded again."""
-
 _END: Final = TAG_END.encode()
 _QUESTIONS: Final = "/v1/questions/"
 _MESSAGES: Final = (MESSAGES_PATH, MESSAGES_PATH + "/")
@@ -103,6 +101,11 @@ _HEAD = struct.Struct(">HI")
 def tag_of(node: str) -> str:
     """The tag of a node in ids: short, and the same after a restart."""
     return base64.b32encode(hashlib.blake2b(node.encode(), digest_size=5).digest()).decode().lower()
+
+
+def prefix_of(node: str) -> str:
+    """What ids of a node begin with."""
+    return f"{tag_of(node)}{TAG_END}"
 
 
 class RequestHead(msgspec.Struct):
@@ -135,7 +138,7 @@ class Forwarder:
         self, bus: Bus, auth: Authenticator, background: BackgroundTasks, stall_bytes: int, local_key: str = ""
     ) -> None:
         """A client may have `stall_bytes` unread. `local_key`, if there is one, is valid at this node alone."""
-        self.prefix = f"{tag_of(bus.node)}{TAG_END}"
+        self.prefix = prefix_of(bus.node)
         self.bus = bus
         self.stall_bytes = stall_bytes
         self.loop = asyncio.get_running_loop()
@@ -164,6 +167,7 @@ class Forwarder:
 
     def _peers_changed(self) -> None:
         self._nodes = {tag_of(node).encode(): node for node in self.bus.peers()}
+        self.has_others = bool(self._nodes)
         for node in self._idle.keys() - self._nodes.values():
             del self._idle[node]  # the bus has broken these channels, or soon will
 
@@ -171,15 +175,24 @@ class Forwarder:
 
     def take(self, arrival: IncomingRequest) -> bool:
         """See `SyncHandler`."""
-        id = self._named_in_head(arrival.scope)
-        node = None if id is None else self._find(id, arrival.scope)
+        scope = arrival.scope
+        fields: Fields | None = scope.get(FIELDS)
+        has_proof = b"dpop" in fields if fields is not None else _has_proof(scope)
+        if has_proof and self._auth.claim_proof is not None:
+            return False  # the database is asked first
+        if fields is not None and SESSION_HEADER not in fields and scope["path"].startswith("/mcp"):
+            return self.at_once(arrival)  # nearly all requests: nothing in the head names a node
+        id = self._named_in_head(scope)
+        node = None if id is None else self._find(id, scope)
         if node is None:
             return self.at_once(arrival)
-        self._start(node, ForwardedRequest(self, arrival, arrival.scope, arrival.body))
+        self._start(node, ForwardedRequest(self, arrival, scope, arrival.body))
         return True
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if self._auth.claim_proof is not None and _has_proof(scope):
+            await self._auth.claim_proof(scope.get(FIELDS) or join_headers(scope["headers"]), scope)
         id = self._named_in_head(scope)
         node = None if id is None else self._find(id, scope)
         if node is None:
@@ -198,6 +211,31 @@ class Forwarder:
         """See `Nodes`."""
         node = None if FORWARDED in scope else self.node_of(holder)
         return None if node is None else self._forward_body(node, peer, scope, body)
+
+    def forward_conversation(self, id: str, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """See `Nodes`."""
+        if FORWARDED in scope or not self.bus.state.is_connected or not self._is_admitted(scope):
+            return None
+        tag = id.partition(TAG_END)[0].encode("utf-8", "surrogatepass")
+        node = self.bus.node if tag == self._own else self._nodes.get(tag)
+        node = node or self._chosen_for(id)
+        return None if node == self.bus.node else self._forward_body(node, peer, scope, body)
+
+    def forward_caller(self, caller: Caller, peer: Peer, scope: Message, body: bytes) -> asyncio.Future[None] | None:
+        """See `Nodes`."""
+        if FORWARDED in scope or not self.bus.state.is_connected:
+            return None
+        node = self._chosen_for(f"{caller.tenant}\0{caller.name}")
+        return (
+            None
+            if node == self.bus.node or not self._is_admitted(scope)
+            else self._forward_body(node, peer, scope, body)
+        )
+
+    def _chosen_for(self, key: str) -> NodeId:
+        """The node that all nodes choose. By rendezvous hashing, only the keys of a node that leaves move."""
+        nodes = [self.bus.node, *self._nodes.values()]
+        return max(nodes, key=lambda each: hashlib.blake2b(f"{each}\0{key}".encode(errors="replace")).digest())
 
     def node_of(self, holder: str) -> NodeId | None:
         """The node that holds tasks under this number; None if it is gone, or not known here."""
@@ -241,6 +279,10 @@ class Forwarder:
             uri: str = parse_qs(scope["query_string"].decode("latin-1")).get("uri", [""])[0]
             if uri.startswith(RESULTS_URI):
                 return uri.removeprefix(RESULTS_URI).encode("utf-8", "surrogatepass")
+        if b"cursor=" in scope["query_string"]:
+            cursor: str = parse_qs(scope["query_string"].decode("latin-1")).get("cursor", [""])[0]
+            if TAG_END in cursor:  # the order of a list that is the node's own
+                return cursor.encode("utf-8", "surrogatepass")
         return self._cookie_in(scope)
 
     def _cookie_in(self, scope: Message) -> bytes | None:
@@ -271,13 +313,12 @@ class Forwarder:
         if node is UNKNOWN:
             request.lost("no", "this node is not connected to the others")
             return
-        idle = self._idle.get(node)
+        # A body that arrives in pieces would have to be held, too; a new channel shows that the node lives.
+        idle = None if request.body is None else self._idle.get(node)
         while idle:
             outgoing = idle.pop()
             if outgoing.channel.is_open:
                 outgoing.begin(request)
-                if request.body is None:
-                    self.spawn(request.send_body(outgoing), request.failed)
                 return
         self.spawn(self._connect(node, request), request.failed)
 
@@ -363,6 +404,13 @@ class Forwarder:
         """Stop. Requests that are under way end with the bus."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
+
+
+def _has_proof(scope: Message) -> bool:
+    """Whether a request has a DPoP proof."""
+    fields: Fields | None = scope.get(FIELDS)
+    headers: Headers = scope["headers"]
+    return b"dpop" in fields if fields is not None else any(name == b"dpop" for name, _ in headers)
 
 
 async def _unset(_scope: Message, _receive: Receive, _send: Send) -> None:
@@ -473,7 +521,7 @@ class ForwardedRequest:
 class _Outgoing:
     """The client's end of a channel: writes to the client what the other node's frontend says."""
 
-    __slots__ = ("_forwarder", "_is_held", "_last", "_number", "_offset", "_request", "channel")
+    __slots__ = ("_forwarder", "_is_held", "_is_waiting", "_last", "_number", "_offset", "_request", "channel")
 
     def __init__(self, forwarder: Forwarder, channel: BusChannel) -> None:
         self.channel = channel
@@ -481,21 +529,28 @@ class _Outgoing:
         self._request: ForwardedRequest | None = None
         self._offset = 0
         self._is_held = False
+        self._is_waiting = False
+        """The request is held until the node gives a sign of life."""
         self._number = 0
         self._last: DrainAwarePeer | None = None
         """The client of the request with this number."""
 
     def begin(self, request: ForwardedRequest) -> None:
-        """Send a request."""
+        """Send a request, or hold it until the node is known to live."""
         self._request, self._last = request, request.peer
         self._number += 1
+        self._is_waiting = not self.channel.is_confirmed()
+        if self._is_waiting or self._send(request):
+            request.peer.on_disconnect(partial(self._client_left, request))
+
+    def _send(self, request: ForwardedRequest) -> bool:
         try:
             self._offset = self.channel.send(request.head())
         except BusFault as fault:
             self._request = None
             request.lost("no", str(fault))
-            return
-        request.peer.on_disconnect(partial(self._client_left, request))
+            return False
+        return True
 
     def _client_left(self, request: ForwardedRequest) -> None:
         if self._request is request:
@@ -574,7 +629,17 @@ class _Outgoing:
             request.end()
 
     def writable(self) -> None:
-        """See `ChannelReceiver`; `send_body` waits for it."""
+        """See `ChannelReceiver`; `send_body` waits for it, too."""
+        if self._is_waiting and self._request is not None:
+            self._is_waiting = False
+            self._send(self._request)
+
+    def silent(self, confirmed: int) -> None:
+        """See `ChannelReceiver`."""
+        request = self._request
+        if request is not None and not request.is_begun and (self._is_waiting or self._offset > confirmed):
+            self.channel.abort("the client was told that this node is silent")
+            self.closed(ChannelEnd("broken", f"node {self.channel.peer} gives no sign of life"))
 
     def closed(self, end: ChannelEnd) -> None:
         """See `ChannelReceiver`."""
@@ -582,7 +647,7 @@ class _Outgoing:
         self._forwarder.note_stream(self, is_open=False)
         if request is not None:
             # What began a response has reached a frontend.
-            is_unsent = not request.is_begun and not self.channel.has_left(self._offset)
+            is_unsent = self._is_waiting or (not request.is_begun and not self.channel.has_left(self._offset))
             request.lost("no" if is_unsent else "unknown", end.reason or "its connection broke")
 
 
@@ -613,7 +678,7 @@ class _Incoming:
             case b"R" if cycle is None:
                 self._begin(_decode(memoryview(message)[1:]))
             case b"B":
-                if cycle is not None and not cycle.is_over:
+                if cycle is not None and not cycle.is_done:
                     cycle.add_body(message[1:])
                     if cycle.pending_bytes > READ_BUFFER_BYTES and not self._is_paused:
                         self._is_paused = True
@@ -663,6 +728,9 @@ class _Incoming:
 
     def writable(self) -> None:
         """See `ChannelReceiver`; frontends look at `buffered_bytes`."""
+
+    def silent(self, confirmed: int) -> None:
+        """See `ChannelReceiver`; nothing is awaited here."""
 
     def closed(self, end: ChannelEnd) -> None:
         """The client disconnected, or its node is gone."""
@@ -742,7 +810,7 @@ class ForwardedCycle(RequestCycle):
 
     def answer(self, status: int, lines: bytes, body: Text) -> None:
         """See `Peer`."""
-        if self.is_over:
+        if self.is_done:
             return
         self.is_started = True
         pieces = (body,) if isinstance(body, bytes) else body
@@ -752,7 +820,7 @@ class ForwardedCycle(RequestCycle):
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             self.is_started = True
             self._connection.send(b"S", _HEAD.pack(status, len(lines)), lines)
 
@@ -766,7 +834,7 @@ class ForwardedCycle(RequestCycle):
 
     def abort(self) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             self._connection.abort()
 
     def fail(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -18,10 +18,10 @@ from isthmus.app.code import open_scripts
 from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links, Placing
-from isthmus.app.reading import LongReader
+from isthmus.app.parser_process import LongReader
 from isthmus.app.server_advice import EntryPlaces, entry_of, fix_of
 from isthmus.app.server_edits import NotSaved, ServerEdits
-from isthmus.app.shared_state import vault_of
+from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
@@ -35,7 +35,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.tool_search import SearchTools, ToolSearch
-from isthmus.core.pauses import use_reader
+from isthmus.core.event_loop import use_reader
 from isthmus.core.ports import (
     ConfigurationFinding,
     DefinitionReview,
@@ -132,8 +132,21 @@ class Watching(Protocol):
         """See `core.ports.HubAdmin`."""
 
 
+async def _no_others(_server: ServerName, _is_on: bool) -> None:  # noqa: FBT001 - a callback
+    """There are no other nodes."""
+
+
 class RunningHub:
     """A hub with its servers and background tasks. Its creator closes it."""
+
+    configuration_problem = ""
+    """Why the newest configuration is not in use here, or not all of it."""
+
+    on_switched: Callable[[ServerName, bool], Awaitable[None]] = staticmethod(_no_others)
+    """Awaited when an operator has enabled or disabled a server at this node."""
+
+    on_restarted: Callable[[ServerName], None] = staticmethod(lambda _: None)
+    """Called when an operator has restarted a server at this node."""
 
     def __init__(
         self,
@@ -159,6 +172,7 @@ class RunningHub:
         self.configuration = configuration
         self.on_configured: Callable[[Configuration], None] = lambda _: None
         """Called with each configuration that is applied."""
+        self.on_configuration_problem: Callable[[str], None] = lambda _: None
         self.server_edits = ServerEdits(environment)
         self._entry_places = EntryPlaces()
         self.callers: Container[Caller] = ()
@@ -186,8 +200,7 @@ class RunningHub:
         self.surface = Surface(configuration.hub.names)
         self._client_input = ModernClientInput(ProcessSealer(), configuration.hub.limits)
         egress = Egress()
-        vault = vault_of(configuration)
-        self.logins = Logins(vault, egress, self.background)
+        self.logins = Logins(vault_of(configuration), egress, self.background)
         self._links = Links(
             configuration.hub.limits, environment, self.background, self.hub.tasks, egress, client_caps, self.logins
         )
@@ -199,11 +212,12 @@ class RunningHub:
         self.tasks.storage_quota.keep_bytes = configuration.a2a.keep_bytes
         if isinstance(self.journal, MemoryJournal):
             self.tasks.storage_quota.share_of = self.journal.share_of
-        state = Path(configuration.hub.state)
         self.hub.add_virtual_tools("code", SearchTools(self.tool_search))
         self._hub_tasks = self._make_hub_tasks()
+        sealer = partial(sealer_of, configuration, "scripts will not survive a restart: no encryption key")
+        tasks, hub_tasks, background = self.tasks, self._hub_tasks, self.background
         self.scripts = open_scripts(
-            self.hub, self.tasks, self._hub_tasks, self.background, configuration.code, self.journal, state
+            self.hub, tasks, hub_tasks, background, configuration.code, self.journal, sealer, environment
         )
         modules = marked_modules(configuration)
         own = builtin_tools(self.journal, time.time)
@@ -258,7 +272,10 @@ class RunningHub:
 
     def restart(self, server: ServerName) -> bool:
         """See `core.ports.HubAdmin`."""
-        return self.supervisor.restart(server)
+        is_restarted = self.supervisor.restart(server)
+        if is_restarted:
+            self.on_restarted(server)
+        return is_restarted
 
     async def preview_servers(self, text: str, name: str | None) -> ServerPreview | str:
         """See `core.ports.HubAdmin`."""
@@ -266,6 +283,13 @@ class RunningHub:
 
     async def switch_server(self, server: ServerName, by: Caller, *, is_on: bool) -> SwitchedServer | None:
         """See `core.ports.HubAdmin`."""
+        switched = await self.switch_here(server, is_on=is_on, caller=by.name, tenant=by.tenant)
+        if switched is not None:
+            await self.on_switched(server, is_on)
+        return switched
+
+    async def switch_here(self, server: ServerName, *, is_on: bool, **by: str) -> SwitchedServer | None:
+        """The same without telling other nodes; `by` is for the audit log."""
         present = next((each for each in self.configuration.servers if each.name == server), None)
         if present is None:
             return None
@@ -282,7 +306,7 @@ class RunningHub:
         if present.disabled is is_on:
             event = f"server.{'enabled' if is_on else 'disabled'}"
             log.info("server switched by an operator", server=server, enabled=is_on, saved=is_saved)
-            self.note(event, server=server, caller=by.name, tenant=by.tenant, saved=is_saved)
+            self.note(event, server=server, **by, saved=is_saved)
         return SwitchedServer(server, is_on, is_saved, note)
 
     def call_counts(self) -> dict[ServerName | None, Callable[[], Mapping[str, object]]]:
@@ -410,8 +434,8 @@ class RunningHub:
 
     def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
         """A login at a server was made, changed or deleted."""
-        whose = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
-        self.note("login.changed", server=server, **whose)
+        caller_fields = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
+        self.note("login.changed", server=server, **caller_fields)
         self.supervisor.renew(server, subject)
 
     def _targets(self, environment: Mapping[str, str]) -> NamedServers:
@@ -438,8 +462,12 @@ class RunningHub:
     def name_node(self, prefix: str) -> None:
         """Begin ids that refer to the memory of this process with the tag of its node."""
         self._client_input.prefix = prefix
-        self.cuts.kept.prefix = prefix
+        self.cuts.kept.prefix = self.budgets.prefix = prefix
         name_node(prefix)
+
+    def sign_with(self, secret: bytes) -> None:
+        """Sign with this key what callers may bring to another node."""
+        self._links.task_ids.key = self._annex_links.task_ids.key = secret
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """The MCP methods of this hub; without hub tasks only those of servers exist."""
@@ -452,6 +480,12 @@ class RunningHub:
         self._links.are_shared = True
         for reconnector in self.supervisor.reconnectors.values():
             reconnector.share_link()
+
+    def report_configuration(self, problem: str) -> None:
+        """Note why the newest configuration is not in use, or not all of it; empty if it is."""
+        if problem != self.configuration_problem:
+            self.configuration_problem = problem
+            self.on_configuration_problem(problem)
 
     def apply(self, configuration: Configuration) -> ConfigDiff:
         """Apply another configuration: add, change and remove servers without disturbing the others.

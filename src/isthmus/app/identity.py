@@ -305,7 +305,7 @@ class Identities(Container[Caller]):
         looking: asyncio.Future[None] | None = None
         while True:
             # A network folder may hang. Expiry is still checked meanwhile.
-            looking = looking or _aside(loop, self._minted.look)
+            looking = looking or _in_thread(loop, self._minted.look)
             await asyncio.wait({looking}, timeout=LOOK_SECONDS)
             try:
                 if looking.done():
@@ -411,11 +411,11 @@ class Identities(Container[Caller]):
         return None
 
 
-def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:
+def _in_thread(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:
     """Read in a separate thread. The loop's threads are few and may all wait for DNS while a key is revoked."""
     done: asyncio.Future[None] = loop.create_future()
 
-    def tell(error: Exception | None) -> None:
+    def deliver(error: Exception | None) -> None:
         if done.cancelled():
             return
         if error is None:
@@ -430,7 +430,7 @@ def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio
         except Exception as error:  # noqa: BLE001 - passed on to the waiting caller
             failed = error
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, failed)
+            loop.call_soon_threadsafe(deliver, failed)
 
     # A daemon thread: a hanging folder must not keep the process from ending.
     threading.Thread(target=work, name="keys", daemon=True).start()

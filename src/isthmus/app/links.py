@@ -18,12 +18,12 @@ from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.a2a.link import AgentLink
-from isthmus.upstream.a2a.remote_task import TaskOwners
+from isthmus.upstream.a2a.remote_task import TaskIds
 from isthmus.upstream.cassette import ReplayLink
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.loop_detection import HOPS_MAX
 from isthmus.upstream.python.link import PythonLink
+from isthmus.upstream.reconnector import HOPS_MAX
 from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
 from isthmus.upstream.server_settings import (
     AgentSettings,
@@ -90,7 +90,7 @@ class Links:
         self._background = background
         self._egress = egress or Egress()
         self._guarded = Guarded(self._egress)
-        self._given = TaskOwners()
+        self.task_ids = TaskIds()
         self._programs = Programs()
         self.logins = logins
         self.placing: Placing | None = None
@@ -194,7 +194,7 @@ class Links:
                     background=self._background,
                     max_calls=settings.max_calls,
                 )
-                agent.task_owners = self._given
+                agent.task_ids = self.task_ids
                 return agent
             case ReplaySettings():
                 return ReplayLink(settings.name, ME, self.limits, reach.player)

@@ -21,9 +21,8 @@ import structlog
 from isthmus import __version__
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
-from isthmus.core.access.circuit_breaker import BreakerState
-from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.pauses import LONG_BYTES, in_passes
+from isthmus.core.calls.server_queue import BreakerState, ServerQueue
+from isthmus.core.event_loop import LONG_BYTES, in_passes
 from isthmus.core.ports import HealthReportingJournal, MeasuredJournal
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.health import Metrics
@@ -236,7 +235,7 @@ class HubMetrics:
         is_failing = isinstance(journal, HealthReportingJournal) and journal.is_failing
         out.gauge("isthmus_journal_failing", "Whether the journal refuses writes.", [("", int(is_failing))])
         if isinstance(journal, MeasuredJournal):
-            figures = journal.figures
+            figures = journal.write_metrics
             out.gauge("isthmus_journal_pending_writes", "Writes that are not durable yet.", [("", figures.pending)])
             out.gauge("isthmus_journal_lag_seconds", "Age of the oldest of them.", [("", figures.lag_seconds)])
             out.counter(

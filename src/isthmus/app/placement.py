@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
+import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
@@ -38,6 +41,12 @@ SETTLE_SECONDS = 1.6
 
 RANK_SECONDS = 2.0
 """How long a node waits for each node that should start a program before it does."""
+
+LOADS: Final = "loads"
+"""The topic of how many calls the processes of pools have, by server."""
+
+LOAD_SECONDS = 1.0
+"""How often a node publishes the loads of its processes, and looks for one that is less busy."""
 
 CONNECT_SECONDS = 30.0
 """How long one attempt to connect waits until some node runs the program."""
@@ -61,8 +70,16 @@ class PlacedServer:
         """The lease under which it is held."""
         self.entry: NodeServer | None = None
         """What this node announces."""
+        self.is_tried = False
+        """Whether this node has tried to start it since it holds the document."""
         self.owners: dict[NodeId, NodeServer] = {}
         """The other nodes that run it."""
+        self.problems: dict[NodeId, str] = {}
+        """The other nodes where it does not start, and why."""
+        self.known_problem = ""
+        """The last one that was published here."""
+        self.loads: dict[NodeId, int] = {}
+        """Of a pool: how many calls the processes of other nodes had about a second ago."""
         self.used: NodeId | None = None
         """The node of the newest link."""
         self.links: set[BaseLink] = set()
@@ -92,6 +109,7 @@ class PlacedServers:
         self._journal: SharedJournal | None = None
         self._joined = asyncio.Event()
         self._began = 0.0
+        bus.subscribe(LOADS, self._note_loads)
 
     def join(self, running: RunningHub) -> None:
         """Begin: the hub, its journal and the directories are there."""
@@ -101,6 +119,7 @@ class PlacedServers:
         self._began = self._loop.time()
         self._joined.set()
         running.background.spawn("placement", self._look_for_ever())
+        running.background.spawn("loads of pools", self._balance_for_ever())
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -110,13 +129,11 @@ class PlacedServers:
         if placed is None:
             placed = self._placed[settings.name] = PlacedServer(settings)
         placed.settings = settings
+        if placed.waiting:  # this link will replace the one that waits: its server wants to know why, too
+            placed.known_problem = ""
         placed.waiting += 1
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._joined.wait()
-                while (target := self._target(placed)) is None:
-                    placed.changed.clear()
-                    await placed.changed.wait()
+            target = await self._find(placed)
         except TimeoutError:
             raise ConnectFailed("no node of the cluster runs it now") from None
         finally:
@@ -130,7 +147,27 @@ class PlacedServers:
         except BusFault as fault:
             raise ConnectFailed(f"it runs on node {target}, which cannot be reached: {fault}") from fault
 
+    async def _find(self, placed: PlacedServer) -> NodeId:
+        """Wait for a node to call. A program that does not start is awaited, once its reason is published.
+
+        Raises `ConnectFailed` or `TimeoutError`.
+        """
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await self._joined.wait()
+        while (target := self._target(placed)) is None:
+            problem = next((f"node {node}: {why}" for node, why in placed.problems.items()), "")
+            if problem != placed.known_problem:
+                placed.known_problem = problem
+                if problem:
+                    raise ConnectFailed(f"it does not start on {problem}")
+            placed.changed.clear()
+            async with asyncio.timeout(None if problem else CONNECT_SECONDS):
+                await placed.changed.wait()
+        placed.known_problem = ""
+        return target
+
     async def _start(self, placed: PlacedServer, start: Callable[[], Awaitable[BaseLink]]) -> BaseLink:
+        placed.is_tried = True
         link = await start()
         number = placed.number
 
@@ -153,8 +190,9 @@ class PlacedServers:
         staying = [node for node, entry in placed.owners.items() if not entry.is_leaving]
         if placed.used in staying:
             return placed.used
-        if staying:  # the nodes without a process are spread over those with one
-            return min(staying, key=lambda node: _score(self._bus.node, node, placed.settings.name))
+        if staying:  # the least busy one; nodes without a process are spread over those that are equally busy
+            name = placed.settings.name
+            return min(staying, key=lambda node: (placed.loads.get(node, 0), _score(self._bus.node, node, name)))
         if is_here:
             return self._bus.node
         return next(iter(placed.owners), None)
@@ -171,8 +209,12 @@ class PlacedServers:
             if found is None or not found.owners:
                 return
             placed = self._placed[found.name] = PlacedServer(found)
+        placed.owners.pop(node, None)
+        placed.problems.pop(node, None)
         if entry is None:
-            placed.owners.pop(node, None)
+            placed.loads.pop(node, None)
+        elif entry.problem:
+            placed.problems[node] = entry.problem
         else:
             placed.owners[node] = entry
         self._retarget(placed)
@@ -180,7 +222,8 @@ class PlacedServers:
     def is_served(self, server: str) -> bool:
         """Whether other nodes may use a program of this one."""
         placed = self._placed.get(ServerName(server))
-        return placed is not None and placed.entry is not None and self._is_held(placed.number)
+        is_started = placed is not None and placed.entry is not None and not placed.entry.problem
+        return placed is not None and is_started and self._is_held(placed.number)
 
     def _retarget(self, placed: PlacedServer) -> None:
         """Connect to another node if the program runs elsewhere now."""
@@ -189,6 +232,41 @@ class PlacedServers:
         is_moved = target is not None and target != placed.used and not placed.waiting
         if self._running is not None and is_moved:
             self._running.supervisor.move(placed.settings)
+
+    # -- pools -----------------------------------------------------------------------------------------------------
+
+    async def _balance_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_SECONDS)
+            pools = [placed for placed in self._placed.values() if placed.settings.owners > 1]
+            own = {placed.settings.name: self._load(placed) for placed in pools if placed.entry is not None}
+            if own and self._bus.peers():
+                self._bus.publish(LOADS, msgspec.json.encode(own))
+            for placed in pools:
+                self._balance(placed)
+
+    def _note_loads(self, node: NodeId, payload: bytes) -> None:
+        for name, load in msgspec.json.decode(payload, type=dict[str, int]).items():
+            placed = self._placed.get(ServerName(name))
+            if placed is not None and node in placed.owners:
+                placed.loads[node] = load
+
+    def _load(self, placed: PlacedServer) -> int:
+        """The calls of this node's queue: all that its process has, or what this node sends to another one."""
+        queue = None if self._running is None else self._running.hub.server_queues.get(placed.settings.name)
+        return 0 if queue is None else queue.running + queue.queued
+
+    def _balance(self, placed: PlacedServer) -> None:
+        """Use another process if it would be less busy with the calls of this node, too, than the one in use is."""
+        used = placed.used
+        staying = [node for node, entry in placed.owners.items() if not entry.is_leaving]
+        if placed.document is not None or used not in staying or placed.waiting:
+            return
+        least = min(placed.loads.get(node, 0) for node in staying)
+        # One of two tries: several nodes that see the same loads would otherwise move together.
+        if least + self._load(placed) < placed.loads.get(used, 0) and random.getrandbits(1):
+            placed.used = None
+            self._retarget(placed)
 
     # -- ownership -------------------------------------------------------------------------------------------------
 
@@ -213,10 +291,14 @@ class PlacedServers:
         placed.settings = settings
         if placed.document is not None:
             reconnector = running.supervisor.reconnectors.get(name)
-            if placed.entry is None and reconnector is not None and reconnector.active_link in placed.links:
-                self._announce(placed)
+            if reconnector is not None and (placed.entry is None or placed.entry.problem):
+                status = reconnector.server_status
+                if reconnector.active_link in placed.links:
+                    self._announce(placed)
+                elif placed.is_tried and status.state == "retrying":
+                    self._announce(placed, problem=status.reason or "")
             return
-        staying = sum(not entry.is_leaving for entry in placed.owners.values())
+        staying = sum(not entry.is_leaving for entry in placed.owners.values()) + len(placed.problems)
         if staying >= settings.owners or self.is_leaving:
             placed.short_since = None
             return
@@ -231,7 +313,7 @@ class PlacedServers:
         if not self._bus.state.is_connected or now < self._began + SETTLE_SECONDS:
             return False
         name = placed.settings.name
-        others = [node for node in self._bus.peers() if node not in placed.owners]
+        others = [node for node in self._bus.peers() if node not in placed.owners and node not in placed.problems]
         mine = _score(self._bus.node, name)
         rank = sum(_score(node, name) > mine for node in others)
         assert placed.short_since is not None
@@ -252,7 +334,7 @@ class PlacedServers:
             await self._write(Document(PLACED, "", id, version, time.time(), body, state=OWNED))
             taken = await journal.read(PLACED, "", id)
             if taken is not None and taken.holder == HERE and taken.state == OWNED and self._is_held(number):
-                placed.document, placed.number, placed.short_since = taken, number, None
+                placed.document, placed.number, placed.short_since, placed.is_tried = taken, number, None, False
                 log.info("this node runs a program for the cluster", server=name, node=self._bus.node)
                 self._retarget(placed)
                 return
@@ -263,8 +345,8 @@ class PlacedServers:
         self._journal.write([document], lambda result: None if written.done() else written.set_result(result))
         await written
 
-    def _announce(self, placed: PlacedServer) -> None:
-        entry = _entry(placed.settings.name, is_leaving=self.is_leaving)
+    def _announce(self, placed: PlacedServer, problem: str = "") -> None:
+        entry = _entry(placed.settings.name, is_leaving=self.is_leaving, problem=problem)
         placed.entry = entry
         self.announce(entry, entry)
 
@@ -291,11 +373,19 @@ class PlacedServers:
             placed.document = free
 
     async def _forget(self, placed: PlacedServer) -> None:
-        """Its configuration places it no longer, or it is gone."""
-        await self._free(placed)
-        placed.document = placed.number = None
+        """Its configuration places it no longer, or it is gone.
+
+        At once: a link that is wanted again while this waits for the database needs a new `PlacedServer`.
+        """
+        name = placed.settings.name
+        del self._placed[name]
         self._withdraw(placed)
-        self._placed.pop(placed.settings.name, None)
+        try:
+            await self._free(placed)
+        except OSError:
+            self._placed.setdefault(name, placed)
+            raise
+        placed.document = placed.number = None
 
     async def hand_over(self) -> None:
         """This node leaves: return once other nodes run its programs, and nobody uses those of this node."""
@@ -305,7 +395,7 @@ class PlacedServers:
         self.is_leaving = True
         for placed in mine:
             await self._free(placed)
-            self._announce(placed)
+            self._announce(placed, "" if placed.entry is None else placed.entry.problem)
         while any(self._is_used_here(placed) for placed in mine):  # noqa: ASYNC110 - links have several owners
             await asyncio.sleep(LOOK_SECONDS / 4)
         for placed in mine:
@@ -319,8 +409,10 @@ class PlacedServers:
         return self._is_held(placed.number) and (is_local or self.sessions(placed.entry) > 0)
 
 
-def _entry(server: ServerName, *, is_leaving: bool) -> NodeServer:
-    return NodeServer("", "", server, server, is_named=True, came=0.0, is_placed=True, is_leaving=is_leaving)
+def _entry(server: ServerName, *, is_leaving: bool, problem: str) -> NodeServer:
+    return NodeServer(
+        "", "", server, server, is_named=True, came=0.0, is_placed=True, is_leaving=is_leaving, problem=problem
+    )
 
 
 def _score(*words: str) -> bytes:

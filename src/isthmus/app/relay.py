@@ -98,9 +98,9 @@ class Relay:
         """Return once every device is disconnected."""
         await self.frontend.wait_idle()
 
-    def status(self) -> RelayStatus:
+    async def status(self) -> RelayStatus:
         """See `core.ports.RelayAdmin`."""
-        return RelayStatus(self._running.dialins.servers(), self.frontend.devices())
+        return RelayStatus(self._running.dialins.servers(), await self.frontend.all_devices())
 
     def forget(self, server: ServerName) -> Forgetting:
         """See `core.ports.RelayAdmin`."""

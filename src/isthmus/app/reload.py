@@ -19,12 +19,12 @@ import structlog
 from watchfiles import awatch
 
 from isthmus.app.config_diff import ConfigDiff, changed_settings, keep_fixed_settings
+from isthmus.app.database_config import DatabaseConfig, database_config, load_configuration
 from isthmus.app.hub import RunningHub
 from isthmus.app.workers import Worker
 from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import search_paths
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 
 LOOK_SECONDS = 2.0
@@ -32,6 +32,9 @@ LOOK_SECONDS = 2.0
 
 STEP_SECONDS = 0.1
 """How long file system events are collected; also how often the watching thread wakes up."""
+
+STORED_LOOK_SECONDS = 0.2
+"""How often it is checked whether a new version was stored in the database; the check reads memory."""
 
 QUIET_SECONDS = 0.2
 """How long files must stay unchanged before they are read: many programs write in several steps."""
@@ -171,7 +174,7 @@ class Source:
         Raises:
             ConfigError: the configuration cannot be used.
         """
-        loaded = load(
+        loaded = load_configuration(
             file or self.path,
             self.environment,
             self.cwd,
@@ -222,6 +225,9 @@ class Reloader:
         watch = Watch(self._files, self._asked.set)
         self._tasks.append(self._running.background.spawn("watch of the configuration", watch.run()))
         self._tasks.append(self._running.background.spawn("reload", self._reload_when_asked()))
+        configuration = self._running.configuration
+        if configuration.cluster.config == "database" and (stored := database_config(configuration)) is not None:
+            self._tasks.append(self._running.background.spawn("stored configuration", self._follow(stored)))
 
     def stop(self) -> None:
         """Stop applying changes: a hub that shuts down starts nothing."""
@@ -232,6 +238,16 @@ class Reloader:
         """Read the configuration now, even if no file changed, and log the result in any case."""
         self._urgent.set()
         self._asked.set()
+
+    async def _follow(self, stored: DatabaseConfig) -> None:
+        """Apply each version of the database; also the one that was stored while this hub started."""
+        seen = stored.revision
+        self._asked.set()
+        while True:
+            if (now := stored.revision) != seen:
+                seen = now
+                self.ask()
+            await asyncio.sleep(STORED_LOOK_SECONDS)
 
     def _files(self) -> tuple[Path, ...]:
         return self._source.files(self._running.configuration)
@@ -259,11 +275,13 @@ class Reloader:
             taken = keep_fixed_settings(self._running.configuration, read)
             self._on_change(taken)
         except ConfigError as error:
-            _refuse([str(finding) for finding in error.findings])
+            self._refuse([str(finding) for finding in error.findings])
             return None
         except ValueError as error:
-            _refuse([str(error)])
+            self._refuse([str(error)])
             return None
+        problem = f"cannot be used here: {', '.join(read.broken)}" if read.broken else ""
+        self._running.report_configuration(problem)
         before = self._running.configuration
         difference = self._running.apply(taken)
         for finding in taken.warnings:
@@ -287,9 +305,10 @@ class Reloader:
             raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
         return self._source.load(file=file), None if file is None else self._source.ahead_of(file)
 
-
-def _refuse(findings: list[str]) -> None:
-    log.error("configuration refused; the previous one stays in use", findings="; ".join(findings))
+    def _refuse(self, findings: list[str]) -> None:
+        text = "; ".join(findings)
+        log.error("configuration refused; the previous one stays in use", findings=text)
+        self._running.report_configuration(f"refused: {text}")
 
 
 def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:

@@ -31,13 +31,14 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.app.links import ME
 from isthmus.app.metrics import close_telemetry, open_metrics, open_telemetry
-from isthmus.app.process_setup import raise_limit, spare_the_collector
+from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
 from isthmus.app.sessions import OpenSessions
-from isthmus.app.shared_state import close_shared_state, report_shared_state
+from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
+from isthmus.app.state_migration import report_shared_state
 from isthmus.app.takeovers import HELD, Takeovers
 from isthmus.app.tasks import TaskBrowser
 from isthmus.app.tokens import TokenService
@@ -371,6 +372,12 @@ async def reserve_address(configuration: Configuration) -> list[socket.socket]:
     return await bind_all(hub.host, hub.port, shares_port=True, listens=False)
 
 
+def _tune_memory(running: RunningHub) -> None:
+    """Everything long-lived exists: collect rarely, and return memory that long messages leave behind."""
+    spare_the_collector()
+    running.background.spawn("freed memory", return_memory())
+
+
 async def _serve(
     configuration: Configuration,
     environment: Mapping[str, str],
@@ -420,7 +427,7 @@ async def _serve(
         shown = None if relay is None else relay.frontend
         tokens.on_proved = running.logins.proved
         frontends = _probes(running, auth, journal, cluster) | dict.fromkeys(SSE_PATHS, sse)
-        oauth = tokens.open(auth, running.background, Egress())
+        oauth = tokens.open(auth, running.background, Egress(), journal)
         well_known = _well_known(running, access.identities, auth)
         routes = Routes(running.surface, mcp, rest, frontends, agent, well_known, shown, oauth)
         routes.console = _console(running, access.identities, auth, cluster)
@@ -428,11 +435,11 @@ async def _serve(
         frontends[METRICS_PATH] = open_metrics(
             running, auth, telemetry, monitor, {"mcp": mcp.sessions, "sse": sse}, http_listener, shown, cluster
         )
-        grpc = await open_grpc(running, agent, auth)
+        grpc = await open_grpc(running, agent, auth, frontends, shares_port=worker is not None)
         ports.append(port := await http_listener.open(sockets))
         tokens.listen_at(port)
         access.follow(running, (mcp, sse, agent, rest, HeldCalls(running.approvals, shown)))
-        spare_the_collector()
+        _tune_memory(running)
         monitor.start()
         on_open(announcement.enter_context(_announced(configuration, environment, access.local_key, port)))
         if source is not None:
@@ -510,6 +517,8 @@ async def _relay(running: RunningHub, auth: Authenticator, cluster: Cluster | No
         cluster.join(running)
     if relay is None:
         return None
+    if cluster is not None:
+        cluster.share_devices(relay.frontend, running)
     wanted = settings.dialin.max_connections + OTHER_DESCRIPTORS
     if (limit := raise_limit(wanted)) < wanted:
         log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
@@ -566,6 +575,7 @@ def _placed_by(cluster: Cluster | None, running: RunningHub) -> RunningHub:
     """The hub, before any of its servers has been started."""
     if cluster is not None:
         running.place_by(cluster.placed)
+        running.sign_with(cluster.secret)
     return running
 
 
@@ -578,7 +588,12 @@ def _probes(
         return isinstance(journal, HealthReportingJournal) and journal.is_failing
 
     cut_off = None if cluster is None else cluster.cut_off
-    differences = dict if cluster is None else cluster.differences
+
+    def differences() -> Mapping[str, Sequence[str]]:
+        others = {} if cluster is None else cluster.differences()
+        problem = running.configuration_problem
+        return {**others, "this node": [problem]} if problem else others
+
     health = Health(running.hub, auth, is_storage_failing, running.required_servers, cut_off, differences)
     return dict.fromkeys(HEALTH_PATHS, health)
 

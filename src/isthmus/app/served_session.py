@@ -90,7 +90,7 @@ class ServedSession:
         self._share = share
         self._deliver = deliver
         self._gone = served.gone
-        self._is_over = self._is_leaving = False
+        self._is_done = self._is_leaving = False
         mcp_methods = running.mcp_methods(served.me, has_hub_tasks=False)
         mcp_methods.frontend = served.frontend
         self._conversation = DuplexSession(
@@ -107,7 +107,7 @@ class ServedSession:
 
     def take(self, message: bytes) -> None:
         """Receive a message from the other hub."""
-        if self._is_over:
+        if self._is_done:
             return
         if self._is_leaving:
             refused = self._too_late(message)
@@ -149,7 +149,7 @@ class ServedSession:
         return refuse(request.id, REFUSED, "The server has too many unanswered requests", _NOT_RUN)
 
     def _say(self, message: bytes) -> None:
-        if self._is_over:
+        if self._is_done:
             return
         if len(message) <= self.limit_bytes:
             self._deliver(message)
@@ -166,8 +166,8 @@ class ServedSession:
 
     def end(self, why: str) -> None:
         """The connection is gone: cancel all running calls."""
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_done:
+            self._is_done = True
             self._share.leave(self)
             self._conversation.stop_notifying()
             self._conversation.cancel_all(why)

@@ -22,7 +22,7 @@ from isthmus.config.codes import FindingCode
 from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.settings import Configuration, Origin
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.model.process_output import telling_line
+from isthmus.model.readable_text import telling_line
 from isthmus.upstream.server_settings import (
     AgentSettings,
     JsonRpcSettings,
@@ -63,17 +63,18 @@ AWAY = FindingCode("ISD-115", "away", "check it where it runs: it dials in again
 WANTS_LOGIN = FindingCode("ISD-116", "wants-login", "log in: isthmus login SERVER")
 NO_MEMBERS = FindingCode("ISD-117", "no-members", "connect a server that matches members, or correct the patterns")
 MEMBERS_AWAY = FindingCode("ISD-118", "members-away", "check its members: isthmus servers")
+TOO_LONG = FindingCode("ISD-119", "message-too-long", "raise limits.reply_bytes, if you trust the server")
 
 # -- servers that work, with something to note -----------------------------------------------------------------------
 
 SLOW = FindingCode("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is ready")
 OPEN_FOLDER = FindingCode("ISD-202", "open-folder", "remove the write permission of others: chmod o-w FOLDER")
-TOLD_SECRET = FindingCode("ISD-203", "secret-in-arguments", "pass it by env, if the server reads it there")
+SECRET_IN_ARGUMENTS = FindingCode("ISD-203", "secret-in-arguments", "pass it by env, if the server reads it there")
 NAMES_CLASH = FindingCode("ISD-301", "names-clash", "rename one of the servers, if the digits are in the way")
 NAME_CUT = FindingCode("ISD-302", "name-cut", "give the server a shorter name")
 SHARED_URI = FindingCode("ISD-303", "shared-uri", "read it by its listed name: isthmus resources")
 ODD_LIST = FindingCode("ISD-401", "odd-list", "report it to the server's author; the rest of the server works")
-LIST_CUT = FindingCode("ISD-402", "list-cut", "raise limits.tools_per_server if you need all of them")
+LIST_CUT = FindingCode("ISD-402", "list-cut", "raise the limit that the message names, if you need all of the list")
 NOT_CHECKED = FindingCode(
     "ISD-403", "schema-not-checked", "report it to the server's author; the server checks by itself"
 )
@@ -82,6 +83,7 @@ SET_ENTRY = FindingCode("ISD-405", "set-entry", "correct the entry of the set, o
 WITHHELD = FindingCode("ISD-406", "withheld", "review and approve them: isthmus approve SERVER")
 MEMBERS_DIFFER = FindingCode("ISD-407", "members-differ", "give these members the same version, or take them out")
 DIALLED_FLEET = FindingCode("ISD-408", "dialled-fleet", "check it at the running hub: isthmus doctor --hub URL")
+OLD_LIST = FindingCode("ISD-409", "old-list", "read the message and the server's own log; the last lists still work")
 DISABLED = FindingCode("ISD-501", "disabled", "remove disabled to use it")
 
 CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values()) if isinstance(code, FindingCode))
@@ -89,6 +91,7 @@ CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values())
 
 _CAUSES: Sequence[tuple[str, FindingCode]] = (
     ("could not be started", NOT_STARTED),
+    ("raise limits.reply_bytes", TOO_LONG),
     ("exited with code", DIED),
     ("killed by signal", DIED),
     ("closed its output", DIED),
@@ -116,7 +119,11 @@ _CAUSES: Sequence[tuple[str, FindingCode]] = (
 )
 """Parts of the reasons that the hub gives for an unusable server, and their codes; the first match counts."""
 
-_NOTES = (("entries and was cut", LIST_CUT), ("the fleet does not call it there", MEMBERS_DIFFER))
+_NOTES = (
+    ("and was cut; to read all of it, raise limits.", LIST_CUT),
+    ("its lists could not be read again", OLD_LIST),
+    ("the fleet does not call it there", MEMBERS_DIFFER),
+)
 """Parts of the notes about a server that works, and their codes."""
 
 _FLEET_CAUSES = (("the fleet has no members", NO_MEMBERS), ("of the fleet", MEMBERS_AWAY))
@@ -130,7 +137,7 @@ _APPROVAL = ": run isthmus approve "
 
 _REDIRECT = re.compile(r"redirects to (\S+), which")
 
-_NOT_IN_ENTRY = (AWAY, NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW, UNLISTED)
+_NOT_IN_ENTRY = (AWAY, NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW, TOO_LONG, UNLISTED)
 """Findings that no change of the server's entry fixes."""
 
 _COMMANDS = (WANTS_LOGIN, WITHHELD)

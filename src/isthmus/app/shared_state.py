@@ -1,4 +1,4 @@
-"""Where the keys, logins and relay lists of a hub are: in its state folder, or in the database of its cluster.
+"""Where keys, logins, secrets, relay lists and tool definitions of a hub are: a state folder or a cluster's database.
 
 Nodes that share a database (`[cluster]` with `[storage] url`) have one truth there. The hub and the command line open
 it once per process.
@@ -7,31 +7,39 @@ it once per process.
 from __future__ import annotations
 
 import atexit
+import errno
+import secrets
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from isthmus.app.key_files import KEYS, OPEN, KeyDocument, KeyFile, KeyStore
-from isthmus.app.relay_keys import FOLDER as RELAY_FOLDER
-from isthmus.app.relay_keys import ISSUED_FILE, KEY_FILE, RELAY, REVOKED_FILE, RelayStore
+from isthmus.app.key_files import KEYS, KeyDocument, KeyFile, KeyStore
+from isthmus.app.relay_keys import RELAY, RelayStore
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
-from isthmus.core.ports import SharedState, StateDocument
-from isthmus.credentials.vault import LOGINS, SharedVault, Vault, VaultDamaged
-from isthmus.identity.minted_keys import StoreDamaged
+from isthmus.core.ports import Sealer, SharedState, StateDocument
+from isthmus.credentials.sealing import KEY_BYTES, ProcessSealer, StoredSealer, derived_key, stored_key
+from isthmus.credentials.sealing import KEY_FILE as JOURNAL_KEY_FILE
+from isthmus.credentials.signed_jwts import PushKeyFile, PushKeyStore
+from isthmus.credentials.vault import LOGINS, SharedVault, Vault
 from isthmus.storage.journal_base import StateUnusable
 
 if TYPE_CHECKING:  # only who wants it has the library
     from isthmus.storage.postgres_state import PostgresState
 
 log = structlog.get_logger(__name__)
+
+SECRETS: Final = "secrets"
+"""The kind of the shared documents with secrets of the nodes themselves."""
+
+ROOT: Final = "root"
+"""The secret from which nodes derive their common keys."""
+
+PUSH_KEY: Final = "push key"
 
 _opened: dict[str, PostgresState] = {}
 _opening = threading.Lock()
@@ -64,7 +72,7 @@ def shared_state(configuration: Configuration) -> SharedState | None:
         if url not in _opened:
             atexit.register(close_shared_state, configuration)
             try:
-                _opened[url] = PostgresState(configuration.storage)
+                _opened[url] = PostgresState(configuration.storage, KEYS, LOGINS, RELAY, SECRETS)
             except StateUnusable as error:
                 raise ConfigError(place.finding(f"cannot be used: {error}")) from error
         return _opened[url]
@@ -97,105 +105,6 @@ def key_store(configuration: Configuration) -> KeyStore:
     return store
 
 
-def report_shared_state(configuration: Configuration) -> None:
-    """Log what an operator must do before this node can use all that the nodes share."""
-    state = shared_state(configuration)
-    if state is None:
-        return
-    vault = SharedVault(state, configuration.credentials)
-    try:
-        if servers := vault.unreadable():
-            log.error(
-                "this node has another key than the one that encrypts the logins of the cluster",
-                servers=servers,
-                advice="set the same [credentials] key on all nodes",
-            )
-    except VaultDamaged as error:
-        log.error("the logins of the cluster cannot be read", reason=str(error))
-    with suppress(OSError):
-        if left := [each for each in plan_migration(configuration, state) if each.action == "move"]:
-            log.warning("the state folder has what nodes do not read there", items=len(left), run="isthmus migrate")
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationItem:
-    """A key list, login or relay list in the state folder, and what `isthmus migrate` does with it."""
-
-    kind: str
-    name: str
-    action: Literal["move", "same", "differs", "unreadable"]
-    """`same`: the database has it already. `differs`: the database has another one, which stays."""
-    reason: str = ""
-    changes: Mapping[str, StateDocument] = field(default_factory=dict, repr=False)
-
-
-def plan_migration(configuration: Configuration, state: SharedState) -> list[MigrationItem]:
-    """What is in the state folder, and what has to be written to the database for it. Raises `OSError`."""
-    folder = Path(configuration.hub.state)
-    items: list[MigrationItem] = []
-    file, document = KeyFile(folder), KeyDocument(state)
-    if file.exists():
-        items.append(_plan_keys(file, document))
-    for name in (KEY_FILE, REVOKED_FILE, ISSUED_FILE):
-        with suppress(FileNotFoundError):
-            items.append(_plan_relay(name, (folder / RELAY_FOLDER / name).read_bytes(), state))
-    vault, shared = Vault(folder, configuration.credentials), SharedVault(state, configuration.credentials)
-    for slot in vault.slots():
-        shown = f"{slot.server}, {slot.tenant}/{slot.caller}" if slot.caller else slot.server
-        try:
-            content, there = vault.get(slot), shared.get(slot)
-            if there is not None:
-                # A login that was renewed since differs from the file, and is the better one.
-                items.append(MigrationItem(LOGINS, shown, "same"))
-            elif content is not None:
-                items.append(MigrationItem(LOGINS, shown, "move", "", {slot.id: shared.sealed(slot, content)}))
-        except VaultDamaged as error:
-            items.append(MigrationItem(LOGINS, shown, "unreadable", str(error)))
-    return items
-
-
-def _plan_keys(file: KeyFile, document: KeyDocument) -> MigrationItem:
-    try:
-        keys = file.read()
-        has = document.read() if document.exists() else ()
-    except StoreDamaged as error:
-        return MigrationItem(KEYS, str(file.path), "unreadable", str(error))
-    ids, names = {key.id for key in has}, {key.name for key in has}
-    new = [key for key in keys if key.id not in ids]
-    if clash := sorted({key.name for key in new} & names):
-        reason = f"the database has other keys of {', '.join(clash)}"
-        return MigrationItem(KEYS, f"{counted(len(keys))} in {file.path}", "differs", reason)
-    shown = f"{counted(len(new))} of {file.path}"
-    if document.exists() and not new:
-        return MigrationItem(KEYS, f"{counted(len(keys))} of {file.path}", "same")
-    changes = document.replaced((*has, *new))
-    if not document.exists() and file.is_open():
-        changes[OPEN] = StateDocument(0, b"")
-    return MigrationItem(KEYS, shown, "move", "", changes)
-
-
-def counted(keys: int) -> str:
-    """A number of keys, for people."""
-    return f"{keys} key" if keys == 1 else f"{keys} keys"
-
-
-def _plan_relay(name: str, content: bytes, state: SharedState) -> MigrationItem:
-    shown = {KEY_FILE: "key of the relay", REVOKED_FILE: "revoked tokens", ISSUED_FILE: "agents with tokens"}[name]
-    found = state.all(RELAY).get(name)
-    if name == KEY_FILE:
-        if found is None:
-            return MigrationItem(RELAY, shown, "move", "", {name: StateDocument(0, content.strip())})
-        is_same = found.body == content.strip()
-        reason = "" if is_same else "the tokens of this folder are not valid in the cluster"
-        return MigrationItem(RELAY, shown, "same" if is_same else "differs", reason)
-    has = [] if found is None else (found.body or b"").split(b"\n")
-    new = sorted({line for line in content.split(b"\n") if line} - set(has))
-    if not new:
-        return MigrationItem(RELAY, shown, "same")
-    change = StateDocument(0 if found is None else found.version, b"\n".join([*has, *new]))
-    return MigrationItem(RELAY, f"{len(new)} {shown}", "move", "", {name: change})
-
-
 def vault_of(configuration: Configuration) -> Vault:
     """The stored logins. Raises `ConfigError`."""
     state = shared_state(configuration)
@@ -207,3 +116,95 @@ def vault_of(configuration: Configuration) -> Vault:
 def relay_store(configuration: Configuration) -> RelayStore:
     """Where the relay's key and lists are. Raises `ConfigError`."""
     return shared_state(configuration) or Path(configuration.hub.state)
+
+
+# -- secrets of the nodes themselves -----------------------------------------------------------------------------------
+
+
+def cluster_keys(configuration: Configuration, purpose: bytes) -> tuple[bytes, ...]:
+    """Keys for a purpose, which all nodes derive alike, the current one first; empty without a shared database.
+
+    They depend on a secret in the database and on `[credentials] key`, if there is one: then reading the database is
+    not enough to know them.
+
+    Raises:
+        ConfigError: the database cannot be used.
+    """
+    state = shared_state(configuration)
+    if state is None:
+        return ()
+    try:
+        if ROOT not in state.all(SECRETS):  # of two nodes that create it, the first succeeds
+            state.write(SECRETS, {ROOT: StateDocument(0, secrets.token_bytes(KEY_BYTES))})
+    except OSError as error:
+        raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(f"cannot be used: {error}")) from error
+    root = state.all(SECRETS)[ROOT].body or b""
+    settings = configuration.credentials
+    # The last one is for what was encrypted before there was a configured key.
+    configured = dict.fromkeys((settings.key, *settings.old_keys, ""))
+    return tuple(derived_key(root + key.encode(), purpose) for key in configured)
+
+
+def shared_secret(configuration: Configuration) -> bytes:
+    """A key that all nodes have, for ids that callers may bring to any of them.
+
+    Without a database it is the state folder's, so all workers of one machine have it, or this process's own.
+
+    Raises:
+        ConfigError: the database cannot be used.
+    """
+    purpose = b"isthmus: ids"
+    if keys := cluster_keys(configuration, purpose):
+        return keys[0]
+    try:
+        return derived_key(stored_key(Path(configuration.hub.state)), purpose)
+    except (OSError, ValueError) as error:
+        log.warning("ids of remote tasks are valid at this node alone: no key can be stored", reason=str(error))
+        return secrets.token_bytes(KEY_BYTES)
+
+
+def sealer_of(configuration: Configuration, lost: str) -> Sealer:
+    """Encrypts what is in the journal; without a stored key it lasts as long as the hub, which is logged as `lost`."""
+    state = Path(configuration.hub.state)
+    keys = cluster_keys(configuration, b"isthmus: journal")
+    try:
+        if not keys:
+            return StoredSealer(stored_key(state))
+        # What this hub wrote before it was a node.
+        return StoredSealer(*keys, *((stored_key(state),) if (state / JOURNAL_KEY_FILE).exists() else ()))
+    except (OSError, ValueError) as error:
+        log.warning(lost, reason=str(error))
+        return StoredSealer(*keys) if keys else ProcessSealer()
+
+
+class PushKeyDocument:
+    """The key that signs push notifications, sealed in the database. See `PushKeyStore`."""
+
+    def __init__(self, state: SharedState, sealer: Sealer) -> None:
+        self._state = state
+        self._sealer = sealer
+        self._replaced = 0
+        """The version of the document that a new key replaces. Another node may write one while the key is made."""
+
+    def read(self) -> bytes:
+        """See `PushKeyStore`. A key that was sealed with a key that nobody has any more is replaced."""
+        found = self._state.all(SECRETS).get(PUSH_KEY)
+        self._replaced = 0 if found is None else found.version
+        opened = None if found is None else self._sealer.open((found.body or b"").decode(), PUSH_KEY.encode())
+        if opened is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no key")
+        return opened
+
+    def create(self, pem: bytes) -> None:
+        """See `PushKeyStore`."""
+        sealed = self._sealer.seal(pem, PUSH_KEY.encode()).encode()
+        self._state.write(SECRETS, {PUSH_KEY: StateDocument(self._replaced, sealed)})
+
+    def __str__(self) -> str:
+        return f"the push key in {self._state.where}"
+
+
+def push_key_store(configuration: Configuration, sealer: Sealer) -> PushKeyStore:
+    """Where the key that signs push notifications is. Raises `ConfigError`."""
+    state = shared_state(configuration)
+    return PushKeyFile(Path(configuration.hub.state)) if state is None else PushKeyDocument(state, sealer)

@@ -1,6 +1,6 @@
 """The hub on this process's standard streams, for one caller. The hub ends when the caller leaves.
 
-`frontends.mcp.stdio` speaks the protocol; this module has the streams, the signals and the shutdown. Standard input
+`frontends.mcp.duplex` speaks the protocol; this module has the streams, the signals and the shutdown. Standard input
 may be a pipe, a socket, a file or a terminal, so a thread reads it. The loop never waits for the reader of standard
 output. The command line calls this.
 """

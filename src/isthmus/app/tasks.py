@@ -20,7 +20,7 @@ import structlog
 from msgspec import Raw
 
 from isthmus.app.hub import RunningHub
-from isthmus.core.pauses import LONG_BYTES, pause_after
+from isthmus.core.event_loop import LONG_BYTES, pause_after
 from isthmus.core.ports import (
     Document,
     DocumentPlace,
@@ -221,7 +221,7 @@ class TaskBrowser:
             return UnknownTask()
         is_own, owner = _is_own(live.record, viewer), live.record.owner
         why = f"{'the caller' if is_own else 'an operator'} cancelled the task"
-        if live.holder and not live.record.is_ended:
+        if live.holder and not live.record.is_terminal:
             if (fault := await self._engine.cancel_elsewhere(live, why)) is not None:
                 return fault
         elif not self._engine.cancel(live, why):
@@ -259,7 +259,7 @@ class TaskBrowser:
 
     def _is_visible(self, record: TaskRecord, viewer: Caller) -> bool:
         if record.owner.realm == REALM:
-            if record.is_ended and self._now() >= expiry_of(record):
+            if record.is_terminal and self._now() >= expiry_of(record):
                 return False
             if not viewer.is_operator:
                 view = self._hub.snapshot.view(viewer.grants, EVERYTHING)
@@ -397,7 +397,7 @@ def _state_of(record: TaskRecord) -> TaskState:
 
 def _outcome_of(record: TaskRecord) -> tuple[str | None, Executed | None]:
     ending = record.ending
-    if not record.is_ended:
+    if not record.is_terminal:
         return None, None
     if ending is None:  # cancelled before it had a call
         return "cancelled", "no"

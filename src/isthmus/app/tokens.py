@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,21 +20,22 @@ import structlog
 
 from isthmus.app.identity import Identities
 from isthmus.app.key_files import offer_secret
+from isthmus.app.shared_state import cluster_keys
 from isthmus.config.files import read_regular_file
 from isthmus.config.settings import Configuration
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.ports import Document, Journal, SharedJournal, WriteResult
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.frontends.http.auth import BASES, Authenticator, Fields, Request
 from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
 from isthmus.frontends.oauth.documents import OwnAddresses, TrustedIssuer
 from isthmus.frontends.oauth.http import LIFETIME_SECONDS, OauthHttp
-from isthmus.identity import access_tokens
-from isthmus.identity.access_tokens import AccessTokens
-from isthmus.identity.dpop_proofs import PROOF_ALGORITHMS, Proofs, ProvenRequest
+from isthmus.identity.dpop_proofs import PROOF_ALGORITHMS, PROOF_SECONDS, Proofs, ProvenRequest
 from isthmus.identity.issuers import Issuer, Issuers, OnProved, Unproven
 from isthmus.identity.jwt import KeySet, read_keys
-from isthmus.identity.keys import KEY_LENGTH_MIN, bound_of, credential_of, digest_of
+from isthmus.identity.keys import KEY_LENGTH_MIN, AccessTokens, bound_of, credential_of, digest_of
+from isthmus.identity.keys import LIFETIME_SECONDS as REAL_LIFETIME_SECONDS
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Unprovable
 from isthmus.transport.egress import Egress, parse_url
@@ -157,10 +158,25 @@ async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
 
 log = structlog.get_logger(__name__)
 
-assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "the announced lifetime is the real one"
+assert LIFETIME_SECONDS == REAL_LIFETIME_SECONDS, "the announced lifetime is the real one"
 
 _PROVED = "isthmus.proved"
 """The scope key that marks a request's proof as accepted; its value is the request's own list of headers."""
+
+_MARK = "isthmus.proof"
+"""The scope key with the digest of an accepted proof."""
+
+_CLAIMED = "isthmus.claimed"
+"""The scope key with what the database said about a request's proof."""
+
+PROOF = "proof"
+"""The `Document.kind` of accepted proofs."""
+
+PROOF_KEPT_SECONDS = 5 * PROOF_SECONDS
+"""How long accepted proofs are stored. None is valid longer than twice `PROOF_SECONDS`; clocks of nodes differ."""
+
+PRUNED_MAX = 10_000
+"""How many proofs are deleted at once."""
 
 FOLDER = "oauth"
 SECRET_FILE = "secret"  # noqa: S105 - its name
@@ -175,21 +191,27 @@ class TokenService:
         """Registers itself at `identities` as a verifier."""
         self._configuration = configuration
         self.identities = identities
+        keys = cluster_keys(configuration, b"isthmus: tokens")
         state = Path(configuration.hub.state)
-        self._proofs = Proofs(time.time, partial(secret_in, state))
+        secret: Callable[[], bytes] = (lambda: keys[0]) if keys else partial(secret_in, state)
+        self._proofs = Proofs(time.time, secret)
         self._issuers = Issuers(())
         self._refused: tuple[Fields, Unproven] | None = None
         """The last request whose bound token was refused, and why; its response contains the reason."""
         self.on_proved: OnProved = self._issuers.on_proved
         """Called with verified issuers' tokens, for servers that are called in their owners' names."""
-        self._own = AccessTokens(partial(secret_in, state), identities.by_digest, time.time)
+        self._own = AccessTokens(secret, identities.by_digest, time.time)
         self._keys: IssuerKeys | None = None
         self._port = configuration.hub.port
         identities.verifiers += [self._own, self]
         self.change(configuration)
 
-    def open(self, auth: Authenticator, background: BackgroundTasks, egress: Egress) -> OauthHttp:
+    def open(
+        self, auth: Authenticator, background: BackgroundTasks, egress: Egress, journal: Journal | None = None
+    ) -> OauthHttp:
         """Start fetching keys, let the authenticator announce the token endpoint, and return its frontend."""
+        if isinstance(journal, SharedJournal):
+            self._share_proofs(auth, journal, background)
         self._keys = IssuerKeys(egress, background)
         self._keys.follow(tuple(self._issuers))
         algorithms = lambda: PROOF_ALGORITHMS if self._configuration.issuers else ()  # noqa: E731
@@ -221,7 +243,7 @@ class TokenService:
             issuers.append(new)
         are_exchanged = any(server.credentials.are_exchanged for server in configuration.servers)
         for issuer in issuers:
-            issuer.tells_rights = are_exchanged
+            issuer.separates_rights = are_exchanged
         self._issuers = Issuers(issuers, self._proofs)
         self._issuers.on_proved = lambda *proved: self.on_proved(*proved)  # noqa: PLW0108 - it is set later
         if self._keys is not None:
@@ -255,11 +277,39 @@ class TokenService:
         # One request may be checked more than once. A copied scope contains the same headers.
         is_proved = request.get(_PROVED) is request["headers"]
         found = self._issuers.bound_caller_of(token, asked, is_proved=is_proved)
-        if isinstance(found, Caller):
-            request[_PROVED] = request["headers"]
+        claimed: WriteResult = request.get(_CLAIMED, "kept")
+        if isinstance(found, Caller) and claimed == "kept":
+            if not is_proved:
+                request[_PROVED], request[_MARK] = request["headers"], self._proofs.accepted
             return self.identities.verified(found)
+        if isinstance(found, Caller):
+            found = USED if claimed == "conflict" else UNCHECKED
         self._refused = (fields, found)
         return Unprovable(found.reason) if found.is_issuer_away else None
+
+    def _share_proofs(self, auth: Authenticator, journal: Journal, background: BackgroundTasks) -> None:
+        """Let the database of a cluster decide which of its nodes accepts a proof: each is accepted once."""
+
+        async def claim(fields: Fields, request: Request) -> None:
+            # A proof that this node refuses is not worth a write.
+            is_proved = auth.caller_of(fields, request) is not None and request.get(_PROVED) is request["headers"]
+            if not is_proved or _CLAIMED in request:
+                return
+            written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+            document = Document(PROOF, "", request[_MARK].hex(), 1, time.time(), b"")
+            journal.write([document], lambda result: None if written.done() else written.set_result(result))
+            request[_CLAIMED] = await written
+
+        async def prune() -> None:
+            while True:
+                await asyncio.sleep(PROOF_KEPT_SECONDS)
+                with suppress(OSError):  # the database is away; the next time is soon enough
+                    before = time.time() - PROOF_KEPT_SECONDS
+                    while await journal.prune(PROOF, [""], before=before, limit=PRUNED_MAX) == PRUNED_MAX:
+                        pass
+
+        auth.claim_proof = claim
+        background.spawn("old proofs", prune())
 
     # -- issuing tokens ---------------------------------------------------------------------------------------------
 
@@ -275,9 +325,9 @@ class TokenService:
 
     def _explain(self, fields: Mapping[bytes, bytes]) -> RejectedCredential | None:
         if bound_of(fields) is not None:
-            whose, why = self._refused or (None, UNASKED)
+            refused_fields, why = self._refused or (None, UNASKED)
             self._refused = None
-            return _shown(why if whose is fields else UNASKED, is_bound=True)
+            return _shown(why if refused_fields is fields else UNASKED, is_bound=True)
         credential = credential_of(fields)
         if credential is None:
             # Contradicting credentials and other schemes are ignored.
@@ -293,6 +343,10 @@ class TokenService:
             TrustedIssuer(each.issuer, each.audience, tuple(each.scopes), each.dpop != "optional") for each in settings
         )
 
+
+USED = Unproven("it was used already", is_genuine=True, is_proof_wrong=True)
+UNCHECKED = Unproven("the hub cannot find out whether its proof was used already: try again", is_issuer_away=True)
+"""The database is away."""
 
 UNASKED = Unproven("tokens that are bound to a key are not accepted here")
 """Why a bound token is refused where proofs are not supported."""

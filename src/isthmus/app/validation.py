@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,17 +88,11 @@ class ValidationWorker:
 
     async def _work(self) -> None:
         try:
-            while True:
-                if not self._queue:
-                    self._arrived.clear()
-                    try:
-                        await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
-                    except TimeoutError:
-                        return
+            while await self._wait_for_call():
                 waiting = self._queue.popleft()
                 caller = waiting.inflight.call.caller
                 try:
-                    if not waiting.inflight.is_over:
+                    if not waiting.inflight.is_done:
                         await self._check(waiting)
                 finally:
                     self._of_caller[caller] -= 1
@@ -106,6 +101,15 @@ class ValidationWorker:
         finally:
             self._task = None
             await self._end_process()
+
+    async def _wait_for_call(self) -> bool:
+        """Whether a call to check is there, or came before the process was idle for too long."""
+        if not self._queue:
+            self._arrived.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):  # not `wait_for`: on 3.11 it can swallow a cancellation
+                    await self._arrived.wait()
+        return bool(self._queue)
 
     async def _check(self, waiting: _Waiting) -> None:
         inflight = waiting.inflight
@@ -126,7 +130,7 @@ class ValidationWorker:
             wrong = EXPENSIVE
         if wrong is not None:
             inflight.finish(BadArguments(inflight.call.name, wrong))
-        elif not inflight.is_over:
+        elif not inflight.is_done:
             waiting.then(inflight)
 
     async def _ask(self, schema: bytes, arguments: bytes) -> str | None:
@@ -140,8 +144,10 @@ class ValidationWorker:
         try:
             if self._process is None:
                 self._process = await _Process.start(self._environment)
-                await asyncio.wait_for(self._process.ask(b"true", b"{}"), START_SECONDS)
-            return await asyncio.wait_for(self._process.ask(schema, arguments), CHECK_SECONDS)
+                async with asyncio.timeout(START_SECONDS):
+                    await self._process.ask(b"true", b"{}")
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await self._process.ask(schema, arguments)
         except BaseException:
             await self._end_process(at_once=True)
             raise

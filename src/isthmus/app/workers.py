@@ -26,7 +26,7 @@ import structlog
 from isthmus.app.state_folder import RunningHubInfo, announced, configuration_name, new_operator_key
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, local_origin
-from isthmus.config.tables import STORAGE
+from isthmus.config.tables import A2A, STORAGE
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +73,9 @@ def check_workers(configuration: Configuration, count: int) -> None:
         said = f"is needed for --workers {count}: all workers store their tasks in one PostgreSQL database"
         advice = '[storage] url = "postgresql://hub@localhost/isthmus"; or run one process, without --workers'
         raise ConfigError(Place(configuration.file, STORAGE).at("url").finding(said, advice=advice))
+    if count > 1 and configuration.a2a.grpc_port == 0:
+        said = f"must be a port with --workers {count}: with 0, each worker would choose another one"
+        raise ConfigError(Place(configuration.file, A2A).at("grpc_port").finding(said))
 
 
 class _Life:

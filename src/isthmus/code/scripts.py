@@ -8,7 +8,7 @@ crash of the hub:
     stored as sent, without one        the call raises in the script: lost, executed: unknown
     stored as not sent                 it is sent now
 
-No call is sent twice. The thread of a script (`code.sandbox`) and the event loop exchange messages only.
+No call is sent twice. The process in which scripts run (`code.sandbox`) and the event loop exchange messages only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -28,19 +29,16 @@ from msgspec import Raw
 
 from isthmus.code.sandbox import (
     EXTRA,
-    SLEPT,
     CallAnswer,
     Sandbox,
-    ScriptEnd,
-    ScriptSource,
-    ScriptStop,
-    ScriptThread,
+    SandboxedScript,
     ToolFailure,
     is_installed,
     library_version,
 )
+from isthmus.code.sandbox_process import SLEPT, ScriptEnd, ScriptSource, ScriptStop, ScriptTool
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, python_names, signature, words_in
+from isthmus.code.signatures import HEADER, SCHEMA_BYTES_MAX, python_names, signature, words_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
@@ -66,6 +64,7 @@ from isthmus.model.calls import (
 )
 from isthmus.model.faults import ApprovalPending, Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
 from isthmus.model.names import ServerName
+from isthmus.transport.process import SpawnFailed
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
 
 log = structlog.get_logger(__name__)
@@ -81,6 +80,12 @@ NO_ARGUMENTS = Raw(b"{}")
 
 VIEWS_MAX = 32
 """Views whose Python names are remembered."""
+
+SIGNED = ("inputSchema", "outputSchema", "description")
+"""The members of a definition that a signature is written from."""
+
+SEALED_HERE_BYTES = 64 * 1024
+"""A larger state is encrypted on a thread: megabytes take milliseconds."""
 
 SIGNATURES_MAX = 100
 """How many signatures one answer has at most."""
@@ -218,12 +223,26 @@ class ScriptTools(msgspec.Struct, frozen=True):
     def stubs(self, names: Sequence[str]) -> str:
         """The signatures of these tools."""
         routes = self.view.routes
-        written = [signature(name, self.exposed[name], routes[self.exposed[name]].feature) for name in names]
+        written = [signature(name, self.exposed[name], routes[self.exposed[name]].feature.definition) for name in names]
         return "\n".join([HEADER, *written])
+
+    def sources(self, names: Sequence[str]) -> tuple[ScriptTool, ...]:
+        """What the sandbox needs to know of these tools."""
+        routes = self.view.routes
+        return tuple(
+            ScriptTool(name, self.exposed[name], _signed_members(routes[self.exposed[name]].feature.definition))
+            for name in names
+        )
 
     def used_in(self, code: str) -> list[str]:
         """The tools that a script may name."""
         return sorted(words_in(code) & self.exposed.keys())
+
+
+def _signed_members(definition: Mapping[str, Raw]) -> dict[str, bytes]:
+    """The members that a signature is written from; `signature` reads no longer ones."""
+    found = {name: memoryview(definition[name]) for name in SIGNED if name in definition}
+    return {name: bytes(each) for name, each in found.items() if len(each) <= SCHEMA_BYTES_MAX}
 
 
 class Scripts:
@@ -237,6 +256,7 @@ class Scripts:
         now: Callable[[], float],
         journal: Journal,
         sealer: Callable[[], Sealer],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`sealer` encrypts the states of durable scripts; it is called for the first of them."""
         self.hub = hub
@@ -247,7 +267,7 @@ class Scripts:
         self.loop = asyncio.get_running_loop()
         self._sealer_of = sealer
         self._sealer: Sealer | None = None
-        self._sandbox: Sandbox | None = None
+        self.sandbox = Sandbox(background, environment)
         self._running: set[RunningScript] = set()
         self._mine: Counter[CallerKey] = Counter()
         """How many of them each caller has."""
@@ -279,6 +299,9 @@ class Scripts:
 
     async def signatures(self, view: View, wanted: Sequence[str] = ()) -> str:
         """The Python signatures of the tools of a view: all, or those that are named by either of their names."""
+        if is_installed() and not self._is_closed:  # a script follows
+            with suppress(SpawnFailed):  # which will report it
+                await self.sandbox.prepare(self.settings.cpu_seconds)
         # On a thread: a hundred large schemas take a tenth of a second.
         return await self.loop.run_in_executor(None, self._signatures, self.tools_of(view), wanted)
 
@@ -313,7 +336,7 @@ class Scripts:
         elif self._waiting_count >= self.settings.queued and not script.is_durable:
             script.finish(Overloaded(SCRIPTS, len(self._running), self._waiting_count))
         else:
-            self._waiting.setdefault(script.whose, OrderedDict())[script] = None
+            self._waiting.setdefault(script.owner, OrderedDict())[script] = None
             self._waiting_count += 1
             self._start_next()
         return script
@@ -354,24 +377,24 @@ class Scripts:
         """Start those scripts that wait and have a worker now; callers take turns."""
         share = max(1, self.settings.workers // 2)
         while len(self._running) < self.settings.workers:
-            whose = next((each for each in self._waiting if self._mine[each] < share), None)
-            if whose is None:
+            owner = next((each for each in self._waiting if self._mine[each] < share), None)
+            if owner is None:
                 return
-            script = next(iter(self._waiting[whose]))
+            script = next(iter(self._waiting[owner]))
             self._unqueue(script)
-            if whose in self._waiting:
-                self._waiting.move_to_end(whose)
+            if owner in self._waiting:
+                self._waiting.move_to_end(owner)
             self._running.add(script)
-            self._mine[whose] += 1
+            self._mine[owner] += 1
             self.background.spawn(f"script {script.request.id}", script.run(), on_crash=script.crashed)
 
     def _unqueue(self, script: RunningScript) -> None:
-        waiting = self._waiting.get(script.whose)
+        waiting = self._waiting.get(script.owner)
         if waiting is not None and script in waiting:
             del waiting[script]
             self._waiting_count -= 1
             if not waiting:
-                del self._waiting[script.whose]
+                del self._waiting[script.owner]
 
     def released(self, script: RunningScript) -> None:
         """A script needs its worker no longer."""
@@ -403,16 +426,16 @@ class Scripts:
 
     def _give_back(self, script: RunningScript) -> None:
         self._running.discard(script)
-        self._mine[script.whose] -= 1
-        if not self._mine[script.whose]:
-            del self._mine[script.whose]
+        self._mine[script.owner] -= 1
+        if not self._mine[script.owner]:
+            del self._mine[script.owner]
 
     def rest_or_go_on(self, script: RunningScript) -> None:
         """A script that waits for people gives its place to another; one that goes on takes a place, free or not."""
         if script in self._resting and not script.waits_for_people:
             self._resting.discard(script)
             self._running.add(script)
-            self._mine[script.whose] += 1
+            self._mine[script.owner] += 1
             self._rest_others()
         elif script in self._running and script.waits_for_people and self._may_rest(script):
             self._give_back(script)
@@ -423,7 +446,7 @@ class Scripts:
             self._start_next()
 
     def _may_rest(self, script: RunningScript) -> bool:
-        own = sum(each.whose == script.whose for each in self._resting)
+        own = sum(each.owner == script.owner for each in self._resting)
         return len(self._resting) < RESTING_MAX and own < RESTING_OF_CALLER_MAX
 
     def _rest_others(self) -> None:
@@ -437,13 +460,6 @@ class Scripts:
         return [*self._running, *self._resting, *(script for waiting in self._waiting.values() for script in waiting)]
 
     @property
-    def sandbox(self) -> Sandbox:
-        """The worker processes."""
-        if self._sandbox is None:
-            self._sandbox = Sandbox(self.settings)
-        return self._sandbox
-
-    @property
     def sealer(self) -> Sealer:
         """Encrypts the states of durable scripts."""
         if self._sealer is None:
@@ -452,12 +468,7 @@ class Scripts:
 
     def change(self, settings: CodeSettings) -> None:
         """Apply other settings; scripts that run keep theirs."""
-        if settings == self.settings:
-            return
         self.settings = settings
-        sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
-            self.loop.run_in_executor(None, sandbox.close)
 
     def leave_durable(self) -> None:
         """Leave the durable scripts to the next hub: their running calls end, and nothing new is sent."""
@@ -471,9 +482,6 @@ class Scripts:
         self.leave_durable()
         for script in self._all():
             script.cancel("the hub is shutting down")
-        if self._sandbox is not None:
-            # On a thread: a worker may take a moment to end.
-            self.loop.run_in_executor(None, self._sandbox.close)
 
 
 class _Pause(NamedTuple):
@@ -494,7 +502,7 @@ class RunningScript:
         self.request = request if request.id else msgspec.structs.replace(request, id=secrets.token_hex(8))
         self._owner = owner
         self.outcome: Outcome | None = None
-        self._thread: ScriptThread | None = None
+        self._sandboxed: SandboxedScript | None = None
         self._is_left = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -511,8 +519,10 @@ class RunningScript:
         """What is stored, if it is durable."""
         self._version = 0
         self._states = 0
-        """How many states were stored; only the script's thread counts, once it runs."""
+        """How many states were stored."""
         self._is_restored = False
+        self._printed = ""
+        """What it had printed at its last stop."""
         """It continues, and has not got the answers that an earlier hub stored."""
         self._paused: dict[object, _Pause] = {}
         """What people are asked: that time is not the script's."""
@@ -529,7 +539,7 @@ class RunningScript:
         """Called when a durable script is left to the next hub."""
 
     @property
-    def whose(self) -> CallerKey:
+    def owner(self) -> CallerKey:
         """Whose it is, for the share of workers."""
         return self.request.caller.tenant, self.request.caller.name
 
@@ -543,14 +553,14 @@ class RunningScript:
         """Whether it can do nothing before a person answers: so do all calls that it has sent."""
         asking = {each.call for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
-        return bool(asking) and all(waiting) and not self.is_over()
+        return bool(asking) and all(waiting) and not self.is_done()
 
     @property
     def is_durable(self) -> bool:
         """Whether it continues after a crash of the hub."""
         return bool(self._owner)
 
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has ended, or was left to the next hub."""
         return self.outcome is not None or self._is_left
 
@@ -559,7 +569,7 @@ class RunningScript:
     async def run(self) -> None:
         """Start, or continue, the script in a worker."""
         state = await self._load() if self.is_durable else None
-        if self.is_over():
+        if self.is_done():
             return
         request, scripts = self.request, self._scripts
         seconds = min(request.timeout or self._settings.seconds, self._settings.seconds)
@@ -567,21 +577,26 @@ class RunningScript:
             seconds = self._record.left or self._record.deadline - scripts.now()
         self._set_timer(seconds)
         view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
-        if self.is_over():
+        if self.is_done():
             return
         tools = scripts.tools_of(view)
         used = tools.used_in(request.code)
         self._names = {name: tools.exposed[name] for name in used}
         source = ScriptSource(
             request.code,
-            self._names,
-            partial(tools.stubs, used),
+            tools.sources(used),
+            self._settings,
             state,
             "" if self._record is None else self._record.printed,
             0 if self._record is None else self._record.count,
             self.is_durable,
         )
-        self._thread = scripts.sandbox.start(source, self)
+        try:
+            self._sandboxed = await scripts.sandbox.start(source, self)
+        except SpawnFailed as error:
+            self.refuse(f"The sandbox did not start: {error}", ScriptEnd(0, "crashed"))
+        if self._sandboxed is not None and self.is_done():
+            self._sandboxed.leave()
 
     async def _load(self) -> bytes | None:
         """Read what an earlier hub stored; None if the script has made no call."""
@@ -597,6 +612,7 @@ class RunningScript:
             return None
         self._record = record = _decode_record(document.body)
         self._version = document.version
+        self._printed = record.printed
         self.request = msgspec.structs.replace(
             self.request,
             code=record.code,
@@ -609,7 +625,8 @@ class RunningScript:
             return None
         if record.library != library_version():
             said = f"version {record.library} wrote the state of the script, and {library_version()} is installed"
-            self.refuse(f"The script cannot continue: {said} (pydantic-monty). Calls that it made are not undone.")
+            said = f"The script cannot continue: {said} (pydantic-monty). Calls that it made are not undone."
+            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
             return None
         self._calls = {call.id: call for call in record.calls}
         self._sent = record.count
@@ -626,7 +643,8 @@ class RunningScript:
         sealed = b"" if stored is None else stored.body or b""
         state = scripts.sealer.open(sealed.decode("ascii", "replace"), self._bound_to(record.state_version))
         if state is None:
-            self.refuse("The script cannot continue: its stored state is missing or was changed.")
+            said = "The script cannot continue: its stored state is missing or was changed."
+            self.refuse(said, ScriptEnd(0, "crashed", self._printed))
         return state
 
     def _bound_to(self, version: int) -> bytes:
@@ -636,46 +654,54 @@ class RunningScript:
         """A defect of the hub ended `run`."""
         self.finish(NotWritten(f"The script could not be started: {type(error).__name__}", executed="unknown"))
 
-    # -- what the thread reports (see `ScriptHost`) --------------------------------------------------------------------
+    # -- what the sandbox reports (see `ScriptHost`) -------------------------------------------------------------------
 
     def stopped(self, at: ScriptStop) -> None:
-        """See `ScriptHost`; called from the script's thread."""
-        sealed: SealedState | None = None
-        if at.state is not None:
-            # Here: megabytes take milliseconds to encrypt.
-            self._states += 1
-            text = self._scripts.sealer.seal(at.state, self._bound_to(self._states))
-            sealed = SealedState(self._states, text.encode())
-        self._post(self._on_stopped, at, sealed)
+        """See `ScriptHost`."""
+        if at.state is None or self.is_done():
+            self._on_stopped(at, None)
+            return
+        self._states += 1
+        seal = partial(self._sealed, at.state, self._states)
+        if len(at.state) <= SEALED_HERE_BYTES:
+            self._on_stopped(at, seal())
+        else:
+            sealing = self._loop.run_in_executor(None, seal)
+            sealing.add_done_callback(lambda done: self._on_stopped(at, done.result()))
+
+    def _sealed(self, state: bytes, version: int) -> SealedState:
+        return SealedState(version, self._scripts.sealer.seal(state, self._bound_to(version)).encode())
 
     def ended(self, end: ScriptEnd) -> None:
-        """See `ScriptHost`; called from the script's thread."""
-        self._post(self._on_ended, end)
-
-    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:  # the loop is closed: the hub has ended
-            log.debug("a script ended after its hub", script=self.request.id)
+        """See `ScriptHost`."""
+        self._sandboxed = None
+        self._scripts.released(self)
+        if self.is_done():
+            return
+        if end.kind == "returned":
+            self.finish(self._result({"result": Raw(end.result.encode()), "printed": end.printed}, end))
+        else:
+            self.refuse(end.message, end)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def _on_stopped(self, at: ScriptStop, sealed: SealedState | None) -> None:
-        if self.is_over():
+        if self.is_done():
             return
         waiting = {id: call for id, call in self._calls.items() if id in at.pending}
         new = {call.id: StoredCall(call.id, call.tool, call.arguments) for call in at.calls}
         self._calls = {**waiting, **new}
+        self._printed = at.printed
         if self._record is not None:
             self._record.printed = at.printed
             self._record.library = library_version()
         self._rest_or_go_on()
         self._send_next(sealed)
-        if self._is_restored and self._thread is not None:
+        if self._is_restored and self._sandboxed is not None:
             self._is_restored = False
             for call in waiting.values():
                 if (known := call.known) is not None:
-                    self._thread.answer(call.id, known)
+                    self._sandboxed.answer(call.id, known)
 
     def _send_next(self, sealed: SealedState | None = None) -> None:
         """Choose the calls that may be sent now, store that, and send them."""
@@ -695,11 +721,11 @@ class RunningScript:
             if call.tool:
                 self._storing -= 1
                 self._starting.append(call)
-            elif self.is_over():
+            elif self.is_done():
                 call.is_sent = False
             else:
                 self._loop.call_later(float(call.arguments), self._answer, call, SLEPT)
-        if self.is_over():
+        if self.is_done():
             self._unsend()
         elif self._starting:
             self._scripts.start_calls(self)
@@ -787,8 +813,8 @@ class RunningScript:
         else:
             call.answer = answer
         self._rest_or_go_on()
-        if self._thread is not None and not self._is_left:
-            self._thread.answer(call.id, answer)
+        if self._sandboxed is not None and not self._is_left:
+            self._sandboxed.answer(call.id, answer)
         if self._is_left:
             self._store(None, lambda: None)
         elif self.is_durable or any(not each.is_sent for each in self._calls.values()):
@@ -812,7 +838,7 @@ class RunningScript:
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
         ended = self._paused.pop(reason, None)
-        if ended is None or self.is_over():
+        if ended is None or self.is_done():
             return
         self._scripts.rest_or_go_on(self)
         if self._paused:
@@ -842,7 +868,7 @@ class RunningScript:
         self.unpause(call.id)
 
     def _show_hold(self) -> None:
-        if isinstance(self._exchange, HoldableExchange) and not self.is_over():
+        if isinstance(self._exchange, HoldableExchange) and not self.is_done():
             if self._held:
                 self._exchange.held(next(iter(self._held.values())))
             else:
@@ -902,20 +928,11 @@ class RunningScript:
     def _executed(self) -> Executed:
         return "unknown" if self._made > self._not_run + len(self._held) else "no"
 
-    def _on_ended(self, end: ScriptEnd) -> None:
-        self._scripts.released(self)
-        if self.is_over():
-            return
-        if end.kind == "returned":
-            self.finish(self._result({"result": Raw(end.result.encode()), "printed": end.printed}, end))
-        else:
-            self.refuse(end.message, end)
-
     def refuse(self, message: str, end: ScriptEnd | None = None) -> None:
         """End the script with an error that its author reads."""
-        end = end or ScriptEnd("refused")
-        told = {"error": end.kind, "message": message, "printed": end.printed}
-        self.finish(self._result(told, msgspec.structs.replace(end, message=message)))
+        end = end or ScriptEnd(0, "refused")
+        error_fields = {"error": end.kind, "message": message, "printed": end.printed}
+        self.finish(self._result(error_fields, msgspec.structs.replace(end, message=message)))
 
     def _result(self, members: Mapping[str, object], end: ScriptEnd) -> Result:
         """The result as structured content, and as the text that a model reads."""
@@ -928,8 +945,9 @@ class RunningScript:
         return Result(Raw(_encode(whole)), is_error, is_untyped=True)
 
     def _expire(self) -> None:
-        calls = f" It had made {self._made} calls." if self._made else ""
-        self.refuse(f"The script did not end in time ([code] seconds, or the timeout of the call).{calls}")
+        calls = f" Calls that it had made: {self._made}." if self._made else ""
+        said = f"The script did not end in time ([code] seconds, or the timeout of the call).{calls}"
+        self.refuse(said, ScriptEnd(0, "limit", self._printed))
 
     def cancel(self, why: str) -> None:
         """See `core.tasks.live_task.RunningWork`."""
@@ -943,7 +961,7 @@ class RunningScript:
 
     def finish(self, outcome: Outcome) -> None:
         """End the script; its running calls are cancelled."""
-        if self.is_over():
+        if self.is_done():
             return
         self.outcome = outcome
         self._stop()
@@ -972,10 +990,10 @@ class RunningScript:
         self._unsend()
         if self._timer is not None:
             self._timer.cancel()
-        if self._thread is None:
+        if self._sandboxed is None:
             self._scripts.released(self)
-        else:  # it is released when its thread has ended
-            self._thread.leave()
+        else:  # it is released when the sandbox has ended it
+            self._sandboxed.leave()
 
 
 class ScriptTask:
@@ -1010,7 +1028,7 @@ class _ForgetWhenEnded:
         self._listeners = listeners
 
     def task_changed(self, record: TaskRecord) -> None:
-        if record.is_ended:
+        if record.is_terminal:
             self._listeners.pop(self, None)
             self._script.spawn_forget()
 

@@ -4,7 +4,7 @@ A script calls a tool by a Python name with keyword arguments. The signatures he
 (`tool_signatures`) and what its script is checked against before it runs. Names, descriptions and schemas are text of
 servers: nothing of it becomes code, only names, literals and docstrings. Everything is bounded: what is too large or
 too deep becomes `Any`. `real_errors` leaves out what the type checker finds and is no error in JSON. Pure functions;
-`code.scripts` and `code.sandbox` call them.
+`code.scripts` and `code.sandbox_process` call them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from isthmus.model.features import Feature
-from isthmus.model.unsafe_characters import CONTROL, INVISIBLE
+from isthmus.model.readable_text import CONTROL, INVISIBLE
 
 HEADER = "from typing import Any, Literal, NotRequired, TypedDict\n"
 """What the signatures use."""
@@ -81,9 +80,9 @@ def words_in(script: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(script))
 
 
-def signature(name: str, exposed: str, feature: Feature) -> str:
+def signature(name: str, exposed: str, definition: Mapping[str, Raw]) -> str:
     """The stub of one tool: its classes, and an `async def` with keyword-only arguments."""
-    return _Signature(name).write(exposed, feature.definition)
+    return _Signature(name).write(exposed, definition)
 
 
 class _Signature:

@@ -153,7 +153,7 @@ class _InFlightExchange:
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
-        if not self._inflight.is_over and not self._is_late:
+        if not self._inflight.is_done and not self._is_late:
             self._inflight.finish(outcome)
 
 
@@ -207,7 +207,7 @@ class ToolSignatures:
     async def _answer(self, inflight: InFlight, view: View, names: list[str]) -> None:
         text = await self._scripts.signatures(view, names)
         content = {"content": [{"type": "text", "text": text}], "isError": False}
-        if not inflight.is_over:
+        if not inflight.is_done:
             inflight.finish(Result(Raw(msgspec.json.encode(content)), is_untyped=True))
 
     def unknown(self, inflight: InFlight, name: str) -> None:

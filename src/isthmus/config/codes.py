@@ -1,7 +1,7 @@
 """The kinds of findings, each with a number that never changes.
 
-Texts may change, numbers do not: scripts look for them. The table in `docs/configuration.md` is generated from here.
-A problem in a given file is a `config.findings.Finding`, which has one of these codes.
+Texts may change, numbers do not: scripts look for them. The table in `docs/reference/configuration.md` is generated
+from here. A problem in a given file is a `config.findings.Finding`, which has one of these codes.
 """
 
 from __future__ import annotations

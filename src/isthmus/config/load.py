@@ -6,14 +6,12 @@ is started and no socket is opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from isthmus.config import codes
-from isthmus.config.approvals import idle_rules, read_approvals
-from isthmus.config.budgets import read_budgets, unknown_names
 from isthmus.config.callers import (
     APPROVALS,
     BUDGETS,
@@ -29,20 +27,21 @@ from isthmus.config.callers import (
     read_tenants,
 )
 from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
-from isthmus.config.dialects import Dialect
+from isthmus.config.dialects import OWN, Dialect
 from isthmus.config.entry_conversion import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.entry_translation import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
-from isthmus.config.fleets import read_fleets
+from isthmus.config.named_tables import idle_rules, read_approvals, read_budgets, read_fleets, read_sets, unknown_names
 from isthmus.config.origins import origins_of
-from isthmus.config.sets import read_sets
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import (
     CLUSTER,
     CREDENTIALS,
+    HUB,
     HUB_TABLES,
+    LOG,
     STORAGE,
     TIMEOUT_VARIABLE,
     call_seconds,
@@ -54,13 +53,20 @@ from isthmus.upstream.targets.settings import TargetSettings
 
 AccessMode = Literal["open", "keys"]
 
+StoredTables: TypeAlias = tuple[int, Mapping[str, object]]
+"""A version of the configuration in a database."""
+
+NODE_TABLES = (CLUSTER, STORAGE, LOG)
+NODE_SETTINGS = ("host", "port", "state")
+"""Of `[hub]`: what each node of a cluster has for itself, if the rest is in the database."""
+
 _NEEDED = (CALLERS, TENANTS, ISSUERS, EXTENSIONS, APPROVALS, BUDGETS)
 """Tables whose absence would lift restrictions."""
 
 _TABLES = dict.fromkeys((*HUB_TABLES, *_NEEDED, IMPORT, CREDENTIALS, SETS, FLEETS, "mcpServers", "servers"))
 
 
-def load(
+def load(  # noqa: PLR0913 - all but the first are named, or always the same
     path: Path | None,
     environment: Mapping[str, str],
     cwd: Path,
@@ -70,10 +76,12 @@ def load(
     port: int | None = None,
     log_level: str | None = None,
     dialect: Dialect | None = None,
+    stored: StoredTables | None = None,
 ) -> Configuration:
     """Find, read and check the configuration; without any file, return the defaults.
 
-    `host`, `port` and `log_level` are options of the command line and win over the file.
+    `host`, `port` and `log_level` are options of the command line and win over the file. `stored` are the tables in the
+    database of a cluster: the file then has only the settings of this node, and relative paths start at its folder.
 
     Raises:
         ConfigError: the named file is missing, the file cannot be parsed, or a table of the hub or of callers
@@ -84,7 +92,40 @@ def load(
     around = HostContext(environment, cwd, home)
     file = find_file(path, environment, cwd, home)
     document = None if file is None else read_document(file, dialect)
-    return _Loading(around, given).configuration(document)
+    if stored is None or document is None:
+        return _Loading(around, given).configuration(document)
+    version, tables = stored
+    read = _Loading(around, given).configuration(replace(document, table=_joined(document, tables), dialect=OWN))
+    return replace(read, version=version)
+
+
+def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a node and the tables that all nodes share.
+
+    Raises:
+        ConfigError: the file has more than the settings of a node: nodes would differ.
+    """
+    table = dict(document.table)
+    if outside := sorted(_outside(table, keeps=True)):
+        said = 'belongs into the database, because of [cluster] config = "database"'
+        advice = "push it with isthmus config push, and remove it from this file"
+        places = [Place(document.file, path) for path in outside]
+        raise ConfigError(*(place.finding(said, advice=advice, code=codes.BAD_VALUE) for place in places))
+    return {**tables, **table, HUB: {**replace(document, table=dict(tables)).section(HUB), **document.section(HUB)}}
+
+
+def local_settings(table: Mapping[str, object]) -> list[str]:
+    """The settings in a table that belong to one node, and not into the database of a cluster."""
+    return sorted(_outside(table, keeps=False))
+
+
+def _outside(table: Mapping[str, object], *, keeps: bool) -> Iterator[str]:
+    """Paths of the settings of a node; if it `keeps` those, of all others."""
+    for root, value in table.items():
+        if root == HUB and isinstance(value, dict):
+            yield from (f"{root}.{key}" for key in value if (key in NODE_SETTINGS) != keeps)
+        elif (root in NODE_TABLES) != keeps:
+            yield root
 
 
 def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Configuration:

@@ -122,6 +122,22 @@ def any_secret(value: object) -> bool:
     return isinstance(value, str) and any(True for _ in _within(value))
 
 
+def plain_secrets(value: object, path: str = "") -> Iterator[str]:
+    """Yield the paths of secrets that are not references such as `env:NAME`; a secret is known by its name."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        below = f"{path}.{name}" if path else str(name)
+        texts = inner if isinstance(inner, list) else [inner]
+        is_named = _SECRET_NAME.search(str(name)) and any(isinstance(text, str) and _is_literal(text) for text in texts)
+        if is_named or (name == "args" and any(map(_is_literal, secrets_of({"args": inner})))):
+            yield below
+        else:
+            yield from plain_secrets(inner, below)
+
+
+def _is_literal(text: str) -> bool:
+    return not text.startswith(("env:", "file:", "sha256:")) and _PLACEHOLDER.search(text) is None and "://" not in text
+
+
 def without(secrets: Set[str], finding: Finding) -> Finding:
     """Return a finding with these secrets replaced by `***`."""
     return replace(

@@ -202,6 +202,8 @@ class Configuration:
     """The extensions that the file names."""
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     relay: RelayParts = field(default_factory=RelayParts)
+    version: int | None = None
+    """The version in the database of the cluster, if it is from there."""
 
 
 def unfiled_settings(environment: Mapping[str, str]) -> HubSettings:

@@ -1,8 +1,8 @@
 """Read the hub's own tables, from `[hub]` and `[limits]` to `[relay]`.
 
 Each table is declared once, in `HUB_TABLES`: the settings class that it fills, and a sentence for each key. Types come
-from the fields of that class, ranges are checked by it, and the reference in `docs/configuration.md` is generated from
-the declaration. Unlike a broken server, a bad value here refuses the file: a hub that listens on another address than
+from the fields of that class, ranges are checked by it, and `docs/reference/configuration.md` is generated from the
+declaration. Unlike a broken server, a bad value here refuses the file: a hub that listens on another address than
 configured is worse than none. An unknown key is only reported. Called by `config.load`.
 """
 
@@ -169,10 +169,13 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " [Large results](budgets.md#large-results).",
             "caller_kept_bytes": "Bytes of such results of one caller that are kept; the oldest are dropped.",
             "kept_bytes": "The same for all callers together.",
-            "tools_per_server": "Entries of each list of a server.",
+            "tools_per_server": "Entries of each list of a server. See [Long lists](operating.md#long-lists).",
+            "list_pages": "Pages of each list of a server.",
             "depth": "How deep JSON may nest.",
             "request_bytes": "A request of a caller, which may also have at most 100,000 JSON values.",
-            "reply_bytes": "A message of a server.",
+            "reply_bytes": "A message of a server, and so one page of its lists.",
+            "list_bytes": "All definitions in one list of a server.",
+            "list_page_bytes": "A page of a list for an MCP caller. Many clients read only the first page.",
             "notification_bytes": "A message on a server's notification stream.",
             "schema_bytes": "The description of one tool, and its schema.",
             "lag_bytes": "Unread data of a caller before it is disconnected.",
@@ -199,7 +202,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " See [Storage of tasks](concepts.md#storage-of-tasks).",
             "grpc_port": "Port for A2A 1.0 over gRPC on the same host; 0 takes a free one. Needs"
             " `pip install 'isthmus[grpc]'`. Changing it needs a restart.",
-            "grpc_url": "Address of that port on the card, if not the host of `public_url` with `grpc_port`.",
+            "grpc_url": "Address of that port on the card and in DPoP proofs, if not the host of `public_url` with"
+            " `grpc_port`.",
         },
     ),
     TASKS: HubTable(
@@ -263,6 +267,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "tls_ca": "File with the certificate authority of the NATS servers, if the system does not know it.",
             "lease_seconds": "Seconds after which a node that does not renew its lease in the database counts as dead,"
             " and another takes over its tasks; from 1 to 300.",
+            "config": "Where the rest of the configuration is: `file`, or `database` for the last one that `isthmus"
+            " config push` stored. See [One configuration for all nodes](cluster.md#one-configuration-for-all-nodes).",
         },
     ),
     AUDIT: HubTable(
@@ -556,6 +562,10 @@ def read_cluster(
         advice = 'add nats = "nats://...", or [storage] url = "postgresql://..." with the database of all nodes'
         place = Place(document.file, CLUSTER)
         raise ConfigError(place.finding("connects this hub with no other", advice=advice, code=codes.BAD_VALUE))
+    if read.get("config") == "database" and (storage.url is None or storage.is_foreign):
+        place = Place(document.file, CLUSTER).at("config")
+        advice = 'add [storage] url = "postgresql://..." with the database of all nodes'
+        raise ConfigError(place.finding("needs a database", advice=advice, code=codes.BAD_VALUE))
 
     def settings() -> ClusterSettings:
         urls = tuple(resolve_secret(f"nats.{at}", url, variables) for at, url in enumerate(read.get("nats", ())))

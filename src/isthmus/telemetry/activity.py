@@ -76,7 +76,7 @@ class RecentCalls:
         self._note = note
         self._shorten = shorten
         self._count = 0
-        self._calls: deque[_Kept] = deque(maxlen=KEPT_CALLS)
+        self._calls: deque[_CompactCall] = deque(maxlen=KEPT_CALLS)
         self._feeds: list[Feed] = []
         self._fed = 0
         """The number of the last call that the feeds have."""
@@ -101,7 +101,9 @@ class RecentCalls:
                 call.name,
                 call.surface,
                 server,
-                outcome.is_error if isinstance(outcome, Result) else _ending_of(outcome),
+                outcome.is_error
+                if isinstance(outcome, Result)
+                else (outcome.server, outcome.reason, outcome.executed, outcome.message, outcome.is_denied),
                 inflight.link is not None and not inflight.is_unreached,
                 inflight.wait_seconds,
                 inflight.steps,
@@ -227,8 +229,8 @@ class RecentCalls:
         assert capture is not None
         self._is_capturing = False
         capture.until = time.time()
-        whose = {} if by is None else {"caller": by.name, "tenant": by.tenant}
-        self._note("capture.ended", why=why, calls=len(capture.texts), **whose)
+        caller_fields = {} if by is None else {"caller": by.name, "tenant": by.tenant}
+        self._note("capture.ended", why=why, calls=len(capture.texts), **caller_fields)
         if self._capture_timer is not None:
             self._capture_timer.cancel()
         loop = asyncio.get_running_loop()
@@ -253,7 +255,7 @@ _Noted: TypeAlias = Sequence[tuple[str, float]]
 _Ending: TypeAlias = bool | tuple[ServerName | None, str, Executed, str, bool]
 """Whether a result is an error. Of a fault: server, reason, whether the tool ran, message, whether it was denied."""
 
-_Kept: TypeAlias = tuple[
+_CompactCall: TypeAlias = tuple[
     float, float, Caller, str, Kind, str, Surface, ServerName | None, _Ending, bool, float, _Noted | None, str
 ]
 """When a call ended, how long it took, its caller, frontend, kind, name, surface, server and end; whether it was
@@ -261,11 +263,7 @@ sent, how long it waited in the queue, its steps, and the server's own name of t
 call creates one; few of them are ever looked at. It keeps no argument, no result and no exception alive."""
 
 
-def _ending_of(fault: Fault) -> _Ending:
-    return fault.server, fault.reason, fault.executed, fault.message, fault.is_denied
-
-
-def ended_call(number: int, kept: _Kept) -> EndedCall:
+def ended_call(number: int, kept: _CompactCall) -> EndedCall:
     """A call as a reader sees it."""
     at, seconds, caller, frontend, kind, name, surface, server, ending, *_ = kept
     # At `/mcp/{server}` a name has no server in front.

@@ -25,12 +25,13 @@ from isthmus.core.audit import (
     CallFact,
     EncodedRecord,
     Fact,
+    RecordBatch,
     RecordEncoder,
     Value,
     outcome_word,
 )
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES
+from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import NotWritten
@@ -91,8 +92,8 @@ class Audit:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._facts: list[Fact] = []
-        self._records: list[EncodedRecord] = []
-        """Encoded records for the next batch; unlike calls, they hold no arguments."""
+        self._batch = RecordBatch()
+        """Encoded records that wait to be written; unlike calls, they hold no arguments."""
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._pending = 0
@@ -137,7 +138,7 @@ class Audit:
     @property
     def unwritten(self) -> int:
         """Records that wait to be written."""
-        return len(self._facts) + len(self._records)
+        return len(self._facts) + len(self._batch)
 
     def _encode_some(self) -> Fact | None:
         """Encode facts up to a call with long arguments; return that one."""
@@ -146,7 +147,7 @@ class Audit:
             if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
                 long = fact
                 break
-            self._records.append(EncodedRecord(*self._encoder.record(fact)))
+            self._batch.add(*self._encoder.record(fact))
             done += 1
         del self._facts[:done]
         self._drop_excess()
@@ -164,15 +165,15 @@ class Audit:
     def _encoded(self, fact: Fact, encoding: asyncio.Future[tuple[float, bytes]]) -> None:
         # Otherwise the log was closed meanwhile, which encodes everything at once.
         if self._facts and self._facts[0] is fact and not encoding.cancelled():
-            self._records.append(EncodedRecord(*encoding.result()))
+            self._batch.add(*encoding.result())
             del self._facts[0]
             self._flush_in_turns()
 
     def _drop_excess(self) -> None:
-        if (over := len(self._records) - RECORDS_MAX) > 0:
+        if (over := len(self._batch) - RECORDS_MAX) > 0:
             self.lost += over
             self.dropped += over
-            del self._records[:over]
+            self._batch.replace_first(over)
 
     def flush(self) -> None:
         """Write all facts, unless the journal is busy or has just refused a write."""
@@ -181,34 +182,40 @@ class Audit:
             self._timer = None
         # Here and not in the journal's thread; see `RECORD_BATCH`.
         facts, self._facts = self._facts, []
-        self._records += [EncodedRecord(*self._encoder.record(fact)) for fact in facts]
+        for fact in facts:
+            self._batch.add(*self._encoder.record(fact))
         self._drop_excess()
         self._write_encoded()
 
     def _write_encoded(self) -> None:
-        if not self._records or self._retry is not None or self._pending >= IN_HAND_MAX:
+        if not self._batch or self._retry is not None or self._pending >= IN_HAND_MAX:
             return
-        records, self._records = self._records, []
+        batch, self._batch = self._batch, RecordBatch(self._batch.head)
         lost, self.lost = self.lost, 0
         if lost:
             first = EncodedRecord(*self._encoder.record(AuditEvent(self._now(), LOST, {"records": lost})))
-            records.insert(0, first)
+            batch.replace_first(0, first)
         self._pending += 1
         self._idle.clear()
-        self._journal.write((), partial(self._written, records, lost), records)
+        self._journal.write((), partial(self._written, batch, lost), batch)
 
-    def _written(self, records: list[EncodedRecord], lost: int, verdict: WriteResult) -> None:
+    def _written(self, batch: RecordBatch, lost: int, verdict: WriteResult) -> None:
         self._pending -= 1
         if verdict != "kept":
             self.lost += lost
-            self._records[:0] = records[1:] if lost else records
+            if lost:
+                batch.replace_first(1)
+            batch.extend(self._batch)
+            self._batch = batch
             self._drop_excess()
             if self._retry is None:
-                log.error("cannot write the audit log; retrying", records=len(self._records))
+                log.error("cannot write the audit log; retrying", records=len(self._batch))
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._retry_write)
         else:
-            self.written += len(records)
-            if self._records and self._timer is None:
+            self.written += len(batch)
+            if not self._pending:
+                self._batch.follow(batch.head)  # usually it does; otherwise the writer had to compute all digests anew
+            if self._batch and self._timer is None:
                 self._write_encoded()
         if not self._pending:
             self._idle.set()

@@ -125,7 +125,7 @@ class RecordedInFlight(InFlight):
 
     def emit(self, event: Event) -> None:
         """See `InFlight`."""
-        if not self.is_over:
+        if not self.is_done:
             self._record.add(event)
         super().emit(event)
 
@@ -136,10 +136,10 @@ class RecordedInFlight(InFlight):
         record = self._record
         record.questions += 1
         number = record.questions
-        record.add(_Asked(number, question, lasts))
+        record.add(_SentQuestion(number, question, lasts))
 
         def answered(answer: Reply) -> None:
-            if not self.is_over:  # else the hub answered in the caller's place, because the call had ended
+            if not self.is_done:  # else the hub answered in the caller's place, because the call had ended
                 record.add(_Replied(number, question, answer))
             reply(answer)
 
@@ -147,7 +147,7 @@ class RecordedInFlight(InFlight):
 
     def finish(self, outcome: Outcome) -> bool:
         """See `InFlight`."""
-        if not self.is_over:
+        if not self.is_done:
             self._recording.ended(self, self._record, outcome)
         return super().finish(outcome)
 
@@ -164,7 +164,7 @@ class RecordedInFlight(InFlight):
         return is_back
 
 
-class _Asked(NamedTuple):
+class _SentQuestion(NamedTuple):
     number: int
     question: Question
     lasts: bool
@@ -176,7 +176,7 @@ class _Replied(NamedTuple):
     answer: Reply
 
 
-_Happening: TypeAlias = Event | _Asked | _Replied
+_Happening: TypeAlias = Event | _SentQuestion | _Replied
 
 
 class _Record:
@@ -519,7 +519,7 @@ def _step_line(happening: _Happening, ms: int | None, hidden: Callable[[Raw], Ra
             return ProgressLine(progress=hidden(Raw(msgspec.json.encode(happening.members))), ms=ms)
         case LogMessage():
             return LogLine(log=hidden(Raw(msgspec.json.encode(happening.members))), ms=ms)
-        case _Asked(number, question, lasts):
+        case _SentQuestion(number, question, lasts):
             params = hidden(question.params)
             return QuestionLine(question=number, method=question.method, params=params, lasts=lasts, ms=ms)
         case _Replied(number, question, Answered() as answer):

@@ -20,8 +20,7 @@ from typing import Any, Literal, TextIO, TypeAlias, TypeVar
 
 import structlog
 
-from isthmus.model.process_output import telling_line
-from isthmus.model.unsafe_characters import INVISIBLE, escaped_misjoined
+from isthmus.model.readable_text import INVISIBLE, escaped_misjoined, telling_line
 
 LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000

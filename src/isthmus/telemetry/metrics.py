@@ -19,7 +19,7 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.figures import CALL_BOUNDS, Histogram
+from isthmus.core.metrics import CALL_BOUNDS, Histogram
 from isthmus.core.ports import AuditGate, Recorder
 from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.names import ServerName

@@ -129,7 +129,7 @@ def test_a_hub_that_is_open_says_so_once(opened: Configuration, closed: Configur
     assert told(closed) == []
 
 
-def test_a_hub_that_is_open_to_a_network_was_told_to_be_and_says_so(opened: Configuration) -> None:
+def test_a_hub_that_is_open_to_a_network_was_configured_so_and_says_so(opened: Configuration) -> None:
     everywhere = replace(opened, hub=replace(opened.hub, host="0.0.0.0"))
     with pytest.raises(ConfigError, match="isthmus token create"):
         Access(everywhere).open()
@@ -139,7 +139,7 @@ def test_a_hub_that_is_open_to_a_network_was_told_to_be_and_says_so(opened: Conf
     assert admitted(auth) is ANYONE
 
 
-def test_an_open_hub_that_is_published_takes_nobody_for_the_person_at_this_machine(opened: Configuration) -> None:
+def test_a_published_open_hub_treats_no_caller_as_the_local_user(opened: Configuration) -> None:
     """Behind a proxy everybody comes from here."""
     published = replace(opened, hub=replace(opened.hub, public_url="https://hub.example"))
     (said,) = told(published)
@@ -149,7 +149,7 @@ def test_an_open_hub_that_is_published_takes_nobody_for_the_person_at_this_machi
     assert told(here)[0].startswith("open: every program on this machine")
 
 
-def test_who_asks_for_an_open_hub_with_callers_is_told_that_it_is_not(closed: Configuration) -> None:
+def test_an_open_hub_with_callers_is_reported_as_not_open(closed: Configuration) -> None:
     (said,) = told(closed, is_insecure=True)
     assert said.startswith("--insecure has no effect")
 

@@ -34,7 +34,7 @@ def cells(caller: Caller, seen: Snapshot) -> dict[str, AccessCell]:
     return {row.exposed: words.cell(row) for row in table_of(seen).rows}
 
 
-def test_a_refusal_by_an_extension_is_told_as_one() -> None:
+def test_a_refusal_by_an_extension_is_reported_as_one() -> None:
     seen = snapshot(ready(tool("search", WEB), tool("fetch", WEB), server=WEB), is_narrowed=True)
     caller = Tenants(has_policies=True).bound(Caller("cal", "default", Grants(("*",))))
     found = cells(caller, seen)
@@ -57,7 +57,7 @@ def test_a_server_without_a_list_is_granted_as_a_whole(allow: str, deny: tuple[s
     assert cells(Caller("cal", "default", Grants((allow,), deny)), seen) == {"plain.*": cell}
 
 
-def test_tools_that_nobody_sees_stand_among_the_others_in_order() -> None:
+def test_tools_that_no_caller_sees_stand_among_the_others_in_order() -> None:
     status = ServerStatus(
         WEB, "ready", is_settled=True, tools=(tool("b", WEB), tool("d", WEB)), withheld=(FeatureName("a"),),
         left_out={FeatureName("c"): "its schema refers elsewhere"}, rules=ToolRules(only=("b",)),

@@ -89,7 +89,7 @@ async def test_a_hub_that_was_killed_before_its_first_checkpoint_has_left_no_log
     assert await events(tmp_path) == [STARTED, UNCLEAN, STARTED, STOPPED]
 
 
-async def test_those_who_were_turned_away_at_the_end_are_told_before_it(tmp_path: Path) -> None:
+async def test_rejections_at_the_end_are_recorded_before_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         log.audit.count_rejected("mcp", 401)
     assert await events(tmp_path) == [STARTED, "caller.refused", STOPPED]
@@ -109,7 +109,7 @@ async def test_a_checkpoint_that_is_not_good_is_noted(tmp_path: Path, how: str) 
     assert await events(tmp_path) == [STARTED, STOPPED, CUT, STARTED, STOPPED]
 
 
-async def test_records_that_somebody_else_added_are_noted_before_the_hub_signs_them(tmp_path: Path) -> None:
+async def test_records_that_another_process_added_are_noted_before_the_hub_signs_them(tmp_path: Path) -> None:
     async with opened(tmp_path):
         pass
     forged = b'{"at":9.0,"event":"hub.stopped"}'
@@ -133,7 +133,7 @@ async def test_without_a_place_that_lasts_strict_does_not_start_and_batched_does
     assert await open_audit(configured(tmp_path, "off"), MemoryJournal()) is None
 
 
-async def test_a_journal_of_somebody_elses_that_keeps_no_log_has_one_beside_it_but_not_a_strict_one(
+async def test_a_custom_journal_without_a_log_gets_one_beside_it_but_not_a_strict_one(
     tmp_path: Path,
 ) -> None:
     foreign: Any = type("Foreign", (), {"aclose": MemoryJournal.aclose})()
@@ -154,7 +154,7 @@ async def test_a_damaged_key_is_as_no_place(tmp_path: Path) -> None:
         await open_audit(configured(tmp_path, "strict"), journal)
 
 
-async def test_what_becomes_of_keys_is_told(tmp_path: Path) -> None:
+async def test_changes_of_keys_are_recorded(tmp_path: Path) -> None:
     _, key = mint("planner", Grants(("*",)), "acme", targets=False, now=0.0, expires_at=None)
     _, other = mint("other", Grants(("*",)), "acme", targets=False, now=0.0, expires_at=None)
     replace = msgspec.structs.replace
@@ -178,7 +178,7 @@ async def test_what_becomes_of_keys_is_told(tmp_path: Path) -> None:
     assert states_of((key,), 0.0)[key.id][0] == "good"
 
 
-async def test_what_the_configuration_is_now_is_told_by_a_digest(tmp_path: Path) -> None:
+async def test_the_current_configuration_is_recorded_by_a_digest(tmp_path: Path) -> None:
     file = tmp_path / "isthmus.toml"
     file.write_text("one")
     state = tmp_path / "state"
@@ -202,7 +202,7 @@ async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> 
     assert await events(tmp_path) == ["old"]
 
 
-async def test_a_login_that_changed_is_told_once(tmp_path: Path) -> None:
+async def test_a_changed_login_is_recorded_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         configuration = configured(tmp_path)
         access, pins = Access(configuration), DefinitionPins(configuration)
@@ -215,7 +215,7 @@ async def test_a_login_that_changed_is_told_once(tmp_path: Path) -> None:
     assert [(each["server"], each["caller"], each["tenant"]) for each in changed] == [("files", "ann", "acme")]
 
 
-async def test_a_switched_server_is_told_with_who_did_it(tmp_path: Path) -> None:
+async def test_a_switched_server_is_recorded_with_its_operator(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         server = ServerSettings(ServerName("files"), StdioSettings("/no/such/program"))
         configuration = replace(configured(tmp_path), servers=(server,))

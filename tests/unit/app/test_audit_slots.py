@@ -34,7 +34,7 @@ from tests.unit.app.test_audit import configured, events, opened, told
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
 from tests.unit.core.tasks.doubles import draft
 
-# -- seats -----------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -55,8 +55,8 @@ async def seated(
             await log.close()
 
 
-async def noted(state: Path, seat: int) -> list[dict[str, Any]]:
-    async with audit_sqlite.open_reader(slot_file(state, seat)) as log:
+async def noted(state: Path, slot: int) -> list[dict[str, Any]]:
+    async with audit_sqlite.open_reader(slot_file(state, slot)) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
 
@@ -67,7 +67,7 @@ async def test_hubs_that_share_a_folder_have_a_log_each_beside_that_of_the_one_t
     async with seated(tmp_path) as (_, again):
         again.audit.note("again")
     assert await events(tmp_path) == [STARTED, "served", STOPPED]
-    found = [[each["event"] for each in await noted(tmp_path, seat)] for seat in list_slots(tmp_path)]
+    found = [[each["event"] for each in await noted(tmp_path, slot)] for slot in list_slots(tmp_path)]
     assert found == [[STARTED, "first", STOPPED, STARTED, "again", STOPPED], [STARTED, "second", STOPPED]]
     assert (await noted(tmp_path, 1))[0]["by"] == "stdio"
 
@@ -93,12 +93,12 @@ async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_t
         assert (await noted(tmp_path, 1))[-1]["event"] == "call.begun"
         link.sent[0].finish(DONE)
         await engine.wait_idle()
-        assert live.record.is_ended
+        assert live.record.is_terminal
         begun, ended = (await noted(tmp_path, 1))[-2:]
         assert (begun["id"], ended["id"], ended["outcome"]) == (live.record.id, live.record.id, "result")
 
 
-async def test_old_records_of_a_seat_that_nobody_has_are_taken_away_and_of_one_that_is_taken_stay(
+async def test_old_records_of_a_free_slot_are_deleted_and_those_of_a_used_one_stay(
     tmp_path: Path,
 ) -> None:
     async with seated(tmp_path) as (_, first), seated(tmp_path) as (_, second):
@@ -145,7 +145,7 @@ async def test_calls_that_a_killed_hub_left_open_are_ended_once_by_the_next(tmp_
     assert found[2].items() >= {"name": "files.read", "executed": "unknown", "outcome": "lost"}.items()
 
 
-async def test_after_a_good_end_nobody_looks_for_open_ones_nor_beyond_the_time_that_a_call_may_take(
+async def test_after_a_clean_end_open_calls_are_not_searched_nor_beyond_the_maximum_call_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "ROWS_AT_ONCE", 2)
@@ -174,7 +174,7 @@ async def test_a_journal_that_cannot_be_looked_into_costs_the_open_ends_and_not_
         assert log.closed == frozenset()
 
 
-async def test_a_log_in_which_somebody_left_what_is_no_record_can_be_gone_on_with(tmp_path: Path) -> None:
+async def test_a_log_with_foreign_content_can_be_continued(tmp_path: Path) -> None:
     async with opened(tmp_path, "strict", ends_well=False) as log:
         await begin(log, "changed", "open")
     connection = sqlite3.connect(tmp_path / FILE, isolation_level=None)

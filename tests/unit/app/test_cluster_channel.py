@@ -49,6 +49,9 @@ class Pipe:
     def start(self, receiver: ChannelReceiver) -> None:
         self.receiver = receiver
 
+    def is_confirmed(self) -> bool:
+        return True
+
     def pause(self) -> None:
         raise AssertionError
 
@@ -85,7 +88,7 @@ class Pipe:
     abort = close
 
 
-class Ear:
+class ReceivedMessages:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -99,14 +102,16 @@ class Ear:
     def flush(self) -> None:
         self.flushed += 1
 
+    def silent(self, confirmed: int) -> None: ...
+
     def ended(self, reason: str) -> None:
         self.end = reason
 
 
-def opened(background: BackgroundTasks) -> tuple[Pipe, MessageChannel, Ear]:
-    pipe, ear = Pipe(), Ear()
+def opened(background: BackgroundTasks) -> tuple[Pipe, MessageChannel, ReceivedMessages]:
+    pipe, ear = Pipe(), ReceivedMessages()
     channel = MessageChannel(pipe, background, LIMIT)
-    channel.hearer = ear
+    channel.receiver = ear
     channel.start()
     return pipe, channel, ear
 
@@ -151,7 +156,23 @@ async def test_closing_delivers_what_was_written_before() -> None:
     while pipe.closed_with is None:
         await asyncio.sleep(0)
         pipe.read()
-    assert (pipe.closed_with, pipe.sent and b"".join(pipe.sent)) == ("done", long)
+    assert (pipe.closed_with, pipe.sent and b"".join(pipe.sent)) == ("done [0 bytes received]", long)
+    await background.aclose()
+
+
+async def test_messages_after_the_other_end_closed_were_not_received_there() -> None:
+    background = BackgroundTasks()
+    theirs, there, _ = opened(background)
+    _, here, ear = opened(background)
+    heard = here.write(here.frame(b"in time"))
+    late = here.write(here.frame(b"late"))
+    there.message(frame(b"in time"))
+    there.close(1000, "the server is gone")
+    there.message(frame(b"late"))
+    here._channel.left = late  # type: ignore[attr-defined]  # all of it has left
+    here.closed(ChannelEnd("peer", theirs.closed_with or ""))
+    assert ear.end == "the server is gone"
+    assert (here.has_left(heard), here.has_left(late)) == (True, False)
     await background.aclose()
 
 

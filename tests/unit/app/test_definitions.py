@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.app.definitions import TOLD_ONE_BY_ONE, DefinitionPins
+from isthmus.app.definitions import LOGGED_ONE_BY_ONE, DefinitionPins
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
@@ -97,14 +97,14 @@ async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None
     after.close()
 
 
-async def test_of_very_many_changes_it_is_told_how_many_they_are(tmp_path: Path) -> None:
+async def test_very_many_changes_are_reported_by_their_count(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "warn")
     try:
         kept.hub.publish(server_status("a", 1000))
         kept.hub.publish(server_status("b", 1000))
         await until(lambda: bool(kept.told))
-        assert len(kept.told) == TOLD_ONE_BY_ONE + 1
-        assert kept.told[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - TOLD_ONE_BY_ONE})
+        assert len(kept.told) == LOGGED_ONE_BY_ONE + 1
+        assert kept.told[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - LOGGED_ONE_BY_ONE})
     finally:
         await kept.close()
 
@@ -128,7 +128,7 @@ async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Pa
         file.close()
 
 
-async def test_two_hubs_hear_of_one_consent(tmp_path: Path) -> None:
+async def test_two_hubs_learn_of_one_approval(tmp_path: Path) -> None:
     hubs = [Kept(tmp_path), Kept(tmp_path)]
     try:
         for kept in hubs:

@@ -73,7 +73,7 @@ async def channels(guest: Guest, count: int) -> dict[str, int]:
 # -- towards the original ------------------------------------------------------------------------------------------
 
 
-async def test_to_a_relay_that_sends_nothing_by_itself_a_server_answers_whoever_speaks() -> None:
+async def test_to_a_relay_that_sends_nothing_by_itself_a_server_answers_every_sender() -> None:
     async with standing_in() as hub, dialling(hub, "calc"):
         guest = await hub.arrives()
         assert guest.path == "/mcp_endpoint/mcp/"
@@ -166,7 +166,7 @@ async def test_a_server_that_stands_still_costs_only_its_own_calls(monkeypatch: 
         assert await guest.call("echo", channel=well, text="here") == "here"
 
 
-async def test_an_answer_that_is_too_long_for_the_hub_is_told_and_costs_nobody_the_connection() -> None:
+async def test_an_answer_that_is_too_long_for_the_hub_is_reported_and_keeps_the_connection() -> None:
     async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
         guest = await hub.arrives()
         numbers = await channels(guest, 2)
@@ -215,7 +215,7 @@ async def test_a_server_asks_the_caller_through_it_and_needs_no_second_process_f
         assert children() - before == {int(await guest.call("pid"))}
 
 
-async def test_the_hub_hears_updates_from_the_process_of_each_conversation() -> None:
+async def test_the_hub_gets_updates_from_the_process_of_each_conversation() -> None:
     """It follows for everybody; who is marked as another caller has a process of its own."""
     able = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
     wanted = {"resourceSubscriptions": ["memo://one"]}
@@ -323,7 +323,7 @@ async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) 
     )
 
 
-async def test_one_that_cannot_start_is_not_offered_and_keeps_nobody_back() -> None:
+async def test_a_server_that_cannot_start_is_not_offered_and_delays_no_other() -> None:
     async with standing_in(shares=True) as hub:
         plan = plan_for(hub, "well")
         broken = ServerSettings(ServerName("broken"), StdioSettings("/does/not/exist"))
@@ -366,7 +366,7 @@ async def test_a_hub_that_cannot_serve_now_is_asked_again() -> None:
         assert await (await hub.arrives()).call("echo", text="back") == "back"
 
 
-async def test_another_refusal_is_told_and_the_next_attempt_takes_its_time() -> None:
+async def test_another_refusal_is_reported_and_the_next_attempt_waits() -> None:
     async with standing_in(refusal="the agent has 64 connections") as hub, dialling(hub, "one") as dialler:
         await until(lambda: bool(dialler.shown().lines) and dialler.shown().lines[0].state == "pausing")
         line = dialler.shown().lines[0]

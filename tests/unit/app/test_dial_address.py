@@ -77,7 +77,7 @@ def test_nothing_that_is_printed_of_it_has_the_token() -> None:
         ("ws://hub?token=a%20s3cret", "one line of plain text"),
     ],
 )
-def test_what_cannot_be_dialled_is_told_without_its_token(pasted: str, why: str) -> None:
+def test_an_impossible_address_is_reported_without_its_token(pasted: str, why: str) -> None:
     with pytest.raises(BadAddress, match=why) as refused:
         read_address(pasted)
     assert "s3cret" not in str(refused.value)

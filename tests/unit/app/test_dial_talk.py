@@ -28,7 +28,7 @@ class Socket:
         self.is_killed = True
 
 
-async def test_what_the_hub_says_at_once_is_heard_when_it_is_known_what_was_agreed() -> None:
+async def test_early_messages_of_the_hub_are_read_once_the_protocol_is_agreed() -> None:
     heard: list[bytes] = []
     wire = Wire(100, 1000)
     wire.read(b"a")

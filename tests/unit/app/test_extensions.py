@@ -82,7 +82,7 @@ class Strange:
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_an_extension_knows_comes_in_and_others_do_not(tmp_path: Path) -> None:
+def test_callers_that_an_extension_knows_are_admitted_and_others_are_not(tmp_path: Path) -> None:
     configuration = configured(tmp_path, Extension("identity", "guests"))
     access = Access(configuration)
     access.open(verifiers_of(configuration))
@@ -115,7 +115,7 @@ def test_who_an_extension_knows_comes_in_and_others_do_not(tmp_path: Path) -> No
         Caller("a\nb", "default", Grants(("*",))),
     ],
 )
-def test_whatever_else_an_extension_says_is_nobody(found: object) -> None:
+def test_any_other_result_of_an_extension_is_no_caller(found: object) -> None:
     contained = Contained("strange", Strange(found))
     with capture_logs() as logs:
         assert contained.caller_of(b"guest-token-0123") is None
@@ -124,7 +124,7 @@ def test_whatever_else_an_extension_says_is_nobody(found: object) -> None:
     assert "guest-token-0123" not in str(logs)
 
 
-def test_what_an_extension_cannot_tell_just_now_is_passed_on() -> None:
+def test_a_temporary_failure_of_an_extension_is_passed_on() -> None:
     doubt = Unprovable("its directory does not answer")
     assert Contained("strange", Strange(doubt)).caller_of(b"x") == doubt
 
@@ -167,14 +167,14 @@ def test_a_policy_that_does_not_say_yes_refuses(tmp_path: Path, half: str) -> No
     assert len(logs) <= 1
 
 
-def test_without_policies_nobody_is_asked(tmp_path: Path) -> None:
+def test_without_policies_no_policy_is_consulted(tmp_path: Path) -> None:
     assert narrowing_of(configured(tmp_path)) is None
 
 
 # -- storage, and changes ----------------------------------------------------------------------------------------------
 
 
-async def test_a_journal_that_cannot_be_opened_is_told_without_its_address(tmp_path: Path) -> None:
+async def test_a_journal_that_cannot_be_opened_is_reported_without_its_address(tmp_path: Path) -> None:
     storage = StorageSettings("guests:password", is_foreign=True)
     configuration = configured(tmp_path, Extension("storage", "guests"), storage=storage)
     with pytest.raises(ConfigError, match=r"isthmus\.storage guests failed with OSError") as refused:

@@ -1,109 +1,30 @@
-"""When the cycle collector looks at a crowd of servers, and at what."""
+"""When the cycle collector looks at a crowd of servers: the tests of `gc_tuning_inside`, in a process of their own.
+
+They have the collector look at everything, which takes seconds beside the thousands of tests of a worker.
+"""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-import pytest
+from tests.hubs import environment
 
-from isthmus.app.process_setup import CROWD, FREEZE_AFTER, THOROUGH_AFTER, CrowdCollector
-
-
-class Cycle:
-    """Something that has itself; `ended` counts those that were freed."""
-
-    ended = 0
-
-    def __init__(self) -> None:
-        self.itself: Cycle | None = self
-
-    def __del__(self) -> None:
-        Cycle.ended += 1
+INSIDE = Path(__file__).with_name("gc_tuning_inside.py")
+COUNT = 5
 
 
-@pytest.fixture
-def collector() -> Iterator[Crowded]:
-    """A crowd that comes and goes as a test wants, where nothing is looked at but by it."""
-    gc.unfreeze()  # what the tests themselves are made of, which it is spared elsewhere
-    gc.collect()
-    gc.disable()
-    Cycle.ended = 0
-    try:
-        yield Crowded()
-    finally:
-        gc.unfreeze()
-        gc.enable()
-        gc.collect()
-        gc.freeze()
-
-
-class Crowded:
-    def __init__(self) -> None:
-        self.servers = 0
-        self.frozen = gc.get_freeze_count()
-        """What is never looked at anyhow: Python 3.12 has some of that."""
-        self.collector = CrowdCollector(lambda: self.servers)
-
-    def join(self, count: int) -> None:
-        for _ in range(count):
-            self.servers += 1
-            self.collector.joined()
-
-    def come_again(self, count: int) -> None:
-        for _ in range(count):
-            self.collector.joined()
-
-
-def test_few_servers_are_left_to_the_collector(collector: Crowded) -> None:
-    collector.join(CROWD - 1)
-    collector.come_again(FREEZE_AFTER)
-    assert gc.get_freeze_count() == collector.frozen
-
-
-def test_a_crowd_is_looked_at_once_and_then_taken_for_what_stays(collector: Crowded) -> None:
-    collector.join(CROWD - 1)
-    staying, going = Cycle(), Cycle()
-    del going
-    collector.join(1)
-    assert Cycle.ended == 1
-    assert gc.get_freeze_count() > collector.frozen
-    del staying
-    gc.collect()
-    assert Cycle.ended == 1
-
-
-def test_what_comes_later_is_taken_for_it_every_so_often(collector: Crowded) -> None:
-    collector.join(CROWD)
-    late = Cycle()
-    collector.join(FREEZE_AFTER - 1)
-    assert any(each is late for each in gc.get_objects())
-    collector.join(1)
-    assert not any(each is late for each in gc.get_objects())
-
-
-def test_everything_is_looked_at_when_all_have_come_again_often(collector: Crowded) -> None:
-    collector.join(CROWD - 1)
-    going = Cycle()
-    collector.join(1)
-    del going
-    collector.come_again((THOROUGH_AFTER - 1) * CROWD)
-    assert Cycle.ended == 0
-    collector.come_again(FREEZE_AFTER)
-    assert Cycle.ended == 1
-
-
-def test_everything_is_looked_at_once_the_crowd_is_gone(collector: Crowded) -> None:
-    collector.join(CROWD - 1)
-    going = Cycle()
-    collector.join(1)
-    del going
-    collector.collector.look()
-    assert Cycle.ended == 0
-    collector.servers = 10
-    collector.collector.look()
-    assert Cycle.ended == 1
-    another = Cycle()
-    del another
-    collector.collector.look()
-    assert Cycle.ended == 1
+def test_the_collector_looks_at_a_crowd_once_and_then_seldom(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "--noconftest"]
+    ran = subprocess.run(
+        [*words, "-p", "no:cacheprovider", str(INSIDE)],
+        env=environment({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{COUNT} passed" in ran.stdout, ran.stdout

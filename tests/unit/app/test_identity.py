@@ -96,7 +96,7 @@ def test_without_callers_everybody_on_this_machine_is_the_local_one(tmp_path: Pa
     assert (known.callers(), known.wants_proof, LOCAL in known) == (frozenset({LOCAL}), False, True)
 
 
-def test_before_it_is_decided_nobody_comes_in(tmp_path: Path) -> None:
+def test_before_the_decision_no_caller_is_admitted(tmp_path: Path) -> None:
     assert Identities(World(tmp_path).configuration).identify({}) is None
 
 
@@ -264,7 +264,7 @@ def test_a_key_that_the_file_has_by_its_digest_is_the_files(tmp_path: Path) -> N
     assert found.name == PLANNER.name
 
 
-def test_nobody_is_called_like_a_caller_of_an_issuer(tmp_path: Path) -> None:
+def test_no_caller_has_the_name_of_an_issuers_caller(tmp_path: Path) -> None:
     """They would own each other's tasks and sessions."""
     corp = IssuerSettings("corp", "https://login.example", ("https://hub.example",))
     world = World(tmp_path, issuers=(corp,), **keyed(KEY))
@@ -298,7 +298,7 @@ def test_what_is_no_key_is_shown_to_the_verifiers(tmp_path: Path) -> None:
     assert world.who(KEY) is not None
 
 
-def test_who_is_proved_otherwise_is_held_to_its_tenant_and_let_go_when_that_changes(tmp_path: Path) -> None:
+def test_a_caller_of_a_verifier_is_bound_to_its_tenant_and_dropped_when_that_changes(tmp_path: Path) -> None:
     first, second = (Tenants({GUEST.tenant: TenantSettings(Grants((name,)))}) for name in ("files", "web"))
     world = World(tmp_path, tenants=first, **keyed(KEY))
     known = world.start()
@@ -315,7 +315,7 @@ def test_who_is_proved_otherwise_is_held_to_its_tenant_and_let_go_when_that_chan
         ]  # fmt: skip
 
 
-def test_who_a_verifier_knows_no_more_is_let_go_of_though_no_key_changed(tmp_path: Path) -> None:
+def test_a_caller_that_its_verifier_no_longer_knows_is_dropped_though_no_key_changed(tmp_path: Path) -> None:
     bounds = Tenants({GUEST.tenant: TenantSettings(Grants(("files",)))})
     for number, tenants in enumerate((NO_TENANTS, bounds)):
         world = World(tmp_path / str(number), tenants=tenants, **keyed(KEY))
@@ -333,7 +333,7 @@ def test_who_a_verifier_knows_no_more_is_let_go_of_though_no_key_changed(tmp_pat
         assert not world.look(), "once"
 
 
-def test_who_showed_a_verifier_something_is_found_by_name_while_that_is_good(tmp_path: Path) -> None:
+def test_a_verified_caller_is_found_by_name_while_its_credential_is_valid(tmp_path: Path) -> None:
     tenants = Tenants({GUEST.tenant: TenantSettings(Grants(("files",)))})
     world = World(tmp_path, tenants=tenants, **keyed(KEY))
     known, guests = world.start(), Guests()
@@ -349,7 +349,7 @@ def test_who_showed_a_verifier_something_is_found_by_name_while_that_is_good(tmp
     assert known.find(GUEST.tenant, GUEST.name) is None
 
 
-def test_who_a_verifier_knows_is_known_on_each_frontend(tmp_path: Path) -> None:
+def test_a_verified_caller_is_known_on_each_frontend(tmp_path: Path) -> None:
     guest = msgspec.structs.replace(GUEST, frontends=(("rest", Grants(("files.read",))),))
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
@@ -415,7 +415,7 @@ def test_a_hub_does_not_start_with_a_list_that_cannot_be_read(tmp_path: Path, da
 
 
 @pytest.mark.parametrize("damage", ["", None])
-def test_a_list_that_is_lost_is_gone_by_for_a_while_and_then_by_nobody(tmp_path: Path, damage: str | None) -> None:
+def test_a_lost_list_is_used_for_a_while_and_then_admits_no_caller(tmp_path: Path, damage: str | None) -> None:
     world = World(tmp_path, **keyed(KEY))
     key, made = world.mint()
     known = world.start()

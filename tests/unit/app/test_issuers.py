@@ -107,7 +107,7 @@ async def test_what_is_too_long_or_no_set_of_keys_is_refused(
                 await fetch_keys(settings(corp, jwks=corp.jwks_url), Egress(), hands)
 
 
-async def test_an_issuer_without_metadata_is_told_so(corp: running.Issuer) -> None:
+async def test_an_issuer_without_metadata_is_reported(corp: running.Issuer) -> None:
     nowhere = IssuerSettings("corp", f"{corp.url}/tenant", (HUB,))
     async with background() as hands:
         with pytest.raises(KeysNotFound, match="say where its keys are, as jwks"):
@@ -136,7 +136,7 @@ async def test_made_up_keys_do_not_make_the_hub_ask_again_and_again(corp: runnin
         assert corp.asked == ["/keys"]
 
 
-async def test_an_issuer_that_is_away_is_asked_again_and_told_of_once(corp: running.Issuer) -> None:
+async def test_an_absent_issuer_is_asked_again_and_reported_once(corp: running.Issuer) -> None:
     corp.is_away = True
     with capture_logs() as said:
         async with followed(made(settings(corp, jwks=corp.jwks_url))) as issuers:
@@ -152,7 +152,7 @@ async def test_an_issuer_that_is_away_is_asked_again_and_told_of_once(corp: runn
     ]
 
 
-async def test_who_is_not_followed_any_more_is_not_asked(corp: running.Issuer) -> None:
+async def test_an_issuer_that_was_removed_is_not_asked(corp: running.Issuer) -> None:
     async with background() as hands:
         issuer = made(settings(corp, jwks=corp.jwks_url))
         keys = IssuerKeys(Egress(), hands, fresh=600.0, pause=0.001)
@@ -169,7 +169,7 @@ async def test_who_is_not_followed_any_more_is_not_asked(corp: running.Issuer) -
 
 
 @pytest.mark.parametrize("url", ["https://login..example", "https://login.example:0", "https://-a.example"])
-async def test_an_address_that_cannot_be_dialled_is_told(url: str) -> None:
+async def test_an_address_that_cannot_be_dialled_is_reported(url: str) -> None:
     async with background() as hands:
         with pytest.raises(KeysNotFound, match="cannot be used"):
             await fetch_keys(IssuerSettings("corp", url, (HUB,)), Egress(), hands)

@@ -41,7 +41,7 @@ def test_what_was_put_there_is_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "state").rglob("*")) == [FOLDER, FILE, "lock"]
 
 
-def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         add(tmp_path / "state", "planner")
@@ -96,9 +96,7 @@ def test_a_list_that_is_gone_from_its_folder_was_lost(tmp_path: Path) -> None:
     assert [finding.code for finding in refused.value.findings] == [KEY_STORE]
 
 
-def test_a_folder_into_which_nobody_can_look_is_not_taken_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_not_taken_for_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -107,7 +105,7 @@ def test_a_folder_into_which_nobody_can_look_is_not_taken_for_none(
         keys_in(KeyFile(tmp_path))
 
 
-def test_a_damaged_list_is_told_without_what_is_in_it(tmp_path: Path) -> None:
+def test_a_damaged_list_is_reported_without_its_content(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
     file.path.write_bytes(file.path.read_bytes()[:-5])
@@ -129,7 +127,7 @@ def _add_some(state: Path, who: int) -> None:
         add(state, f"caller-{who}-{number}")
 
 
-def test_of_many_writers_at_once_nobody_is_lost(tmp_path: Path) -> None:
+def test_of_many_writers_at_once_no_entry_is_lost(tmp_path: Path) -> None:
     """From the first key on: whoever is first makes the folder. Threads are locked out as processes are."""
     state = tmp_path / "state"
     with ThreadPoolExecutor(4) as writers:

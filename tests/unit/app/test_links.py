@@ -44,7 +44,7 @@ async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
 
 
 @pytest.mark.parametrize(("before", "told"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")])
-async def test_a_program_is_told_how_many_hubs_started_each_other(before: Mapping[str, str], told: str) -> None:
+async def test_a_program_learns_how_many_hubs_started_each_other(before: Mapping[str, str], told: str) -> None:
     async with linked(before) as link:
         await link.handshake("modern")
         assert link.hubs == {told: 5}
@@ -115,5 +115,5 @@ async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose()
     first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")
     assert isinstance(first, AgentLink)
     assert isinstance(second, AgentLink)
-    assert first.task_owners is second.task_owners
+    assert first.task_ids is second.task_ids
     await background.aclose()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import operator
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from isthmus.app.process_setup import FOLDER, family_in
+from isthmus.app import process_setup
+from isthmus.app.process_setup import FOLDER, family_in, return_memory
+from isthmus.core.event_loop import in_turn
 from isthmus.transport import process_tree
 from isthmus.transport.process_tree import begin_family, end_marked
+from tests.faults.watching import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the mark is Linux's")
 
@@ -59,7 +66,7 @@ def test_what_a_running_hub_of_the_same_folder_started_is_left_alone(tmp_path: P
             assert child.poll() is None
 
 
-def test_other_files_and_folders_that_cannot_be_used_keep_nobody_from_starting(tmp_path: Path) -> None:
+def test_other_unusable_files_and_folders_do_not_prevent_a_start(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "notes").write_text("mine")
     with family_in(tmp_path):
@@ -80,3 +87,33 @@ def test_those_above_are_spared() -> None:
         assert end_marked(family) == set()
     finally:
         resource.setrlimit(RLIMIT_LOCKS, (soft, hard))
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_memory_is_returned_once_after_the_last_long_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+
+    class Library:
+        malloc_trim = staticmethod(trims.append)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library)
+    monkeypatch.setattr(process_setup, "QUIET_SECONDS", 0)
+    returning = asyncio.create_task(return_memory())
+    await turns(20)
+    assert trims == []
+    for expected in ([0], [0, 0]):
+        in_turn(lambda: None)
+        await eventually(partial(operator.eq, trims, expected), "memory was returned")
+        await turns(50)
+        assert trims == expected
+    returning.cancel()
+
+
+async def test_an_allocator_that_cannot_return_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    async with asyncio.timeout(5):
+        await return_memory()

@@ -33,7 +33,7 @@ async def running(tmp_path: Path) -> AsyncIterator[RunningHub]:
     await made.aclose()
 
 
-async def test_a_private_address_is_for_those_who_may_name_it_while_it_is_listed(running: RunningHub) -> None:
+async def test_a_private_address_is_for_callers_that_may_name_it_while_it_is_listed(running: RunningHub) -> None:
     pushes = Pushes(running)
     target = PushConfig(URL)
     assert await pushes.pushing.check(PLANNER, "1.0", target) is not None
@@ -93,7 +93,7 @@ def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Pa
     assert owners.judge(PLANNING, "file:00000000-0123456789abcdef") == "known", "which key that was, nobody can say"
 
 
-def test_who_may_yet_be_proved_is_waited_for(tmp_path: Path) -> None:
+def test_a_caller_that_may_yet_be_verified_is_waited_for(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
     owners, guests, owner = Owners(known), Guests(), TaskOwner(GUEST.tenant, GUEST.name)
@@ -107,7 +107,7 @@ def test_who_may_yet_be_proved_is_waited_for(tmp_path: Path) -> None:
     assert owners.judge(owner, GUEST.key) == "away"
 
 
-def test_while_the_list_of_keys_cannot_be_read_nobody_is_gone_for_good(tmp_path: Path) -> None:
+def test_while_the_list_of_keys_cannot_be_read_no_caller_is_gone_for_good(tmp_path: Path) -> None:
     world = World(tmp_path)
     _, made = world.mint()
     owners = Owners(world.start())

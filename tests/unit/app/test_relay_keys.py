@@ -88,7 +88,7 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b"x" * 5000])
-def test_a_damaged_file_is_told_of_without_its_content(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_reported_without_its_content(tmp_path: Path, content: bytes) -> None:
     relay_key(None, tmp_path)
     (tmp_path / "relay" / "key").write_bytes(content)
     with pytest.raises(KeyDamaged, match="delete it to create a new one") as told:
@@ -124,14 +124,14 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
     assert keys.key(None) not in (None, key)
 
 
-def test_who_is_turned_away_for_want_of_a_key_is_not_told_of_the_token() -> None:
+def test_a_rejection_for_a_missing_key_does_not_mention_the_token() -> None:
     told = NoTokens().read("any")
     assert verdict_on(LineLost("closed", 1008, told)) is None
     assert not NoTokens().is_key("")
     assert not NoTokens().is_valid(Claim("kitchen"))
 
 
-def test_a_hub_with_a_damaged_key_is_told_so(tmp_path: Path) -> None:
+def test_a_hub_with_a_damaged_key_reports_it(tmp_path: Path) -> None:
     key = Keys(tmp_path).key(None)
     assert Keys(tmp_path).key(None) == key
     (tmp_path / "relay" / "key").write_text("cut")
@@ -142,7 +142,7 @@ def test_a_hub_with_a_damaged_key_is_told_so(tmp_path: Path) -> None:
 # -- revocations ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_revoked_until_somebody_says_so(tmp_path: Path) -> None:
+def test_nothing_is_revoked_without_a_command(tmp_path: Path) -> None:
     revocations = Revocations(tmp_path, ("configured",), Clock())
     assert [revocations.has(id) for id in ("configured", NOTED, "")] == [True, False, False]
     revoke(NOTED, tmp_path)
@@ -182,7 +182,7 @@ def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path
     assert [entry["event"] for entry in logs] == ["the list of revoked tokens cannot be read"]
 
 
-def test_a_list_that_is_gone_revives_no_token_and_then_vouches_for_nobody(tmp_path: Path) -> None:
+def test_a_missing_list_revives_no_token_and_then_accepts_none(tmp_path: Path) -> None:
     now = [0.0]
     revoke(NOTED, tmp_path)
     revocations = Revocations(tmp_path, (), lambda: now[0])
@@ -206,7 +206,7 @@ def test_what_is_configured_changes_and_what_was_read_stays(tmp_path: Path) -> N
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [False, True]
 
 
-def test_a_list_that_was_never_read_vouches_for_nobody(tmp_path: Path) -> None:
+def test_a_list_that_was_never_read_accepts_no_token(tmp_path: Path) -> None:
     revoked_file(tmp_path).mkdir(parents=True)
     revocations = Revocations(tmp_path, (), Clock())
     assert revocations.has("any")

@@ -106,7 +106,7 @@ async def test_a_file_that_cannot_be_used_is_refused_and_the_old_one_stays(reloa
 
 
 @pytest.mark.parametrize("text", ["allowed_hosts must be hosts", "log.file cannot be written"])
-async def test_whoever_has_to_take_it_may_refuse_it(reloading: ReloadingHub, text: str) -> None:
+async def test_any_part_may_refuse_the_new_configuration(reloading: ReloadingHub, text: str) -> None:
     reloading.write({"a": OFF})
     reloading.objection = ValueError(text)
     with structlog.testing.capture_logs() as logs:
@@ -209,7 +209,7 @@ async def test_the_file_that_a_hub_runs_with_is_followed_though_another_comes_fi
     await reloading.until(lambda: reloading.servers == {"b"})
 
 
-async def test_of_a_file_that_comes_first_is_told_once(reloading: ReloadingHub) -> None:
+async def test_a_file_that_takes_precedence_is_reported_once(reloading: ReloadingHub) -> None:
     first = reloading.folder / "isthmus.toml"
     reloading.write({"a": OFF})
     await reloading.reloader.reload()
@@ -287,7 +287,7 @@ async def test_a_stopped_reloader_takes_nothing_more(reloading: ReloadingHub) ->
 # -- the hub itself ------------------------------------------------------------------------------------------
 
 
-async def test_nobody_waits_for_a_server_that_joins_a_hub_at_work(reloading: ReloadingHub) -> None:
+async def test_no_caller_waits_for_a_server_that_joins_a_running_hub(reloading: ReloadingHub) -> None:
     reloading.write({"slow": {"url": "http://127.0.0.1:9/mcp"}})
     await reloading.reloader.reload()
     assert reloading.running.hub.snapshot.server_statuses[ServerName("slow")].state == "starting"

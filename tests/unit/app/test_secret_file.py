@@ -21,6 +21,6 @@ def test_the_first_one_stays_is_read_by_its_user_alone_and_leaves_nothing_beside
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_where_it_cannot_be_kept_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_keep_it_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         offer_secret(tmp_path / "nowhere" / "secret", 16)

@@ -44,7 +44,7 @@ def test_a_file_that_says_nothing_useful_is_no_hub(tmp_path: Path, content: byte
         assert find_running(tmp_path) is None
 
 
-def test_a_file_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with announced(tmp_path, HUB):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         assert find_running(tmp_path) == HUB, "the folder is its owner's, too"
@@ -52,7 +52,7 @@ def test_a_file_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pyt
         assert find_running(tmp_path) is None
 
 
-def test_a_folder_that_cannot_be_written_costs_only_that_nobody_finds_the_hub(tmp_path: Path) -> None:
+def test_a_read_only_folder_only_hides_the_hub_from_commands(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with announced(tmp_path / "file" / "state", HUB):
         assert find_running(tmp_path / "file" / "state") is None

@@ -207,7 +207,7 @@ PIPE_BYTES = 1 << 20
 """More than a pipe holds."""
 
 
-async def test_a_slow_reader_gets_everything_and_holds_up_nobody(pipes: Pipes) -> None:
+async def test_a_slow_reader_gets_everything_and_delays_no_other(pipes: Pipes) -> None:
     outlet = Outlet(pipes.stdout, Limits(), pytest.fail)
     sent = bytes(range(256)) * (PIPE_BYTES // 256)
     outlet.write(sent)

@@ -125,7 +125,7 @@ def test_what_did_not_change_goes_on(tmp_path: Path, running: Running) -> None:
     assert world.comes(token) is None
 
 
-def test_a_token_cannot_be_of_a_tenant_that_nobody_configured(tmp_path: Path, running: Running) -> None:
+def test_a_token_cannot_belong_to_an_unconfigured_tenant(tmp_path: Path, running: Running) -> None:
     known = Tenants({"acme": TenantSettings(Grants(("files.read",)))})
     world = World(tmp_path, issuers=(corp(running, tenant_claim="org"),), tenants=known)
     world.issuer().take_keys(read_keys(running.document(), ALGORITHMS))
@@ -167,7 +167,7 @@ async def test_the_authenticator_says_where_to_get_tokens(tmp_path: Path, runnin
         await background.aclose()
 
 
-def test_the_secret_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
     secret = secret_in(tmp_path)
     file = tmp_path / "oauth" / "secret"
     assert len(secret) == 32
@@ -205,6 +205,6 @@ def test_where_nothing_can_be_kept_tokens_are_good_all_the_same(tmp_path: Path) 
     assert len(said) == 1
 
 
-def test_a_hub_that_is_open_leads_nobody_to_a_login(tmp_path: Path) -> None:
+def test_an_open_hub_sends_no_caller_to_a_login(tmp_path: Path) -> None:
     assert World(tmp_path).tokens.address({}) is None
     assert World(tmp_path, callers=KNOWN).tokens.address({}) is not None

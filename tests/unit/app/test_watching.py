@@ -175,7 +175,7 @@ async def test_files_that_are_never_at_rest_are_taken_in_the_end(folder: Path, m
         await quiet(Restless(folder / "mcp.json", 1_000_000), asyncio.Event())
 
 
-async def test_who_is_in_a_hurry_does_not_wait_for_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_urgent_reload_does_not_wait_for_quiet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUIET_SECONDS", 3600.0)
     hurry = asyncio.Event()
     waiting = asyncio.ensure_future(quiet(Restless(folder / "mcp.json", 1), hurry))

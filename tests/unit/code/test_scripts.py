@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,8 @@ import pytest
 
 from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.code.sandbox import worker_cores
+from isthmus.code.sandbox import Sandbox
+from isthmus.code.sandbox_process import ScriptEnd, ScriptSource, ScriptStop, worker_cores
 from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
@@ -30,6 +31,7 @@ from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Result
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
+from isthmus.transport.process_tree import descendants
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage
 
@@ -37,21 +39,27 @@ OWNER = TaskOwner(LOCAL.tenant, LOCAL.name)
 SLEEPING = "await builtin_echo(text='a')\nimport asyncio\nawait asyncio.sleep(4)\nawait builtin_echo(text='b')"
 
 
-AT_ONCE = """
-import queue
-from isthmus.code.sandbox import Sandbox, ScriptSource
-from isthmus.code.settings import CodeSettings
-
 class Host:
-    def __init__(self):
-        self.ends = queue.Queue()
-        self.ended = self.ends.put
+    """See `ScriptHost`."""
 
-sandbox, hosts = Sandbox(CodeSettings()), [Host() for _ in range(6)]
-for host in hosts:
-    sandbox.start(ScriptSource("1", {}, str), host)
-print(*[host.ends.get().kind for host in hosts])
-"""
+    def __init__(self) -> None:
+        self.stop: asyncio.Future[ScriptStop] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[ScriptEnd] = asyncio.get_running_loop().create_future()
+
+    def stopped(self, at: ScriptStop) -> None:
+        self.stop.set_result(at)
+
+    def ended(self, end: ScriptEnd) -> None:
+        self.end.set_result(end)
+
+
+@asynccontextmanager
+async def sandboxed() -> AsyncIterator[Sandbox]:
+    background = BackgroundTasks("test")
+    try:
+        yield Sandbox(background, {})
+    finally:
+        await background.aclose()
 
 
 @asynccontextmanager
@@ -87,14 +95,14 @@ async def ended(running: RunningHub) -> str:
     """How the task has ended, as text."""
     found: list[LiveTask] = []
 
-    async def is_ended() -> bool:
+    async def is_terminal() -> bool:
         live = await running.tasks.find(OWNER, "one")
-        if live is None or not live.record.is_ended:
+        if live is None or not live.record.is_terminal:
             return False
         found.append(live)
         return True
 
-    await eventually(is_ended, "the task ends", within=60)
+    await eventually(is_terminal, "the task ends", within=60)
     ending = found[0].record.ending
     assert ending is not None
     return bytes(ending.result).decode() or ending.message
@@ -225,7 +233,7 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
         journal.write([scripts.first_document(request(3), OWNER.key)], kept.set_result)
         await kept
         script = scripts.start_script(RunningScript(scripts, request(3), Listener(), OWNER.key))
-        await eventually(script.is_over, "the script is left", within=60)
+        await eventually(script.is_done, "the script is left", within=60)
         await asyncio.sleep(0)
         document = await stored(journal, SCRIPT)
     assert document is not None
@@ -239,9 +247,36 @@ def test_workers_leave_one_core_to_the_hub_if_there_are_several(cores: set[int],
     assert worker_cores(cores) == found
 
 
-def test_the_first_scripts_of_a_process_may_start_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["returned"] * 6
+async def test_the_first_scripts_of_a_hub_may_start_at_once() -> None:
+    async with sandboxed() as sandbox, asyncio.timeout(60):
+        hosts = [Host() for _ in range(6)]
+        await asyncio.gather(*[sandbox.start(ScriptSource("1", (), CodeSettings()), host) for host in hosts])
+        assert [(await host.end).kind for host in hosts] == ["returned"] * 6
+
+
+async def test_a_dead_process_of_the_sandbox_ends_its_scripts_and_the_next_one_starts_another() -> None:
+    async with sandboxed() as sandbox, asyncio.timeout(60):
+        waiting, late = Host(), Host()
+        source = ScriptSource("import asyncio\nawait asyncio.sleep(5)", (), CodeSettings())
+        await sandbox.start(source, waiting)
+        assert [call.tool for call in (await waiting.stop).calls] == [""]
+        assert sandbox.pid is not None
+        workers = descendants(sandbox.pid)
+        os.kill(sandbox.pid, signal.SIGKILL)
+        end = await waiting.end
+        assert (end.kind, "killed by signal 9" in end.message) == ("crashed", True)
+        await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "its workers end")
+        await sandbox.start(ScriptSource("1 + 1", (), CodeSettings()), late)
+        assert (await late.end).result == "2"
+
+
+async def test_arguments_that_start_at_once_are_bounded_together() -> None:
+    one = "async def one() -> None:\n    await _call('t', 'x' * 900_000)  # type: ignore\n"
+    code = f"import asyncio\n{one}await asyncio.gather(*[one() for _ in range(12)])"
+    async with sandboxed() as sandbox, asyncio.timeout(60):
+        host = Host()
+        await sandbox.start(ScriptSource(code, (), CodeSettings(memory_bytes=8_000_000)), host)
+        assert "longer than [code] memory_bytes (executed: no)" in (await host.end).message
 
 
 def test_a_hub_that_exposes_code_without_the_library_says_what_to_install() -> None:

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 
 from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, real_errors, signature, words_in
-from isthmus.model.features import Tool
-from isthmus.model.names import FeatureName, ServerName
 
 
 def stub(schema: Any, output: Any = None, description: str = "") -> str:
@@ -18,7 +16,7 @@ def stub(schema: Any, output: Any = None, description: str = "") -> str:
     if output is not None:
         definition["outputSchema"] = output
     members = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
-    written = signature("tool", "s.tool", Tool.of(ServerName("s"), FeatureName("tool"), members))
+    written = signature("tool", "s.tool", members)
     ast.parse(HEADER + written)
     return written
 
@@ -90,7 +88,7 @@ def test_the_docstring_is_one_line() -> None:
     assert "…" in stub({}, description="x" * 1_000)
 
 
-def test_names_are_names_of_python_and_told_apart() -> None:
+def test_names_are_valid_in_python_and_unique() -> None:
     names = python_names(["a.b", "a_b", "2.x", "class", "print", "ü", "_call", "fine.tool"])
     assert len(set(names.values())) == len(names)
     assert all(name.isidentifier() and not name.startswith("_") for name in names.values())

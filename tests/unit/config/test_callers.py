@@ -81,7 +81,7 @@ def test_a_caller_may_be_let_name_addresses() -> None:
     assert findings == []
 
 
-def test_who_may_name_addresses_can_call_something() -> None:
+def test_a_caller_that_may_name_addresses_can_call_something() -> None:
     assert read({"planner": {"key": KEY, "targets": True}})[1] == []
 
 
@@ -205,12 +205,12 @@ def test_keys_expire_at_a_time_that_is_the_same_everywhere(expires: object) -> N
 
 
 @pytest.mark.parametrize("expires", [datetime(2027, 1, 1), "2027-01-01T00:00:00", "90d", "soon", 5, True, [], ""])  # noqa: DTZ001
-def test_a_caller_whose_end_cannot_be_told_is_left_out(expires: object) -> None:
+def test_a_caller_with_an_unreadable_end_is_left_out(expires: object) -> None:
     with pytest.raises(ValueError, match=r"callers\.planner\.expires must be a time with its zone, like 2027"):
         expiry(expires)
 
 
-def test_callers_who_share_a_key_are_all_left_out() -> None:
+def test_callers_that_share_a_key_are_all_left_out() -> None:
     callers, findings = read(
         {
             "good": GOOD,
@@ -271,7 +271,7 @@ def test_a_caller_of_a_tenant_that_is_not_there_is_left_out() -> None:
     ]
 
 
-def test_who_names_no_tenant_is_of_the_usual_one_whatever_others_there_are() -> None:
+def test_a_caller_without_a_tenant_has_the_default_one() -> None:
     assert read_held({})[0] == [Caller("planner", "default", Grants(("files",)))]
 
 
@@ -319,7 +319,7 @@ def read_of_tenants(tenants: object) -> tuple[Tenants, list[str]]:
     return found, [str(finding) for finding in findings]
 
 
-def test_without_a_file_or_a_table_nobody_is_held_to_anything() -> None:
+def test_without_a_file_or_a_table_no_caller_is_bound() -> None:
     assert read_tenants(None) == (NO_TENANTS, ())
     assert read_tenants(Document(FILE, {}, OWN)) == (NO_TENANTS, ())
     assert read_tenants(Document(FILE, {"tenants": {"acme": {"deny": ["*"]}}}, CODEX)) == (NO_TENANTS, ())
@@ -351,7 +351,7 @@ def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
         ("files", "must be a table, not a text"),
     ],
 )
-def test_of_an_entry_with_a_mistake_nobody_of_the_tenant_may_call_anything(entry: object, said: str) -> None:
+def test_an_invalid_tenant_entry_denies_everything_to_its_callers(entry: object, said: str) -> None:
     found, findings = read_of_tenants({"acme": entry, "other": {"deny": ["web"]}})
     assert found.known["acme"] == TenantSettings(Grants(()))
     assert found.known["other"] == TenantSettings(Grants(("*",), ("web",)))
@@ -442,7 +442,7 @@ def test_a_mistake_costs_its_own_entry(change: dict[str, Any], told: str) -> Non
     assert findings[0].endswith(("(this issuer is left out)", "(did you mean deny? This issuer is left out)"))
 
 
-def test_an_issuer_whose_tokens_allow_nothing_is_told() -> None:
+def test_an_issuer_whose_tokens_allow_nothing_is_reported() -> None:
     found, [told] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
     assert len(found) == 1
     assert "allows no calls" in told
@@ -523,7 +523,7 @@ def findings(folder: Path, text: str) -> dict[str, str]:
     return {each.path: each.advice for each in told if each.code is UNKNOWN_SERVER}
 
 
-def test_a_name_that_is_nearly_a_servers_is_told_wherever_it_stands(tmp_path: Path) -> None:
+def test_a_name_that_nearly_matches_a_server_is_reported_wherever_it_stands(tmp_path: Path) -> None:
     assert findings(tmp_path, GRANTS_FILE) == {path: f"did you mean {meant}?" for path, meant in WRONG.items()}
 
 
@@ -547,6 +547,6 @@ def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_
 @pytest.mark.parametrize(
     "said", ["deny = 5", "deny = [5, {}]", "frontends = []", 'scopes = "x"', "frontends = { rest = 1 }"]
 )
-def test_what_is_no_list_of_texts_is_for_others_to_tell(tmp_path: Path, said: str) -> None:
+def test_values_that_are_not_lists_of_texts_are_reported_elsewhere(tmp_path: Path, said: str) -> None:
     callers = '[callers.ann]\nkey = "a-key-of-ann-0123456789"\nallow = ["*"]\n'
     assert findings(tmp_path, f"{callers}[callers.bob]\nkey = 'a-key-of-bob-0123456789'\n{said}\n") == {}

@@ -88,7 +88,7 @@ def test_a_file_that_is_broken_costs_only_its_own_servers(tmp_path: Path) -> Non
     )
 
 
-def test_a_client_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_a_client_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     sought = f"{tmp_path}/.cursor/mcp.json, {tmp_path}/home/.cursor/mcp.json"
     assert told(loaded(tmp_path, 'import = ["cursr", "cursor"]')) == [
         "isthmus.toml: import.0 must be a client or a path, not 'cursr' (did you mean cursor?)",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.config.codes import CODES
 
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def test_every_code_has_a_number_and_a_name_of_its_own() -> None:

@@ -107,7 +107,7 @@ def test_a_broken_login_costs_its_server_and_says_what_is_wrong(
     assert SECRET not in str(finding)
 
 
-def test_a_login_at_a_program_has_no_effect_and_is_told_of(tmp_path: Path) -> None:
+def test_a_login_at_a_program_has_no_effect_and_is_reported(tmp_path: Path) -> None:
     configuration = loaded(tmp_path, {"command": "true", "oauth": {}})
     assert [str(finding) for finding in configuration.warnings] == [
         "isthmus.json: servers.search.oauth has no effect beside command"

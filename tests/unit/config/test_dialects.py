@@ -119,7 +119,7 @@ def test_what_a_client_alone_knows_is_kept_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("key", ["headersHelper", "http_headers_helper"])
-def test_a_program_that_prints_headers_is_told_of_and_never_run(key: str) -> None:
+def test_a_program_that_prints_headers_is_reported_and_never_run(key: str) -> None:
     made = entry({"url": "u", key: "touch /tmp/ran"})
     [told] = made.findings
     assert told.code is CODE_NOT_RUN
@@ -193,7 +193,7 @@ HOME, CWD = Path("/home/me"), Path("/srv/shop")
         (".vscode/mcp.json", {"a": {"command": "x"}}, STANDARD),
     ],
 )
-def test_a_file_tells_whose_it_is(path: str, table: dict[str, object], dialect: Dialect) -> None:
+def test_a_file_reveals_its_client(path: str, table: dict[str, object], dialect: Dialect) -> None:
     assert dialect_of(CWD / path, table) is dialect
 
 

@@ -165,14 +165,14 @@ def test_variables_are_replaced_everywhere_and_remembered_as_secrets() -> None:
     assert server.reach == StdioSettings("hunter22", ("--x=hunter22",), {"A": "hunter22"})
 
 
-def test_a_reference_in_somebody_elses_env_is_literal() -> None:
+def test_a_reference_in_another_clients_env_is_literal() -> None:
     server, findings = one({"command": "a", "env": {"DATABASE": "file:data.db"}}, is_own=False)
     assert findings == []
     assert server is not None
     assert server.reach == StdioSettings("a", env={"DATABASE": "file:data.db"})
 
 
-def test_an_unresolved_variable_stays_and_is_told_of() -> None:
+def test_an_unresolved_variable_stays_and_is_reported() -> None:
     server, findings = one({"command": "a", "args": ["${GONE}"], "env": {"A B": "${ALSO}"}})
     assert server is not None
     assert server.reach == StdioSettings("a", ("${GONE}",), {"A B": "${ALSO}"})
@@ -182,7 +182,7 @@ def test_an_unresolved_variable_stays_and_is_told_of() -> None:
     ]
 
 
-def test_unknown_keys_are_kept_and_told_of_only_in_our_own_file() -> None:
+def test_unknown_keys_are_kept_and_reported_only_in_our_own_file() -> None:
     fields = {"command": "a", "tiemout": 5, "autoApprove": ["${GONE}"]}
     server, findings = one(fields)
     assert server is not None
@@ -194,7 +194,7 @@ def test_unknown_keys_are_kept_and_told_of_only_in_our_own_file() -> None:
     assert one(fields, is_own=False) == (server, [])
 
 
-def test_keys_of_the_other_transport_are_told_of_only_in_our_own_file() -> None:
+def test_keys_of_the_other_transport_are_reported_only_in_our_own_file() -> None:
     fields = {"url": URL, "env": {}, "args": []}
     assert one(fields)[1] == [
         "isthmus.toml: servers.a.args has no effect beside url",
@@ -367,7 +367,7 @@ def test_user_headers_may_be_written_as_other_keys_of_mcp_json_are() -> None:
     ],
 )
 @pytest.mark.parametrize("is_own", [True, False])
-def test_user_headers_that_cannot_be_sent_are_told_of(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
+def test_user_headers_that_cannot_be_sent_are_reported(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
     server, findings = one({**fields, "user_headers": ["X-User-Id"]}, is_own=is_own)
     assert server is not None
     assert [told.partition(": ")[2] for told in findings] == [f"servers.a.user_headers has no effect beside {beside}"]
@@ -445,7 +445,7 @@ def test_a_mistake_about_trust_costs_the_server(fields: dict[str, Any], said: st
     assert said in findings[0]
 
 
-def test_mistyped_keys_below_an_entry_are_told_of() -> None:
+def test_mistyped_keys_below_an_entry_are_reported() -> None:
     fields = {"rpc": URL, "tools": {"t": {"descripton": "x"}}, "cache": {"tool": []}}
     assert one(fields)[1] == [
         "isthmus.toml: servers.a.tools.t.descripton is not known and has no effect (did you mean description?)",
@@ -453,7 +453,7 @@ def test_mistyped_keys_below_an_entry_are_told_of() -> None:
     ]
 
 
-def test_an_address_that_looks_like_the_earlier_transport_is_told_of() -> None:
+def test_an_address_that_looks_like_the_earlier_transport_is_reported() -> None:
     server, findings = one({"url": "https://a.example/sse/", "type": "http"})
     assert server is not None
     assert server.reach == HttpSettings("https://a.example/sse/", carrier="http")
@@ -504,13 +504,13 @@ def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
         ),
     ],
 )
-def test_a_name_that_cannot_be_is_mended_and_told_of(name: str, mended: str, message: str) -> None:
+def test_an_illegal_name_is_changed_and_reported(name: str, mended: str, message: str) -> None:
     server, findings = one({"command": "a"}, name=name)
     assert server is not None
     assert (server.name, findings) == (mended, [f"isthmus.toml: {message}"])
 
 
-def test_a_mended_name_takes_no_other_servers_name() -> None:
+def test_a_changed_name_takes_no_other_servers_name() -> None:
     entry = {"command": "a"}
     roster = several({"servers": {"a b": entry, "a.b": entry, "a-b": entry}})
     assert list(roster.servers) == ["a-b-9ef6ba", "a-b-b5c322", "a-b"]
@@ -539,7 +539,7 @@ def test_a_made_name_depends_on_the_servers_own_name_alone(names: list[str]) -> 
         {"command": "a", "args": "--token hunter22"},
     ],
 )
-def test_no_message_tells_a_secret(fields: dict[str, object]) -> None:
+def test_no_message_contains_a_secret(fields: dict[str, object]) -> None:
     server, findings = one(fields)
     assert server is None
     assert findings
@@ -560,7 +560,7 @@ def test_a_name_under_both_roots_is_taken_once() -> None:
     ]
 
 
-def test_names_that_look_alike_are_told_of() -> None:
+def test_names_that_look_alike_are_reported() -> None:
     entry = {"command": "a"}
     roster = several({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}})
     assert len(roster.servers) == 3
@@ -632,7 +632,7 @@ ENTRIES = st.one_of(
 @given(st.text(), ENTRIES, st.booleans())
 @example("a", {"command": "a", "timeout": 10**400}, True)
 @example("a", {"command": "a", "era": {"x": 1}}, True)
-def test_no_entry_raises_and_each_is_taken_or_told_of(name: str, fields: object, is_own: bool) -> None:  # noqa: FBT001
+def test_no_entry_raises_and_each_is_accepted_or_reported(name: str, fields: object, is_own: bool) -> None:  # noqa: FBT001
     server, findings = one(fields, name=name, is_own=is_own)
     assert server is not None or findings
 
@@ -685,13 +685,13 @@ def test_a_command_that_is_a_path_is_seen_from_the_folder_of_its_file(
     ],
 )
 @pytest.mark.parametrize("is_own", [True, False])
-def test_an_era_where_there_is_none_to_choose_is_told_of(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
+def test_an_era_without_a_choice_is_reported(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
     server, findings = one({**fields, "era": "modern"}, is_own=is_own)
     assert server is not None
     assert [told.partition(": ")[2] for told in findings] == [f"servers.a.era has no effect beside {beside}"]
 
 
-def test_a_file_of_variables_that_cannot_be_read_is_told_with_server_key_and_file() -> None:
+def test_an_unreadable_file_of_variables_is_reported_with_server_key_and_file() -> None:
     server, findings = one({"command": "a", "env_file": "gone.env"})
     assert server is not None
     assert findings == [
@@ -700,7 +700,7 @@ def test_a_file_of_variables_that_cannot_be_read_is_told_with_server_key_and_fil
     ]
 
 
-def test_what_is_no_regular_file_is_told_of_and_not_read() -> None:
+def test_an_irregular_file_is_reported_and_not_read() -> None:
     server, [told] = one({"command": "a", "env_file": "/dev/zero"})
     assert server is not None
     assert "names /dev/zero, which cannot be read (Not a regular file)" in told
@@ -734,7 +734,7 @@ def test_what_is_no_certificate_costs_the_server(tmp_path: Path) -> None:
     assert (server, "ca must be a file that can be read, not 'gone.pem'" in told) == (None, True)
 
 
-def test_in_another_clients_file_ca_is_somebody_elses_word() -> None:
+def test_in_another_clients_file_ca_is_its_own_word() -> None:
     entry = entry_of("a", {"url": URL, "ca": "gone.pem"}, Place(FOLDER / "config.toml", "mcp_servers.a"), CODEX)
     server, findings = read_server(entry, reading())
     assert server is not None
@@ -774,6 +774,6 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit(written: object, size: int) -
         (3, "limits must be a table, not 3"),
     ],
 )
-def test_what_makes_no_sense_is_told(table: object, told: str) -> None:
+def test_senseless_values_are_reported(table: object, told: str) -> None:
     with pytest.raises(ValueError, match=told.replace(".", r"\.")):
         process_limits(table)

@@ -86,7 +86,7 @@ def test_servers_of_the_project_that_is_open_are_found_and_others_counted() -> N
     assert [entry.name for entry in found(table, CURSOR)[0]] == ["everywhere"]
 
 
-def test_what_only_the_client_can_run_is_left_out_and_told_of_once() -> None:
+def test_entries_that_only_the_client_can_run_are_left_out_and_reported_once() -> None:
     table = {"extensions": {"developer": {"type": "builtin"}, "memory": {"type": "platform"}, "a": X}}
     entries, [told] = found(table, GOOSE)
     assert [entry.name for entry in entries] == ["a"]
@@ -111,7 +111,7 @@ def test_servers_that_are_excluded_by_name_are_off(switches: object, off: list[s
     assert [entry.name for entry in entries if entry.fields.get("disabled")] == off
 
 
-def test_an_input_that_would_run_a_command_is_told_of_and_never_run() -> None:
+def test_an_input_that_would_run_a_command_is_reported_and_never_run() -> None:
     table = {
         "inputs": [{"id": "token", "type": "command", "command": "x"}, 5],
         "servers": {"a": {"url": "u", "headers": {"Authorization": "Bearer ${input:token}"}}},
@@ -142,7 +142,7 @@ def test_relative_paths_are_seen_from_the_project(file: Path, folder: Path) -> N
     assert b.fields["cwd"] == "${env:W}/x"
 
 
-def test_what_nobody_reads_is_kept_with_its_variables_as_they_are() -> None:
+def test_unread_keys_are_kept_with_their_variables_unchanged() -> None:
     entry = {"command": "$TOOL", "note": "$HOME", "on": None, "cmd": None, "list": [1, None, 2.0]}
     [kept], _ = found({"mcpServers": {"a": entry}}, GEMINI)
     assert (kept.fields, kept.extra) == (
@@ -189,7 +189,7 @@ def test_a_file_wins_over_the_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["hunter22", "[]", '"x"', "{" * 10_000, "[" * 100_000])
-def test_a_map_that_cannot_be_read_is_told_of_without_its_text(text: str) -> None:
+def test_an_unreadable_map_is_reported_without_its_text(text: str) -> None:
     entries, [told] = mapped_servers({"MCP_SERVER_MAP": text})
     assert (entries, told.code) == ([], SERVER_MAP)
     assert str(told) == "MCP_SERVER_MAP must be a JSON object of names and addresses, not another text"
@@ -217,11 +217,11 @@ def test_a_call_may_take_as_long_as_the_environment_says(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
-def test_a_time_that_makes_no_sense_is_told_of(text: str) -> None:
+def test_a_senseless_time_is_reported(text: str) -> None:
     seconds, [told] = call_seconds({"MCP_CALL_TIMEOUT": text})
     assert (seconds, str(told)) == (None, "MCP_CALL_TIMEOUT must be a positive number of seconds")
 
 
-def test_nothing_in_the_environment_is_nothing_to_tell() -> None:
+def test_an_empty_environment_is_not_reported() -> None:
     assert mapped_servers({"MCP_SERVER_MAP": " "}) == ([], [])
     assert call_seconds({}) == (None, [])

@@ -77,7 +77,7 @@ def test_nothing_is_loaded_unless_it_is_used(tmp_path: Path) -> None:
     assert "odd" not in sys.modules
 
 
-def test_settings_are_told_with_what_they_borrow_and_shown_to_nobody(tmp_path: Path) -> None:
+def test_settings_are_reported_with_their_variables_and_shown_to_no_caller(tmp_path: Path) -> None:
     text = '[extensions]\nidentity = ["thing"]\n[extensions.settings.thing]\nkey = "env:VAULT"\nlist = ["env:VAULT", 2]'
     (extension,) = read(tmp_path, text).extensions.named
     assert "vault" not in repr(extension)

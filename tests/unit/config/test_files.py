@@ -200,7 +200,7 @@ def test_yaml_is_read_with_names_as_texts(tmp_path: Path, text: str, table: dict
     assert read_document(_written(tmp_path / "isthmus.yaml", text)).table == table
 
 
-def test_a_key_written_twice_in_yaml_is_told_of(tmp_path: Path) -> None:
+def test_a_duplicate_key_in_yaml_is_reported(tmp_path: Path) -> None:
     document = read_document(_written(tmp_path / "isthmus.yml", "a: 1\na: 2\n"))
     assert document.table == {"a": 2}
     assert [str(warning) for warning in document.warnings] == [
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
         read_document(_folder(tmp_path / "folder.json"))
 
 
-def test_a_key_written_twice_in_json_is_told_of(tmp_path: Path) -> None:
+def test_a_duplicate_key_in_json_is_reported(tmp_path: Path) -> None:
     document = read_document(_written(tmp_path / "mcp.json", '{"mcpServers": {"a": 1, "a": 2}}'))
     assert document.table == {"mcpServers": {"a": 2}}
     assert [str(warning) for warning in document.warnings] == [
@@ -261,7 +261,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         read_regular_file(file, 4)
 
 
-def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="Not a regular file"):
         read_regular_file(tmp_path / "pipe", 5)

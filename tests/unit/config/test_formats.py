@@ -103,7 +103,7 @@ def test_a_key_written_twice_is_named_by_its_whole_path(name: str, text: str, pa
     assert finding.path == path
 
 
-def test_of_very_many_keys_written_twice_only_some_are_told() -> None:
+def test_of_very_many_duplicate_keys_only_some_are_reported() -> None:
     text = '{"' + "k" * 10_000 + '": {' + ",".join(f'"{n}": 1, "{n}": 2' for n in range(1000)) + "}}"
     _, findings = parse(Path("a.json"), text)
     assert len(findings) == REPEATED_MAX

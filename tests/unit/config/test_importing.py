@@ -44,7 +44,7 @@ def outcomes(merging: ImportPlan) -> list[tuple[str, str]]:
     return [(candidate.name, candidate.outcome) for candidate in merging.candidates]
 
 
-def test_what_is_new_the_same_different_or_broken_is_told_apart(tmp_path: Path) -> None:
+def test_new_equal_different_and_broken_entries_are_distinguished(tmp_path: Path) -> None:
     merging = begun(tmp_path, {"same": {"url": URL}, "other": {"command": "mine"}, "bad": {"url": 5}})
     entries = {
         "same": {"url": URL, "autoApprove": []},
@@ -85,7 +85,7 @@ def test_a_client_s_habits_are_written_out(tmp_path: Path) -> None:
     }
 
 
-def test_a_variable_that_only_the_other_file_sees_is_told_of(tmp_path: Path) -> None:
+def test_a_variable_that_only_the_other_file_sees_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/.env").write_text("TOKEN=hunter22")
     merging = begun(tmp_path, None)
@@ -209,7 +209,7 @@ def test_what_toml_has_no_words_for_survives_as_well() -> None:
     assert made(table, OWN)[1].extra == server.extra == odd
 
 
-def test_kept_keys_that_are_no_json_are_told_of() -> None:
+def test_kept_keys_that_are_not_json_are_reported() -> None:
     entry = entry_of("a", {"command": "x", "extra_json": "{"}, Place(FOLDER / "x", "servers.a"), OWN)
     assert [str(told) for told in entry.findings] == [
         "x: servers.a.extra_json must be a JSON object in a text, not another value"

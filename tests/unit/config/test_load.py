@@ -120,7 +120,7 @@ def test_keys_and_their_end_are_read_from_a_file(tmp_path: Path) -> None:
     assert (len(digests), configuration.warnings) == (2, ())
 
 
-def test_unknown_tables_are_told_of_in_our_own_file(tmp_path: Path) -> None:
+def test_unknown_tables_are_reported_in_our_own_file(tmp_path: Path) -> None:
     configuration = loaded(tmp_path, "isthmus.toml", "[server.a]\ncommand = 'a'\n[relays]\nkey = 'x'")
     assert [str(warning) for warning in configuration.warnings] == [
         "isthmus.toml: server is not known and has no effect (did you mean servers?)",
@@ -134,7 +134,7 @@ def test_a_mistyped_table_of_callers_refuses_the_file(tmp_path: Path, name: str,
         loaded(tmp_path, name, text)
 
 
-def test_a_json_file_of_another_program_without_servers_is_told_of(tmp_path: Path) -> None:
+def test_a_json_file_of_another_program_without_servers_is_reported(tmp_path: Path) -> None:
     configuration = loaded(tmp_path, "mcp.json", '{"theme": {}}')
     assert [str(warning) for warning in configuration.warnings] == [
         "mcp.json: has no servers (servers belong under mcpServers)"

@@ -114,7 +114,7 @@ def test_every_form_becomes_the_entry_of_our_own_file(
         (json.dumps({str(n): {"command": "x"} for n in range(SERVERS_MAX + 1)}), "isthmus import FILE"),
     ],
 )
-def test_what_is_no_server_is_told_with_what_to_do(text: str, says: str, tmp_path: Path) -> None:
+def test_text_that_is_not_a_server_is_reported_with_advice(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(CannotPreview, match=says):
         seen(text, tmp_path)
 
@@ -146,7 +146,7 @@ def test_a_broken_entry_costs_only_itself(tmp_path: Path) -> None:
         ("天气", "server-"),
     ],
 )
-def test_a_server_without_a_name_gets_a_telling_one(text: str, name: str, tmp_path: Path) -> None:
+def test_a_server_without_a_name_gets_a_descriptive_one(text: str, name: str, tmp_path: Path) -> None:
     assert seen(text, tmp_path).servers[0].name.startswith(name)
 
 

@@ -54,7 +54,7 @@ def test_a_secret_is_known_however_deep_it_is() -> None:
     assert not any_secret({"auth": [{"CLIENT_SECRET": ""}], "tokens": 5, "mode": "fast"})
 
 
-def test_a_finding_is_told_without_its_secrets() -> None:
+def test_a_finding_is_printed_without_its_secrets() -> None:
     finding = Place(None, "servers.a").finding("is hunter22", value="'hunter2-long hunter22'", advice="not hunter22")
     blanked = without({"hunter22", "hunter2-long", "a"}, finding)
     assert str(blanked) == "servers.a is ***, not '*** ***' (not ***)"
@@ -78,7 +78,7 @@ def test_a_finding_is_told_without_its_secrets() -> None:
         ("COMPASS", False),
     ],
 )
-def test_names_of_secrets_are_told_from_others(name: str, *, is_secret: bool) -> None:
+def test_names_of_secrets_are_distinguished_from_others(name: str, *, is_secret: bool) -> None:
     assert secrets_of({"env": {name: "hunter22"}}) == ({"hunter22"} if is_secret else set())
 
 

@@ -126,7 +126,7 @@ def test_every_client_s_file_has_the_same_servers(client: str) -> None:
 
 
 @pytest.mark.parametrize("client", CASES)
-def test_what_nobody_here_reads_is_kept(client: str) -> None:
+def test_unread_keys_are_kept(client: str) -> None:
     [files] = [server for server in loaded(client).servers if server.name == "files"]
     assert files.extra == CASES[client].extra
 

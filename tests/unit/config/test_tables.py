@@ -39,7 +39,7 @@ from isthmus.upstream.targets.settings import TargetSettings
 HERE = Document(Path("/etc/hub/isthmus.toml"), {"t": {"a": 1, "b": 2}}, OWN)
 
 
-def test_known_values_are_read_and_unknown_keys_told_of() -> None:
+def test_known_values_are_read_and_unknown_keys_reported() -> None:
     read, (finding,) = read_table(HERE, "t", {"a": int})
     assert read == {"a": 1}
     assert "t.b" in str(finding)
@@ -166,7 +166,7 @@ def test_a_limit_of_the_environment_stands_in_where_the_file_has_none() -> None:
     assert read_hub(document(limits={"hard_seconds": 20}), {}, HOME, {})[0].limits.call_seconds == 20
 
 
-def test_a_log_in_a_file_that_is_not_ours_alone_is_somebody_else_s() -> None:
+def test_a_log_table_in_a_foreign_file_is_ignored() -> None:
     hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), {}, HOME, {})
     assert (hub.port, hub.log_level, findings) == (1, "info", ())
 
@@ -176,7 +176,7 @@ def test_another_client_s_settings_are_not_the_hub_s() -> None:
     assert (hub.port, findings) == (8765, ())
 
 
-def test_unknown_keys_are_told_of() -> None:
+def test_unknown_keys_are_reported() -> None:
     _, findings = read_hub(document(hub={"prot": 1}, limits={"call_second": 1}), {}, HOME, {})
     assert [str(finding) for finding in findings] == [
         "isthmus.toml: hub.prot is not known and has no effect (did you mean port?)",
@@ -244,7 +244,7 @@ def test_grpc_has_a_port_and_an_address() -> None:
     assert (settings.grpc_port, settings.grpc_url, told) == (0, "grpc.example:443", ())
 
 
-def test_an_unknown_key_is_told_of() -> None:
+def test_an_unknown_key_is_reported() -> None:
     settings, (finding,) = read_settings(document_of_a2a({"text_tools": "a.b"}), A2A, A2aSettings)
     assert settings == A2aSettings()
     assert "text_tool" in str(finding)
@@ -291,7 +291,7 @@ def test_a_bad_value_refuses_the_file_of_tasks(table: object, message: str) -> N
     assert str(refused.value) == message
 
 
-def test_an_unknown_key_is_told_of_of_tasks() -> None:
+def test_an_unknown_key_of_tasks_is_reported() -> None:
     settings, (finding,) = read_settings(document_of_tasks({"provides": True}), TASKS, TaskSettings)
     assert settings == TaskSettings()
     assert "provide" in str(finding)
@@ -343,7 +343,7 @@ def test_a_bad_value_refuses_the_file_of_targets(table: object, message: str) ->
     assert str(refused.value) == message
 
 
-def test_an_unknown_key_is_told_of_of_targets() -> None:
+def test_an_unknown_key_of_targets_is_reported() -> None:
     settings, (finding,) = read_settings(document_of_targets({"allows": []}), TARGETS, TargetSettings)
     assert settings == TargetSettings()
     assert "allow" in str(finding)
@@ -407,7 +407,7 @@ def test_a_bad_value_refuses_the_file_and_is_not_quoted(table: object, message: 
     assert SECRET not in message
 
 
-def test_an_unknown_key_is_told_of_of_storage() -> None:
+def test_an_unknown_key_of_storage_is_reported() -> None:
     _, (finding,) = read_storage(document_of_storage({"ulr": "postgresql://h/d"}), variables())
     assert str(finding) == "isthmus.toml: storage.ulr is not known and has no effect"
 
@@ -516,7 +516,7 @@ def test_a_value_that_is_none_refuses_the_file(tmp_path: Path, text: str, said: 
     assert said in str(refused.value)
 
 
-def test_an_unknown_key_is_told_of_of_audit(tmp_path: Path) -> None:
+def test_an_unknown_key_of_audit_is_reported(tmp_path: Path) -> None:
     (finding,) = read(tmp_path, "[audit]\nkeeps = 5").warnings
     assert "audit.keeps" in str(finding)
 
@@ -622,7 +622,7 @@ def test_a_bad_value_refuses_the_file_of_relay(table: object, message: str) -> N
     assert str(refused.value).startswith(message)
 
 
-def test_an_unknown_key_is_told_of_of_relay() -> None:
+def test_an_unknown_key_of_relay_is_reported() -> None:
     _, findings = read_of_relay({"agent": {}})
     assert [str(finding) for finding in findings] == [
         "isthmus.toml: relay.agent is not known and has no effect (did you mean agents?)"
@@ -672,7 +672,7 @@ def test_where_something_may_have_been_forbidden_a_mistake_forbids_everything(en
 
 
 @pytest.mark.parametrize("key", ["", " ", "a/b/c", "/a", "a/", "a" * 129])
-def test_an_entry_under_a_name_that_no_agent_has_is_told_of(key: str) -> None:
+def test_an_entry_under_a_name_that_no_agent_has_is_reported(key: str) -> None:
     rules, (finding,) = agents(**{key: {"grace": 1}})
     assert rules == {}
     assert "must be under the name of an agent" in finding

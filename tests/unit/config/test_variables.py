@@ -112,7 +112,7 @@ def test_a_secret_may_be_in_the_systems_keyring(variables: Variables, monkeypatc
     assert borrowed.secrets == {"one", "two"}
 
 
-def test_what_is_not_in_the_keyring_is_told_with_how_to_put_it_there(
+def test_a_value_missing_from_the_keyring_is_reported_with_how_to_put_it_there(
     variables: Variables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyring = Keyring()
@@ -126,7 +126,7 @@ def test_what_is_not_in_the_keyring_is_told_with_how_to_put_it_there(
         variables.secret("key", "keyring:search", UsedVariables())
 
 
-def test_without_the_package_the_keyring_is_told_to_be_an_extra(
+def test_without_the_package_the_keyring_is_reported_as_an_extra(
     variables: Variables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)
@@ -179,11 +179,11 @@ def test_the_real_environment_wins_over_the_file_beside(tmp_path: Path) -> None:
     assert [str(finding) for finding in findings] == [".env: line 3 is not NAME=value and is skipped"]
 
 
-def test_no_file_beside_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_a_missing_file_beside_is_not_reported(tmp_path: Path) -> None:
     assert variables_of(tmp_path / "mcp.json", {"A": "real"}) == ({"A": "real"}, ())
 
 
-def test_an_env_file_that_is_a_pipe_or_too_long_is_told_of_at_once(tmp_path: Path) -> None:
+def test_an_env_file_that_is_a_pipe_or_too_long_is_reported_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".env")
     _, [told] = variables_of(tmp_path / "mcp.json", {})
     assert str(told) == ".env: cannot be read (Not a regular file) and is skipped"
@@ -193,7 +193,7 @@ def test_an_env_file_that_is_a_pipe_or_too_long_is_told_of_at_once(tmp_path: Pat
     assert str(told) == ".env: is longer than 1 MiB and is skipped"
 
 
-def test_an_env_file_that_is_no_text_is_told_of(tmp_path: Path) -> None:
+def test_an_env_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"\xff")
     seen, findings = variables_of(tmp_path / "mcp.json", {"A": "real"})
     assert seen == {"A": "real"}

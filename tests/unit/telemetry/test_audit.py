@@ -68,7 +68,7 @@ class Held:
         return [each["event"] for each in self.kept]
 
 
-class Hearer(Listener):
+class MessageReceiver(Listener):
     """A caller that is told at most once."""
 
     @property
@@ -97,12 +97,12 @@ class Bench:
 async def test_calls_are_gathered_and_handed_over_together_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_SECONDS", 0.001)
     bench = Bench("batched")
-    listeners = [Hearer() for _ in range(2 * RECORD_BATCH + 1)]
+    listeners = [MessageReceiver() for _ in range(2 * RECORD_BATCH + 1)]
     for listener in listeners:
         bench.hub.start(call(), listener)
         bench.link.sent[-1].finish(DONE)
     assert all(listener.outcome is DONE for listener in listeners), "nobody waits for the log"
-    bench.hub.start(call("no.such"), Hearer())
+    bench.hub.start(call("no.such"), MessageReceiver())
     await bench.journal.comes()
     bench.journal.answer()
     assert bench.journal.events == ["call"] * (2 * RECORD_BATCH + 2)
@@ -142,7 +142,7 @@ async def test_long_arguments_are_digested_on_another_thread_and_recorded_in_ord
     bench.audit._encoder = Encoder(b"key")
     calls = [call(arguments=arguments) for arguments in ({"a": 1}, {"text": "x" * 1_000_000}, {"b": 2})]
     for each in calls:
-        bench.hub.start(each, Hearer())
+        bench.hub.start(each, MessageReceiver())
         bench.link.sent[-1].finish(DONE)
     await bench.journal.comes()
     bench.journal.answer()
@@ -166,7 +166,7 @@ async def test_a_log_that_closes_while_a_digest_is_computed_has_each_record_once
 
     bench = Bench("batched")
     bench.audit._encoder = Encoder(b"key")
-    bench.hub.start(call(arguments={"text": "x" * 1_000_000}), Hearer())
+    bench.hub.start(call(arguments={"text": "x" * 1_000_000}), MessageReceiver())
     bench.link.sent[-1].finish(DONE)
     assert await asyncio.to_thread(computing.wait, 10)
     closing = asyncio.ensure_future(bench.audit.aclose())
@@ -220,7 +220,7 @@ async def test_a_journal_that_is_slow_is_not_given_more_than_it_can_hold() -> No
     assert bench.journal.events == [f"event {number}" for number in range(10)]
 
 
-async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_callers_make_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REJECTED_SECONDS", 0.001)
     bench = Bench("batched")
     for _ in range(1000):
@@ -235,8 +235,8 @@ async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.Monk
 # -- strict ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_sent_once_it_is_written_and_told_once_its_end_is() -> None:
-    bench, listener = Bench("strict"), Hearer()
+async def test_a_call_is_sent_once_it_is_recorded_and_answered_once_its_end_is() -> None:
+    bench, listener = Bench("strict"), MessageReceiver()
     inflight = bench.hub.start(call(), listener)
     assert bench.link.sent == []
     assert bench.hub.running() == 1
@@ -255,7 +255,7 @@ async def test_a_call_is_sent_once_it_is_written_and_told_once_its_end_is() -> N
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])
 async def test_what_cannot_be_written_is_not_sent(verdict: WriteResult) -> None:
-    bench, listener = Bench("strict"), Hearer()
+    bench, listener = Bench("strict"), MessageReceiver()
     bench.hub.start(call(), listener)
     bench.journal.answer(verdict)
     bench.journal.answer(verdict)
@@ -263,8 +263,8 @@ async def test_what_cannot_be_written_is_not_sent(verdict: WriteResult) -> None:
     assert (listener.outcome.executed, bench.link.sent, bench.server_queue.running) == ("no", [], 0)
 
 
-async def test_an_end_that_cannot_be_written_is_not_told_but_that_it_ran() -> None:
-    bench, listener = Bench("strict"), Hearer()
+async def test_an_end_that_cannot_be_recorded_is_answered_only_as_executed() -> None:
+    bench, listener = Bench("strict"), MessageReceiver()
     inflight = bench.hub.start(call(), listener)
     bench.journal.answer()
     inflight.finish(DONE)
@@ -278,7 +278,7 @@ async def test_an_end_that_cannot_be_written_is_not_told_but_that_it_ran() -> No
 
 
 async def test_a_call_that_ends_while_it_is_being_written_is_not_sent() -> None:
-    bench, listener = Bench("strict"), Hearer()
+    bench, listener = Bench("strict"), MessageReceiver()
     inflight = bench.hub.start(call(), listener)
     inflight.cancel("the caller left")
     bench.journal.answer()
@@ -289,7 +289,7 @@ async def test_a_call_that_ends_while_it_is_being_written_is_not_sent() -> None:
 
 
 async def test_a_server_that_was_removed_meanwhile_is_not_called() -> None:
-    bench, listener = Bench("strict"), Hearer()
+    bench, listener = Bench("strict"), MessageReceiver()
     bench.hub.start(call(), listener)
     bench.hub.close_server_queue(SERVER)
     bench.journal.answer()
@@ -298,8 +298,8 @@ async def test_a_server_that_was_removed_meanwhile_is_not_called() -> None:
     assert getattr(listener.outcome, "reason", None) == "not_connected"
 
 
-async def test_what_is_refused_is_written_before_that_is_told() -> None:
-    bench, listener = Bench("strict"), Hearer()
+async def test_a_refusal_is_recorded_before_it_is_answered() -> None:
+    bench, listener = Bench("strict"), MessageReceiver()
     bench.hub.start(call("no.such"), listener)
     assert listener.outcome is None
     bench.journal.answer()

@@ -129,7 +129,7 @@ class Closed(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_standard_error_that_takes_nothing_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standard_error_that_accepts_nothing_affects_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Closed()
     monkeypatch.setattr("sys.stderr", stream)
     configure()
@@ -180,7 +180,7 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path, monkeypatch: py
     assert events(file) == ["once more"]
 
 
-def test_it_need_not_be_looked_for_if_somebody_says_so(tmp_path: Path) -> None:
+def test_a_given_setting_saves_the_detection(tmp_path: Path) -> None:
     file = tmp_path / "hub.log"
     reopen()
     configure("info", "json", str(file))
@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().err)["event"] == "as before"
 
 
-def test_a_pipe_that_nobody_reads_does_not_hold_anybody_up(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="No such device"):
         configure("info", "json", str(tmp_path / "pipe"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.figures import Histogram
+from isthmus.core.metrics import Histogram
 from isthmus.model.calls import Call, Result
 from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.names import ServerName

@@ -1,8 +1,8 @@
-"""The process that reads long messages for the hub: `python -m isthmus.app.reading_worker`.
+"""The process that reads long messages for the hub: `python -m isthmus.app.parser_worker`.
 
 A request on stdin is a function and its arguments; the response on stdout is what it returned or raised. Both are a
 pickle, followed by the long texts in it. Raw JSON of a response that lies in a text of the request is sent as its
-position. `app.reading` starts the process, and kills it if a response takes too long.
+position. `app.parser_process` starts the process, and kills it if a response takes too long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 from msgspec import Raw
 
 from isthmus.app.process_setup import keep_memory
-from isthmus.model.long_objects import known_members, with_members
+from isthmus.model.json_members import known_members, with_members
 from isthmus.model.tasks import ABSENT
 from isthmus.wire import jsonrpc
 

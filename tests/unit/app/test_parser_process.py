@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from isthmus.app import reading
-from isthmus.app.reading import LongReader
+from isthmus.app import parser_process
+from isthmus.app.parser_process import LongReader
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.pauses import Job
-from isthmus.model.long_objects import known_members
+from isthmus.core.event_loop import Job
+from isthmus.model.json_members import known_members
 from isthmus.wire import jsonrpc
 from tests.faults.watching import eventually
 
@@ -169,7 +169,7 @@ async def test_a_message_with_which_two_processes_die_is_refused(jobs: Jobs) -> 
 
 
 async def test_a_process_that_hangs_is_replaced(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(parser_process, "READ_SECONDS", 0.5)
     first = jobs.reader.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
@@ -197,7 +197,7 @@ async def test_callers_take_turns(jobs: Jobs) -> None:
 
 
 async def test_the_queue_is_bounded(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "QUEUE_MAX", 2)
+    monkeypatch.setattr(parser_process, "QUEUE_MAX", 2)
     pid = jobs.reader.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -222,7 +222,7 @@ async def test_work_that_cannot_be_sent_is_left_to_the_hub(jobs: Jobs) -> None:
 async def test_an_idle_process_ends_and_the_next_message_starts_another(
     background: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(parser_process, "IDLE_SECONDS", 0.2)
     jobs = Jobs(LongReader(background, dict(os.environ)))
     first = await until_ready(jobs.reader)
     await eventually(lambda: not is_alive(first), "the process has ended")

@@ -3,7 +3,7 @@
 One process serves a hub. It starts when the first long message arrives, which the hub still reads itself, and ends when
 it is idle. If it dies, a message that it was reading is read by the next one; a message with which it dies twice, or
 that takes too long, is refused. Callers take turns. Without a process, the hub reads long messages itself, in passes
-(`core.pauses`). `RunningHub` owns it.
+(`core.event_loop`). `RunningHub` owns it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import structlog
 
 import isthmus
-from isthmus.app.reading_worker import HEAD, Frame, FrameHead, Text, frame, is_ready, load, string_passes
+from isthmus.app.parser_worker import HEAD, Frame, FrameHead, Text, frame, is_ready, load, string_passes
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.pauses import Job, in_turns
+from isthmus.core.event_loop import Job, in_turns
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
 
 log = structlog.get_logger(__name__)
 
-WORKER = "isthmus.app.reading_worker"
+WORKER = "isthmus.app.parser_worker"
 
 READ_SECONDS = 10.0
 """How long one message may take. Nine megabytes of numbers take 0.1 seconds."""
@@ -93,7 +93,7 @@ class LongReader:
         except Exception:
             log.debug("a job cannot be sent to the reader", exc_info=True)
             return False
-        self._queues.setdefault(job.whose, deque()).append(reading)
+        self._queues.setdefault(job.owner, deque()).append(reading)
         self._waiting += 1
         self._send_next()
         return True
@@ -104,12 +104,12 @@ class LongReader:
         if self._current is not None or not self._queues or self._process is None:
             self._changed.set()
             return
-        whose, queue = next(iter(self._queues.items()))
+        owner, queue = next(iter(self._queues.items()))
         reading = queue.popleft()
         self._waiting -= 1
-        del self._queues[whose]
+        del self._queues[owner]
         if queue:
-            self._queues[whose] = queue  # behind all others
+            self._queues[owner] = queue  # behind all others
         self._current = reading
         reading.attempts += 1
         self._timer = self._loop.call_later(READ_SECONDS, self._took_too_long)
@@ -156,8 +156,8 @@ class LongReader:
             if reading.attempts >= ATTEMPTS_MAX:
                 reading.job.failed("the process that read it ended")
             else:
-                own = deque([reading, *self._queues.pop(reading.job.whose, ())])
-                self._queues = {reading.job.whose: own, **self._queues}
+                own = deque([reading, *self._queues.pop(reading.job.owner, ())])
+                self._queues = {reading.job.owner: own, **self._queues}
                 self._waiting += 1
         self._changed.set()
 
