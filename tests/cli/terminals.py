@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.hubs import environment, isthmus
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment
 
 SECONDS = 60.0
 COLUMNS, LINES = 80, 24
@@ -28,7 +29,7 @@ class Terminal:
         self.process = process
         self.text = ""
         self._descriptor = descriptor
-        self._is_over = False
+        self._is_done = False
         self._changed = asyncio.Event()
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
@@ -39,7 +40,7 @@ class Terminal:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._descriptor)
-            self._is_over = True
+            self._is_done = True
         self.text += data.decode("utf-8", "replace").replace("\r\n", "\n")
         self._changed.set()
 
@@ -59,7 +60,7 @@ class Terminal:
         """Wait for the end of the command and of what it shows, and return its exit code."""
         async with asyncio.timeout(SECONDS):
             code = await self.process.wait()
-            while not self._is_over:
+            while not self._is_done:
                 self._changed.clear()
                 await self._changed.wait()
         return code
@@ -78,7 +79,7 @@ async def on_terminal(
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
     process = await asyncio.create_subprocess_exec(
-        *(program or isthmus(*words)),
+        *(program or quick_isthmus(*words)),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

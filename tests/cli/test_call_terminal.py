@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.hubs import CHECKOUT, PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import CHECKOUT, PATIENT, HubProcess, environment, serving, stdio, write_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,7 +44,7 @@ class TerminalRun:
         master, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         process = await asyncio.create_subprocess_exec(
-            *isthmus(*words),
+            *quick_isthmus(*words),
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
@@ -99,7 +100,7 @@ async def call(hub: HubProcess, *words: str) -> TerminalRun:
 async def piped(*words: str) -> tuple[int, str, str]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *isthmus(*words), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment()
+        *quick_isthmus(*words), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment()
     )
     out, err = await asyncio.wait_for(process.communicate(), SECONDS)
     assert process.returncode is not None
@@ -178,7 +179,7 @@ async def test_a_long_result_is_paged_on_a_terminal(hub: HubProcess) -> None:
     assert "line 99" in run.screen
 
 
-async def test_without_a_terminal_a_question_is_told_with_the_way_to_answer_it(hub: HubProcess) -> None:
+async def test_without_a_terminal_a_question_is_printed_with_the_way_to_answer_it(hub: HubProcess) -> None:
     code, out, err = await piped("call", "--hub", hub.url, "asking.book")
     assert (code, out) == (0, "{}\n")
     assert err.startswith("asking.book asked, and got no answer: Complete the booking.\n  name (text)\n")
@@ -203,7 +204,7 @@ async def test_options_answer_without_a_terminal(hub: HubProcess, words: list[st
     assert json.loads(out) == {"action": "accept"} | ({} if answer is None else {"content": answer})
 
 
-async def test_what_options_do_not_answer_is_cancelled_and_told(hub: HubProcess) -> None:
+async def test_questions_that_options_do_not_answer_are_cancelled_and_reported(hub: HubProcess) -> None:
     for words in (["asking.confirm", "--answer", "name=Ada"], ["asking.login", "--answer", "name=Ada"]):
         _, out, err = await piped("call", "--hub", hub.url, *words)
         assert json.loads(out) == {"action": "cancel"}
@@ -224,12 +225,12 @@ async def test_what_options_do_not_answer_is_cancelled_and_told(hub: HubProcess)
         ("accept", "--answer: name must be given too: add --answer name=…"),
     ],
 )
-async def test_a_wrong_answer_is_cancelled_told_and_ends_with_2(hub: HubProcess, given: str, said: str) -> None:
+async def test_a_wrong_answer_is_cancelled_and_reported_and_ends_with_2(hub: HubProcess, given: str, said: str) -> None:
     code, out, err = await piped("call", "--hub", hub.url, "asking.book", "--answer", given)
     assert (code, json.loads(out), err.splitlines()[0]) == (2, {"action": "cancel"}, said)
 
 
-async def test_an_answer_that_no_question_wanted_is_told(hub: HubProcess) -> None:
+async def test_an_answer_without_a_question_is_reported(hub: HubProcess) -> None:
     words = ["asking.book", "--answer", "name=Ada", "--answer", "zzz=1"]
     code, _, err = await piped("call", "--hub", hub.url, *words)
     assert (code, err) == (0, "--answer: no question had a field zzz\n")

@@ -16,6 +16,7 @@ import pytest
 
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_slots import slot_file
+from tests import hubs
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, Ended, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
@@ -47,7 +48,7 @@ async def ended(process: asyncio.subprocess.Process, given: bytes = b"") -> Ende
 
 
 async def run(*words: str, given: bytes = b"", env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ended:
-    return await ended(await start(*words, env=env, cwd=cwd), given)
+    return await hubs.run(*words, folder=cwd or Path.cwd(), env=env, given=given)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def config(tmp_path: Path, ledger: Ledger) -> str:
 
 
 async def test_help_comes_at_once_because_next_to_nothing_is_loaded_for_it() -> None:
-    helped = await run("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    helped = await ended(await start("--help", env={"PYTHONPROFILEIMPORTTIME": "1"}))
     assert helped.code == 0
     loaded = {line.rpartition("|")[2].strip() for line in helped.err.splitlines()}
     assert "isthmus.cli.main" in loaded

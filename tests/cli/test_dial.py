@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import quick_isthmus
 from tests.hubs import environment, isthmus
 from tests.relay.dialling import child, dialling, write_servers
 from tests.relay.standin import PATIENCE, StandIn, standing_in
@@ -24,14 +25,14 @@ async def run(*words: str, env: Mapping[str, str] | None = None, cwd: Path | Non
     """How it ended and what it said."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *isthmus("dial", *words), stdin=asyncio.subprocess.DEVNULL, stderr=pipe, env=environment(env), cwd=cwd
+        *quick_isthmus("dial", *words), stdin=asyncio.subprocess.DEVNULL, stderr=pipe, env=environment(env), cwd=cwd
     )
     _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode is not None
     return process.returncode, said.decode()
 
 
-async def test_a_refused_token_is_told_with_what_to_do_and_never_shown() -> None:
+async def test_a_refused_token_is_reported_with_advice_and_never_printed() -> None:
     async with standing_in(refusal="token解密失败") as hub:
         code, said = await run(hub.url, "--", *child("one"))
     assert code == 5
@@ -42,14 +43,14 @@ async def test_a_refused_token_is_told_with_what_to_do_and_never_shown() -> None
     assert "a+b" not in said
 
 
-async def test_an_address_without_a_relay_is_told() -> None:
+async def test_an_address_without_a_relay_is_reported() -> None:
     async with standing_in(status=404) as hub:
         code, said = await run(hub.url, "--", *child("one"))
     assert code == 4
     assert "there is no relay at this address" in said
 
 
-async def test_what_cannot_be_done_is_told_before_anything_is_started(tmp_path: Path) -> None:
+async def test_impossible_options_are_reported_before_anything_starts(tmp_path: Path) -> None:
     assert (await run("ws://127.0.0.1:9", "--", "calc"))[0] == 2
     code, said = await run("ws://127.0.0.1:9?token=x", cwd=tmp_path, env={"HOME": str(tmp_path)})
     assert (code, "there are no servers in" in said) == (3, True)

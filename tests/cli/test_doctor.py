@@ -176,7 +176,7 @@ async def refuse(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> Non
     out.close()
 
 
-async def test_a_server_s_last_words_are_told_without_the_password_of_its_database(tmp_path: Path) -> None:
+async def test_a_servers_last_output_is_reported_without_its_database_password(tmp_path: Path) -> None:
     database = f"postgres://me:{SECRET}@db/x"
     words = {"env": {"DATABASE_URL": database, "API_KEY": 9876543210}}
     server = {**shell("echo cannot open $DATABASE_URL as $API_KEY or $0 >&2; exit 1"), **words}
@@ -187,7 +187,7 @@ async def test_a_server_s_last_words_are_told_without_the_password_of_its_databa
     assert "9876543210" not in out
 
 
-async def test_what_servers_have_in_common_is_told_too(tmp_path: Path) -> None:
+async def test_problems_that_servers_share_are_reported_too(tmp_path: Path) -> None:
     script = tmp_path / "odd.py"
     script.write_text(ODD)
     odd = [sys.executable, "-S", "-E", str(script)]
@@ -223,7 +223,7 @@ for line in sys.stdin:
 """
 
 
-async def test_tools_that_wait_for_approval_are_told_with_the_command_that_approves_them(tmp_path: Path) -> None:
+async def test_tools_that_wait_for_approval_are_reported_with_the_command_that_approves_them(tmp_path: Path) -> None:
     server = {**stdio(light_server.command("a")), "pin": "approve"}
     code, out = await doctor("--config", str(write_config(tmp_path, {"new": server})))
     assert code == 0, out

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
-from tests.hubs import environment, isthmus, started
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment, started
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -213,7 +214,7 @@ def test_mistakes_are_named(run: Run, tmp_path: Path, words: tuple[str, ...], sa
     assert (code in (2, 3), says in err, "Traceback" in err) == (True, True, False), err
 
 
-def test_init_imports_what_it_is_told(run: Run, tmp_path: Path) -> None:
+def test_init_imports_the_chosen_servers(run: Run, tmp_path: Path) -> None:
     cursor = tmp_path / "home/.cursor/mcp.json"
     cursor.parent.mkdir(parents=True)
     cursor.write_text(json.dumps({"mcpServers": {"files": {"command": "npx", "args": ["-y", "x"]}}}))
@@ -251,7 +252,7 @@ async def test_a_running_hub_follows_before_add_ends(tmp_path: Path) -> None:
 
         async def printed(*words: str) -> str:
             process = await asyncio.create_subprocess_exec(
-                *isthmus(*words),
+                *quick_isthmus(*words),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment(home), cwd=tmp_path,
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), RUN_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tomllib
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hubs import environment, isthmus
+from tests import hubs
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -19,20 +18,9 @@ RUN_SECONDS = 60.0
 
 
 async def run(folder: Path, *words: str) -> tuple[int, str, str]:
-    pipe = asyncio.subprocess.PIPE
-    env = environment({"HOME": str(folder / "home"), "SEARCH_TOKEN": "s3arch-t0ken"})
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=folder
-    )
-    try:
-        async with asyncio.timeout(RUN_SECONDS):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    env = {"HOME": str(folder / "home"), "SEARCH_TOKEN": "s3arch-t0ken"}
+    ended = await hubs.run(*words, folder=folder, env=env)
+    return ended.code, ended.out, ended.err
 
 
 async def test_what_was_imported_is_what_the_hub_then_sees(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.cli.main import main
 from isthmus.credentials.vault import Slot, Vault
-from tests.hubs import environment, isthmus, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment, write_config
 from tests.security.authority import Authority, Protected, entry_of, visit
 
 
@@ -19,7 +20,7 @@ async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: P
         config = write_config(tmp_path, {"my s": entry_of(server)})
         words = ["login", "my s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]
         process = await asyncio.create_subprocess_exec(
-            *isthmus(*words),
+            *quick_isthmus(*words),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(),
@@ -42,7 +43,7 @@ async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: P
         assert authority.asked[0]["scope"] == "more"
 
 
-def test_what_nobody_can_log_in_at_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_without_login_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = {"grant": "client_credentials", "client_id": "x", "client_secret": "a secret of the hub"}
     servers = {"local": {"command": "true"}, "own": {"url": "https://a.example", "oauth": own}}
     config = write_config(tmp_path, servers)

@@ -16,7 +16,8 @@ import pytest
 
 from tests import hubs
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess, environment, isthmus, serving, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import HubProcess, environment, serving, write_config
 from tests.relay.peers import Manner, device, raw_server, wired
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -76,7 +77,7 @@ async def watched(hub: HubProcess, url: str) -> None:
     """On a terminal, until Ctrl-C, which is how one ends it."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *isthmus("relay", "status", "--watch", "--hub", url),
+        *quick_isthmus("relay", "status", "--watch", "--hub", url),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=theirs,
         stderr=asyncio.subprocess.PIPE,
@@ -104,7 +105,7 @@ async def wrong_ends_are_refused(device_address: str) -> None:
         assert (ending.code, ending.reason) == (1008, "token角色不符")
 
 
-async def test_another_key_cuts_who_came_with_the_one_before(tmp_path: Path) -> None:
+async def test_another_key_disconnects_callers_with_the_previous_one(tmp_path: Path) -> None:
     first, second = "first-key-0123456789abcdef", "second-key-0123456789abcdef"
     async with serving(tmp_path, relay={"key": first}) as hub:
         before = await minted(tmp_path, hub, "kitchen")

@@ -155,7 +155,7 @@ async def test_a_timeout_of_the_callers_own_is_a_timeout(ledger: Path) -> None:
         assert (await service.execute_tool(pay("next"))).result_data == "next"
 
 
-def test_a_loop_that_is_closed_during_a_call_harms_nobody_else(ledger: Path, complaints: list[dict[str, Any]]) -> None:
+def test_a_loop_that_is_closed_during_a_call_affects_no_other(ledger: Path, complaints: list[dict[str, Any]]) -> None:
     """Nobody can take the answer any more. It is dropped when it comes, and the call ends with the service at last."""
     gate = ledger.parent / "gate"
     service = ToolService()
@@ -185,9 +185,9 @@ async def test_a_function_in_a_thread_can_learn_that_its_call_is_over(tmp_path: 
     @tool
     def dig(context: ToolContext) -> str:
         """Dig until nobody wants it any more."""
-        was_over.append(context.is_over)
+        was_over.append(context.is_done)
         has_begun.set()
-        while not context.is_over:
+        while not context.is_done:
             has_returned.wait(POLL_SECONDS)
         has_returned.set()
         return "dug"

@@ -72,7 +72,7 @@ async def test_one_that_was_given_up_before_closes_its_servers_in_good_order(tmp
     assert (tmp_path / "notes").read_text().splitlines() == ["begun", "ended in good order"]
 
 
-async def test_what_still_runs_is_cancelled_and_who_asks_later_is_refused(tmp_path: Path) -> None:
+async def test_running_calls_are_cancelled_and_later_ones_refused(tmp_path: Path) -> None:
     """A thread hangs in a call, and a stream is open."""
     ledger = tmp_path / "ledger"
     ended, [pids, *late], complaints = await run("busy", ledger)

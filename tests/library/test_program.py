@@ -47,7 +47,7 @@ def greet() -> Iterator[None]:
     tool.remove("greet")
 
 
-def test_a_program_runs_on_the_hubs_loop_and_returns_to_who_ran_it() -> None:
+def test_a_program_runs_on_the_hubs_loop_and_returns_to_its_starter() -> None:
     assert run(where()) == "isthmus"
     assert run(where()) == "isthmus"
 
@@ -128,7 +128,7 @@ def test_an_interrupted_program_has_ended_when_the_interruption_is_raised() -> N
     assert ended == ["in good order"]
 
 
-def test_who_blocks_there_is_told_to_await() -> None:
+def test_a_program_that_blocks_there_is_advised_to_await() -> None:
     async def standing_still() -> None:
         async with ToolService() as service:
             service.blocking.execute_tool(ToolRequest("echo", parameters={"text": "hello"}))

@@ -41,7 +41,7 @@ def asking() -> Iterator[None]:
     tool.remove("ask")
 
 
-async def test_who_is_asked_sees_the_context_of_whoever_called() -> None:
+async def test_the_question_function_sees_the_context_of_the_caller() -> None:
     async def tell(_: dict[str, Any]) -> dict[str, Any]:
         return {"name": WHO.get()}
 
@@ -87,7 +87,7 @@ async def test_a_function_that_wants_to_end_the_program_ends_its_question() -> N
     assert NoAnswerError.__name__ in str(result.error_message)
 
 
-async def test_whoever_is_asked_hears_no_more_of_it_once_the_call_is_over() -> None:
+async def test_the_question_function_gets_nothing_more_once_the_call_is_done() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def think(_: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_the_engine_uses_its_own_functions_and_an_mcp_server(tmp_path: Path) -> 
     assert ended.stderr == ""
 
 
-async def test_the_engine_tells_a_model_whose_arguments_cannot_be_read() -> None:
+async def test_the_engine_reports_unreadable_arguments_to_the_model() -> None:
     class Broken:
         def __init__(self) -> None:
             self.told = ""

@@ -131,7 +131,7 @@ async def test_a_relative_command_and_relative_arguments_begin_at_the_workspace(
             assert (manager.connected_servers, manager.failures) == (["a", "b"], {})
 
 
-async def test_each_way_to_fail_is_told_as_it_should_be(agent: Agent) -> None:
+async def test_each_way_to_fail_is_reported_as_it_should_be(agent: Agent) -> None:
     await agent.begin(a=stdio(timeout=1))
     call = agent.registry.call_tool
     with pytest.raises(ToolExecutionError, match="refuse"):

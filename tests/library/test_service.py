@@ -121,7 +121,7 @@ async def test_every_failure_has_its_own_status_and_says_whether_the_tool_ran(se
         ([{"deep": float("-inf")}], "-inf cannot be written as JSON"),
     ],
 )
-async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(
+async def test_arguments_that_are_not_json_are_reported_and_nothing_is_sent(
     service: ToolService, tmp_path: Path, value: object, said: str
 ) -> None:
     result = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": "never", "more": value}))
@@ -132,7 +132,7 @@ async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(
     assert not noted(tmp_path, "never")
 
 
-async def test_arguments_in_the_place_of_a_namespace_are_told_where_they_belong() -> None:
+async def test_arguments_in_place_of_a_namespace_are_reported_with_their_right_place() -> None:
     async with ToolService() as service:
         result = await service.execute_tool(ToolRequest("echo", {"text": "hello"}))  # type: ignore[arg-type]
     assert result.status is ToolStatus.INVALID_PARAMETERS
@@ -152,7 +152,7 @@ async def test_arguments_in_the_place_of_a_namespace_are_told_where_they_belong(
         (ToolRequest("echo", metadata=["headers"]), "metadata"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_field_of_a_wrong_type_is_told_by_name(request_: ToolRequest, field: str) -> None:
+async def test_a_field_of_a_wrong_type_is_reported_by_name(request_: ToolRequest, field: str) -> None:
     async with ToolService() as service:
         result = await service.execute_tool(request_)
         blocked = await asyncio.to_thread(service.blocking.execute_tool, request_)
@@ -165,7 +165,7 @@ async def test_a_field_of_a_wrong_type_is_told_by_name(request_: ToolRequest, fi
     assert (chunk.chunk_type, chunk.is_final) == ("error", True)
 
 
-async def test_who_and_what_is_asked_for_is_told_by_its_type_where_it_is_none() -> None:
+async def test_callers_and_names_of_a_wrong_type_are_reported_by_that_type() -> None:
     odd: Any = 7
     async with ToolService() as service:
         for user in ("ada", {"permissions": ["*"]}):
@@ -178,7 +178,7 @@ async def test_who_and_what_is_asked_for_is_told_by_its_type_where_it_is_none() 
 
 
 @pytest.mark.parametrize("odd", ["echo", None, {"tool_name": "echo"}])
-async def test_what_is_no_request_is_told_what_to_be(odd: Any) -> None:
+async def test_an_invalid_request_is_reported_with_what_it_should_be(odd: Any) -> None:
     async with ToolService() as service:
         with pytest.raises(TypeError, match=r'expected a ToolRequest\("name", parameters=\{\.\.\.\}\), not'):
             await service.execute_tool(odd)
@@ -308,7 +308,9 @@ async def test_a_server_without_progress_gives_one_piece_of_data_and_the_end(ser
 
 
 @pytest.mark.parametrize("way", ["aclose", "block", "left behind", "cancelled"])
-async def test_who_stops_reading_cancels_the_tool_at_its_server(service: ToolService, tmp_path: Path, way: str) -> None:
+async def test_a_reader_that_stops_cancels_the_tool_at_its_server(
+    service: ToolService, tmp_path: Path, way: str
+) -> None:
     request = pay("unwanted", "progress:1,sleep:60")
     match way:
         case "aclose":
@@ -335,7 +337,7 @@ async def test_who_stops_reading_cancels_the_tool_at_its_server(service: ToolSer
     await asyncio.to_thread(wait_for_line, tmp_path / "ledger.jsonl", "cancelled")
 
 
-async def test_a_stream_that_nobody_read_does_nothing(service: ToolService, tmp_path: Path) -> None:
+async def test_a_stream_without_a_reader_does_nothing(service: ToolService, tmp_path: Path) -> None:
     await service.execute_tool_stream(pay("never")).aclose()
     await service.execute_tool(pay("after"))
     assert not noted(tmp_path, "never")
@@ -364,7 +366,7 @@ async def test_a_tool_of_ones_own_streams_through_the_hub(service: ToolService) 
 
 
 @pytest.mark.parametrize("says_no", [False, True])
-async def test_who_writes_a_stream_need_not_say_that_there_is_one(*, says_no: bool) -> None:
+async def test_a_streaming_function_need_not_be_declared_as_one(*, says_no: bool) -> None:
     class Pouring(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:
             return ToolResult(self.name, ToolStatus.SUCCESS, result_data={"poured": "at once"})
@@ -384,7 +386,7 @@ async def test_who_writes_a_stream_need_not_say_that_there_is_one(*, says_no: bo
     assert chunks[-1].content == {"poured": "at once" if says_no else "slowly"}
 
 
-async def test_a_stream_of_something_else_is_told_in_words() -> None:
+async def test_a_stream_of_something_else_is_reported_in_words() -> None:
     class Wrong(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:
             raise AssertionError("it streams")
@@ -514,7 +516,7 @@ async def test_a_prompt_that_several_servers_have_is_named_in_full() -> None:
         ([raw_server()], "must be in a dictionary"),
     ],
 )
-async def test_what_cannot_be_used_is_told_by_name(given: Any, said: str) -> None:
+async def test_unusable_things_are_reported_by_name(given: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         await ToolService().initialize(given)
 
@@ -553,7 +555,7 @@ async def test_a_server_that_cannot_be_used_costs_only_itself() -> None:
         assert (gone.status, gone.error and gone.error.executed) == ("unavailable", "no")
 
 
-async def test_servers_without_a_name_of_their_own_are_told_by_their_place() -> None:
+async def test_servers_without_a_name_of_their_own_are_reported_by_their_place() -> None:
     nameless: list[Any] = [7, {"endpoint": "http://h/mcp"}, {"name": 7, "command": "x"}, {**raw_server(), "args": []}]
     async with ToolService({"mcp_servers": [raw_server(), *nameless]}) as service:
         assert service.failures == {
@@ -695,7 +697,7 @@ async def test_the_dictionary_may_also_be_a_file(tmp_path: Path, under: str | No
         await service.shutdown()
 
 
-async def test_kept_results_are_given_again_to_nobody_else(tmp_path: Path) -> None:
+async def test_cached_results_are_returned_to_no_other_caller(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     server = raw_server(ledger=ledger)
     (tmp_path / "isthmus.toml").write_text(
@@ -741,7 +743,7 @@ async def test_nothing_is_connected_unless_it_is_enabled() -> None:
         assert await service.list_tools() == ["builtin.echo", "builtin.timestamp", "builtin.chat_log"]
 
 
-async def test_changes_are_told_and_seen_without_listing_again(service: ToolService) -> None:
+async def test_changes_are_notified_and_seen_without_listing_again(service: ToolService) -> None:
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     stop = service.watch(lambda: loop.call_soon_threadsafe(changed.set))
@@ -768,7 +770,7 @@ async def test_a_service_is_initialized_once() -> None:
         assert "raw.pay" in await service.list_tools()
 
 
-async def test_who_shuts_down_while_it_is_initialized_leaves_nothing_open() -> None:
+async def test_a_shutdown_during_initialization_leaves_nothing_open() -> None:
     before = children()
     service = ToolService()
     opening = asyncio.create_task(service.initialize(with_servers(raw_server())))
@@ -794,7 +796,7 @@ async def test_a_service_can_be_opened_and_closed_by_many_at_once() -> None:
     assert children() <= before
 
 
-async def test_who_shuts_down_beside_another_waits_for_the_end_too() -> None:
+async def test_a_shutdown_beside_another_waits_for_the_end_too() -> None:
     before = children()
     service = ToolService()
     await service.initialize(with_servers(raw_server()))

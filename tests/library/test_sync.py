@@ -161,7 +161,7 @@ def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> No
         ({"session_id": 5}, "session_id must be printable text, not 5"),
     ],
 )
-def test_a_request_that_cannot_be_made_is_told_so(service: ToolService, fields: dict[str, Any], trouble: str) -> None:
+def test_an_impossible_request_is_reported(service: ToolService, fields: dict[str, Any], trouble: str) -> None:
     result = service.blocking.execute_tool(pay("never", **fields))
 
     assert (result.status, result.error_message) == (ToolStatus.INVALID_PARAMETERS, trouble)
@@ -175,7 +175,7 @@ def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService)
     assert result.execution_time < 60
 
 
-def test_an_async_tool_that_blocks_its_own_loop_is_told_what_to_do(service: ToolService) -> None:
+def test_an_async_tool_that_blocks_its_own_loop_is_advised_what_to_do(service: ToolService) -> None:
     tools = service.blocking
     waits: dict[str, Callable[[], object]] = {
         "execute_tool": lambda: tools.execute_tool(pay("never")),
@@ -289,7 +289,7 @@ def test_what_to_begin_with_is_said_once() -> None:
         BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
 
 
-def test_who_uses_one_by_itself_too_early_is_told_how_to_begin() -> None:
+def test_using_a_service_too_early_is_answered_with_how_to_begin() -> None:
     with pytest.raises(ServiceClosedError, match=r"or call `initialize` first"):
         BlockingToolService().list_tools()
 

@@ -224,6 +224,26 @@ def test_every_threat_has_its_tests() -> None:
     assert f"a test for each of {len(rows)} threats" in readme
 
 
+def test_every_promise_names_tests_and_commands_that_exist() -> None:
+    page = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| R\d", line)]
+    assert [row[0] for row in rows] == [f"R{number:02d}" for number in range(1, 31)]
+    unproven = [row[0] for row in rows if "`tests/" not in row[2] and row[2] != "not shown yet"]
+    assert unproven == [], "name a test, or say that it is not shown yet"
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", page)
+    assert [path for path, _ in named if not (ROOT / path).is_file()] == []
+    assert [test for path, test in named if test and f"def {test}(" not in (ROOT / path).read_text()] == []
+    assert [name for name in re.findall(r"`python -m ([\w.]+)", page) if not _is_program(name)] == []
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"`make (\w+)", page)) <= set(targets)
+
+
+def _is_program(module: str) -> bool:
+    """Whether `python -m` runs it."""
+    path = ROOT.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
 def test_dependencies_have_floors_and_internals_are_capped_at_the_tested_minor_release() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tested = pins_in(ROOT / "requirements" / "serve.txt")

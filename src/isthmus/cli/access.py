@@ -32,8 +32,10 @@ from isthmus.app.access import (
     reason_words,
     table_of,
 )
+from isthmus.app.definitions import definition_store
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.hub import LOCAL
+from isthmus.app.shared_state import is_shared
 from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
@@ -63,7 +65,7 @@ from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import FILE, DefinitionStore
+from isthmus.storage.definitions import FILE
 from isthmus.storage.server_lists import ServerListFiles
 from isthmus.upstream.listing import ListCache
 from isthmus.upstream.python.builtin import OPERATORS
@@ -341,10 +343,12 @@ def _without_withheld(
     if not WITHHOLDING & set(modes.values()):
         return dict(statuses)
     folder, known = Path(configuration.hub.state), {}
-    if (folder / FILE).exists():
+    if is_shared(configuration) or (folder / FILE).exists():
         try:
-            with closing(DefinitionStore(folder)) as file:
+            with closing(definition_store(configuration)) as file:
                 known = known_of(file.known())
+        except ConfigError as error:
+            raise refused(error) from error
         except (OSError, sqlite3.Error) as error:
             text = f"the stored tool definitions cannot be read from {folder / FILE}: {error}"
             raise CommandFailed(Exit.CONFIGURATION, text, "Run this as the user that runs the hub.") from error
@@ -384,7 +388,15 @@ def _listed(
 def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
     exposed, policy = ExposedTools(configuration.hub.expose), narrowing_of(configuration)
     hides = hidden_by(configuration.fleets.values())
-    return Snapshot(0, statuses, CheckCache(limit_bytes=0), policy, configuration.sets, exposed, hides)
+    return Snapshot(
+        0,
+        statuses,
+        CheckCache(limit_bytes=configuration.hub.limits.schema_bytes),
+        policy,
+        configuration.sets,
+        exposed,
+        hides,
+    )
 
 
 # -- printing one caller ---------------------------------------------------------------------------------------------
@@ -556,7 +568,7 @@ def _value(value: object) -> str:
 
 
 def _change_lines(change: AccessChange) -> Iterator[str]:
-    name, key, frontend = change.who
+    name, key, frontend = change.subject
     yield _heading(name, change.tenant, key, frontend)
     yield from (f"  + {_feature_name(what)}" for what in change.appearing)
     yield from (f"  - {_feature_name(what)}" for what in change.vanishing)
@@ -574,7 +586,7 @@ def _feature_name(what: What) -> str:
 
 
 def _change_document(change: AccessChange) -> Mapping[str, object]:
-    name, key, frontend = change.who
+    name, key, frontend = change.subject
     return {
         "caller": name,
         "tenant": change.tenant,

@@ -24,7 +24,7 @@ NOTHING = "No calls wait for approval."
 BRIEF_LENGTH = 60
 
 
-class ShownApproval(msgspec.Struct, rename="camel"):
+class ApprovalRow(msgspec.Struct, rename="camel"):
     """An approval, as the hub describes it."""
 
     id: str
@@ -45,12 +45,6 @@ class ShownApproval(msgspec.Struct, rename="camel"):
     script: str | None = None
     script_lines: list[int] = []
     why: str | None = None
-
-
-class _Page(msgspec.Struct):
-    approvals: list[ShownApproval]
-    total: int
-    next: str | None = None
 
 
 @click.group(cls=CommandGroup)
@@ -81,7 +75,7 @@ def approvals_list(hub: str | None, config: Path | None, *, has_all: bool, is_js
         elif not found:
             print_error(NOTHING)
         else:
-            _print_list([msgspec.json.decode(each, type=ShownApproval) for each in found], has_all=has_all)
+            _print_list([msgspec.json.decode(each, type=ApprovalRow) for each in found], has_all=has_all)
         return Exit.SUCCESS
 
     return run_command(run())
@@ -101,7 +95,7 @@ def approvals_show(id: str, hub: str | None, config: Path | None, *, is_json: bo
         if is_json:
             print_json(document)
         else:
-            _print_one(msgspec.json.decode(document, type=ShownApproval))
+            _print_one(msgspec.json.decode(document, type=ApprovalRow))
         return Exit.SUCCESS
 
     return run_command(run())
@@ -136,7 +130,7 @@ def _decide(id: str, what: str, body: dict[str, str], hub: str | None, config: P
         if is_json:
             print_json(document)
             return Exit.SUCCESS
-        shown = msgspec.json.decode(document, type=ShownApproval)
+        shown = msgspec.json.decode(document, type=ApprovalRow)
         scope = " for an hour" if shown.scope == "hour" else " once" if shown.scope == "once" else ""
         print_output(f"{shown.state.capitalize()}{scope}: {harmless(shown.tool, keep='')} for {_caller(shown)}")
         return Exit.SUCCESS
@@ -144,7 +138,7 @@ def _decide(id: str, what: str, body: dict[str, str], hub: str | None, config: P
     return run_command(run())
 
 
-def _print_list(found: list[ShownApproval], *, has_all: bool) -> None:
+def _print_list(found: list[ApprovalRow], *, has_all: bool) -> None:
     now = time.time()
     rows = []
     for each in found:
@@ -159,7 +153,7 @@ def _print_list(found: list[ShownApproval], *, has_all: bool) -> None:
     print_error(f"{counted(len(found), 'call')}. isthmus approvals show ID prints the whole arguments.")
 
 
-def _print_one(shown: ShownApproval) -> None:
+def _print_one(shown: ApprovalRow) -> None:
     facts = {
         "tool": shown.tool,
         "caller": _caller(shown),
@@ -182,7 +176,7 @@ def _print_one(shown: ShownApproval) -> None:
         print_error(f"isthmus approvals allow {shown.id} allows this call once; deny refuses it.")
 
 
-def _caller(shown: ShownApproval) -> str:
+def _caller(shown: ApprovalRow) -> str:
     return harmless(shown.caller if shown.tenant == "default" else f"{shown.caller} ({shown.tenant})", keep="")
 
 

@@ -1,6 +1,7 @@
 """`isthmus approve`: shows tools whose definition changed, and lets the operator approve them.
 
-It works on the file in the state folder; a running hub sees the approval within a second. Servers wrote everything
+It works on the file in the state folder, or on the database of a cluster; running hubs see the approval within a
+second. Servers wrote everything
 that is shown, so all of it is escaped for the terminal.
 """
 
@@ -18,11 +19,15 @@ from pathlib import Path
 import click
 import msgspec
 
+from isthmus.app.definitions import definition_store
+from isthmus.app.shared_state import is_shared
 from isthmus.cli.config import configuration_of
-from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import harmless, print_error, print_json, print_output, print_table
-from isthmus.storage.definitions import FILE, DefinitionStore, PendingDefinition
+from isthmus.cli.running import quiet_logs
+from isthmus.config.findings import ConfigError
+from isthmus.storage.definitions import FILE, AnyDefinitions, DefinitionStore, PendingDefinition
 
 CHANGES_SHOWN = 20
 CONTEXT_LINES = 2
@@ -40,7 +45,7 @@ def approve_command(
     """Review tools that are withheld because their definition changed.
 
     Without names it lists them; with names it shows the differences and asks. It works on the state folder of a hub
-    on this machine, whether or not the hub runs.
+    on this machine, or on the database of a cluster for all its nodes, whether or not a hub runs.
     """
     if lists_changes:
         return show_changes(config, is_json=is_json)
@@ -107,8 +112,18 @@ def show_changes(file: Path | None, *, is_json: bool) -> Exit:
 
 
 @contextmanager
-def _open_store(file: Path | None) -> Iterator[DefinitionStore]:
-    folder = Path(configuration_of(file).hub.state)
+def _open_store(file: Path | None) -> Iterator[AnyDefinitions]:
+    configuration = configuration_of(file)
+    folder = Path(configuration.hub.state)
+    if is_shared(configuration):
+        quiet_logs()
+        try:
+            yield definition_store(configuration)
+        except ConfigError as error:
+            raise refused(error) from error
+        except OSError as error:
+            raise CommandFailed(Exit.CONFIGURATION, str(error), "Run it again when the database is back.") from error
+        return
     if not (folder / FILE).exists():
         text = f"no hub has stored tool definitions in {folder}"
         raise CommandFailed(Exit.CONFIGURATION, text, "Run isthmus serve first, or name its file with --config.")

@@ -40,7 +40,7 @@ FOLLOW_SECONDS = 0.5
 
 COLUMNS = (
     *("number", "at", "event", "caller", "tenant", "frontend", "kind", "name", "server", "outcome", "executed"),
-    *("seconds", "arguments", "session", "id", "key", "other", "digest", "seat"),
+    *("seconds", "arguments", "session", "id", "key", "other", "digest", "slot"),
 )
 """Columns of an export as CSV; all other members of a record are in `other`."""
 
@@ -209,7 +209,7 @@ def _iso_time(at: float) -> str:
 def _columns(slot: int, row: AuditRow) -> list[str]:
     record = record_members(row.content)
     other = {key: value for key, value in record.items() if key not in COLUMNS}
-    record |= {"number": row.number, "at": _iso_time(row.at), "digest": row.digest.hex(), "seat": slot or None}
+    record |= {"number": row.number, "at": _iso_time(row.at), "digest": row.digest.hex(), "slot": slot or None}
     record["other"] = msgspec.json.encode(other).decode() if other else ""
     return ["" if (value := record.get(column)) is None else str(value) for column in COLUMNS]
 

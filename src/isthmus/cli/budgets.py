@@ -32,7 +32,7 @@ class _Budget(msgspec.Struct, rename="camel"):
     refused: int | None = None
 
 
-class _Counter(msgspec.Struct, rename="camel"):
+class _CounterRow(msgspec.Struct, rename="camel"):
     budget: str
     subject: dict[str, str]
     renewed: float
@@ -41,7 +41,7 @@ class _Counter(msgspec.Struct, rename="camel"):
     cost: float
 
 
-class _Page(msgspec.Struct):
+class _BudgetPage(msgspec.Struct):
     budgets: list[_Budget]
     counters: list[msgspec.Raw]
     next: str | None = None
@@ -61,11 +61,11 @@ def budgets(hub: str | None, config: Path | None, *, is_json: bool) -> int:
         counters: list[msgspec.Raw] = []
         cursor: str | None = ""
         document = b""
-        page = _Page([], [])
+        page = _BudgetPage([], [])
         async with aclosing(HubClient(hub_of(source_of(hub, config)), is_needed=True)) as client:
             while cursor is not None:
                 document = await client.budgets(cursor)
-                page = msgspec.json.decode(document, type=_Page)
+                page = msgspec.json.decode(document, type=_BudgetPage)
                 counters += page.counters
                 cursor = page.next
         if is_json:
@@ -74,25 +74,25 @@ def budgets(hub: str | None, config: Path | None, *, is_json: bool) -> int:
         elif not page.budgets:
             print_error(NOTHING)
         else:
-            _print(page.budgets, [msgspec.json.decode(each, type=_Counter) for each in counters])
+            _print(page.budgets, [msgspec.json.decode(each, type=_CounterRow) for each in counters])
         return Exit.SUCCESS
 
     return run_command(run())
 
 
-def _print(found: list[_Budget], counters: list[_Counter]) -> None:
+def _print(found: list[_Budget], counters: list[_CounterRow]) -> None:
     rows = []
     is_hidden = False
     for budget in found:
         own = [each for each in counters if each.budget == budget.name]
         for each in own:
-            row = (budget.name, _whose(each.subject), _used(budget, each), _in(budget), _moment(each.renewed))
+            row = (budget.name, _subject_text(each.subject), _used(budget, each), _in(budget), _moment(each.renewed))
             rows.append(row)
         if not own:
             # A budget that nobody has used has a row, too. Only operators learn how often one refused a call.
             is_shown = budget.refused is not None
             is_hidden |= not is_shown
-            used = _used(budget, _Counter(budget.name, {}, 0.0, 0, 0, 0.0)) if is_shown else _limits(budget)
+            used = _used(budget, _CounterRow(budget.name, {}, 0.0, 0, 0, 0.0)) if is_shown else _limits(budget)
             of = "hub" if budget.per == "hub" else f"each {budget.per}"
             rows.append((budget.name, of, used, _in(budget), _moment(period_at(budget.period, time.time())[1])))
     titles = ("BUDGET", "OF", "USED", "IN", "RENEWED")
@@ -105,7 +105,7 @@ def _print(found: list[_Budget], counters: list[_Counter]) -> None:
         print_error(f"Refused calls since the hub started: {', '.join(refused)}.")
 
 
-def _used(budget: _Budget, counter: _Counter) -> str:
+def _used(budget: _Budget, counter: _CounterRow) -> str:
     used = []
     if budget.calls is not None:
         used.append(f"{counter.calls} of {budget.calls} calls")
@@ -135,7 +135,7 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _whose(subject: dict[str, str]) -> str:
+def _subject_text(subject: dict[str, str]) -> str:
     if "caller" in subject:
         tenant = subject.get("tenant", "default")
         return subject["caller"] if tenant == "default" else f"{subject['caller']} ({tenant})"

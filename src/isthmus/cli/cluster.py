@@ -28,6 +28,10 @@ class _Node(msgspec.Struct, rename="camel"):
     version: str
     servers: list[str]
     differs: list[str] = []
+    config_version: int | None = None
+    config_problem: str = ""
+    silence: float | None = None
+    lag: float | None = None
 
 
 class _Bus(msgspec.Struct):
@@ -53,7 +57,10 @@ def cluster() -> None:
 def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
     """List the nodes that the hub sees, the servers that each owns, and whether the bus is connected.
 
-    It names the nodes whose configuration differs from the hub's, and the tables that differ.
+    HEARD is the time since something came from a node, LAG the time of a request to it and its answer.
+
+    It names the nodes whose configuration differs from the hub's, and the tables that differ, and nodes that cannot use
+    the newest configuration.
 
     The exit status is 4 if the bus is not connected: the hub serves its own servers then, and no others.
     """
@@ -66,8 +73,12 @@ def status(hub: str | None, config: Path | None, *, is_json: bool) -> int:
         if is_json:
             print_json(document)
         else:
-            print_table(("NODE", "VERSION", "SINCE", "SERVERS"), [_row(each) for each in found.nodes], ("bold",) * 4)
+            heads = ("NODE", "VERSION", "SINCE", "HEARD", "LAG", "SERVERS")
+            print_table(heads, [_row(each) for each in found.nodes], ("bold",) * len(heads))
             for node in found.nodes:
+                if node.config_problem:
+                    why = harmless(node.config_problem)
+                    print_error(f"{harmless(node.name)} does not use all of the newest configuration: {why}")
                 if node.differs:
                     tables = ", ".join(node.differs)
                     print_error(f"{harmless(node.name)} has another configuration than this node: {harmless(tables)}.")
@@ -85,4 +96,6 @@ def _row(node: _Node) -> tuple[str, ...]:
     named = ", ".join(node.servers[:NAMED_MAX])
     more = f" and {len(node.servers) - NAMED_MAX} more" if len(node.servers) > NAMED_MAX else ""
     name = f"{node.name} (this node)" if node.is_self else node.name
-    return harmless(name), harmless(node.version) or "?", since, harmless(f"{named}{more}") or "-"
+    last_seen = "-" if node.silence is None else f"{node.silence:.1f} s ago"
+    lag = "-" if node.is_self else "no answer" if node.lag is None else f"{node.lag * 1000:.1f} ms"
+    return harmless(name), harmless(node.version) or "?", since, last_seen, lag, harmless(f"{named}{more}") or "-"

@@ -1,8 +1,11 @@
-"""`isthmus config`: checks or prints the configuration. Other commands load theirs through here."""
+"""`isthmus config`: checks, prints or stores the configuration. Other commands load theirs through here."""
 
 from __future__ import annotations
 
+import getpass
 import os
+import platform
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -12,18 +15,28 @@ from typing import Literal, TypeAlias
 import click
 import msgspec
 
+from isthmus.app.database_config import (
+    ConfigConflict,
+    ConfigVersion,
+    DatabaseConfig,
+    database_config,
+    load_configuration,
+    tables_to_push,
+)
 from isthmus.app.key_files import keys_in
 from isthmus.app.shared_state import key_store
-from isthmus.cli.exits import Exit, refused
+from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
+from isthmus.cli.running import quiet_logs
 from isthmus.config.entry_conversion import SECRET_KEYS
 from isthmus.config.extensions import EXTENSIONS, GROUPS
+from isthmus.config.files import FILE_BYTES_MAX, read_regular_file
 from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.config.fleets import FLEET_KEYS
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
+from isthmus.config.named_tables import FLEET_KEYS
 from isthmus.config.origins import Keys, line_numbers, split_path
-from isthmus.config.redaction import secrets_of
+from isthmus.config.redaction import plain_secrets, secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
@@ -51,7 +64,7 @@ HIDDEN = "***"
 
 @click.group(cls=CommandGroup)
 def config() -> None:
-    """Check or print the configuration."""
+    """Check or print the configuration, or store it for all nodes of a cluster."""
 
 
 @config.command()
@@ -92,6 +105,158 @@ def show(config: Path | None, *, with_origin: bool, is_json: bool) -> int:
     return Exit.SUCCESS
 
 
+# -- versions in the database of a cluster ---------------------------------------------------------------------------
+
+
+@config.command(short_help="Store a configuration for all nodes of the cluster.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--base", type=int, metavar="VERSION", help="Refuse if this is not the latest version (0: none).")
+@click.option("--note", default="", help="Why, for `isthmus config history`.")
+@click.option("--force", "is_forced", is_flag=True, help="Store it even if some of its servers cannot be used.")
+@with_config
+@with_json
+def push(file: Path, base: int | None, note: str, config: Path | None, *, is_forced: bool, is_json: bool) -> int:
+    """Check FILE, and store it as the next version of the configuration in the database of the cluster.
+
+    Nodes with `[cluster] config = "database"` apply it within a second. FILE has everything that nodes have in common;
+    --config names the file of a node, which has the rest. Secrets should be references (env:NAME, file:PATH): they are
+    resolved on each node, and here to check them.
+    """
+    stored = _database(config)
+    try:
+        text = read_regular_file(file, FILE_BYTES_MAX).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be read: {error}") from error
+    return _store(stored, file, text, base, note, config, is_forced=is_forced, is_json=is_json)
+
+
+@config.command(short_help="Make an earlier version the newest one.")
+@click.argument("version", type=int)
+@click.option("--base", type=int, metavar="VERSION", help="Refuse if this is not the latest version.")
+@click.option("--force", "is_forced", is_flag=True, help="Store it even if some of its servers cannot be used.")
+@with_config
+@with_json
+def rollback(version: int, base: int | None, config: Path | None, *, is_forced: bool, is_json: bool) -> int:
+    """Store an earlier version again, as the newest one."""
+    stored = _database(config)
+    old = _version(stored, version)
+    file, note = Path(f"version-{version}{old.suffix}"), f"version {version} again"
+    return _store(stored, file, old.text, base, note, config, is_forced=is_forced, is_json=is_json)
+
+
+@config.command(short_help="List the stored versions.")
+@with_config
+@with_json
+def history(config: Path | None, *, is_json: bool) -> int:
+    """List the versions of the configuration in the database of the cluster, newest first."""
+    found = list(reversed(_database(config).versions()))
+    if is_json:
+        print_json(msgspec.json.encode({"versions": [_version_as_json(version) for version in found]}))
+    elif not found:
+        print_error("No configuration was pushed yet.")
+    else:
+        rows = [(str(each.number), _time(each.at), each.author, each.digest[:12], each.note) for each in found]
+        head = ("VERSION", "TIME", "AUTHOR", "DIGEST", "NOTE")
+        print_table(head, [tuple(harmless(cell, keep="") for cell in row) for row in rows], ("bold", *[""] * 4))
+    return Exit.SUCCESS
+
+
+@config.command(short_help="Print a stored version.")
+@click.option("--version", type=int, metavar="VERSION", help="Another version than the latest.")
+@with_config
+@with_json
+def pull(version: int | None, config: Path | None, *, is_json: bool) -> int:
+    """Print the text of a version as it was pushed; its number goes to standard error, for push --base."""
+    found = _version(_database(config), version)
+    if is_json:
+        print_json(msgspec.json.encode({**_version_as_json(found), "text": found.text}))
+    else:
+        print_error(f"version {found.number}")
+        print_output(found.text.rstrip("\n"))
+    return Exit.SUCCESS
+
+
+def _database(file: Path | None) -> DatabaseConfig:
+    """The versions in the database that the file of a node names."""
+    quiet_logs()
+    try:
+        found = database_config(load(file, os.environ, Path.cwd(), home()))
+    except ConfigError as error:
+        raise refused(error) from error
+    if found is None:
+        text = "this configuration has no database of a cluster"
+        raise CommandFailed(Exit.CONFIGURATION, text, "It needs [cluster], and [storage] url = postgresql://…")
+    return found
+
+
+def _version(stored: DatabaseConfig, number: int | None) -> ConfigVersion:
+    found = {version.number: version for version in stored.versions()}
+    wanted = max(found, default=0) if number is None else number
+    if wanted not in found:
+        text = "no configuration was pushed yet" if not found else f"version {wanted} is not stored"
+        raise CommandFailed(Exit.CONFIGURATION, text, "isthmus config history lists the versions.")
+    return found[wanted]
+
+
+def _store(
+    stored: DatabaseConfig,
+    file: Path,
+    text: str,
+    base: int | None,
+    note: str,
+    config: Path | None,
+    *,
+    is_forced: bool,
+    is_json: bool,
+) -> int:
+    """Check a text as a node would, and store it."""
+    try:
+        tables = tables_to_push(file, text)
+        node = load(config, os.environ, Path.cwd(), home())
+        stored_tables = (0, tables)
+        read = load(node.file, os.environ, Path.cwd(), home(), stored=stored_tables)
+        access_of(read)
+    except ConfigError as error:
+        raise refused(error) from error
+    for finding in read.warnings:
+        print_error(f"warning: {finding} [{finding.code}]")
+    for path in sorted(plain_secrets(tables)):
+        print_error(f"warning: {path} has a secret in plain text, which who reads the database can read: use env:NAME")
+    if read.broken and not is_forced:
+        text = f"{counted(len(read.broken), 'server')} cannot be used: {', '.join(read.broken)}; nothing was stored"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Fix the findings, or store it as it is with --force.")
+    version = ConfigVersion(0, text, file.suffix.lower(), f"{getpass.getuser()}@{platform.node()}", time.time(), note)
+    try:
+        new = stored.push(version, base)
+    except ConfigConflict as conflict:
+        advice = "Look at it with isthmus config pull, and name it with --base."
+        said = f"the latest version is {conflict.latest}, not {base}; nothing was stored"
+        raise CommandFailed(Exit.CALL_FAILED, said, advice) from conflict
+    except OSError as error:
+        raise CommandFailed(Exit.CONFIGURATION, str(error), "Look at isthmus config history first.") from error
+    if is_json:
+        print_json(msgspec.json.encode(_version_as_json(new)))
+    else:
+        print_output(f"version {new.number}")
+        if node.cluster.config != "database":
+            print_error('Nodes use it with [cluster] config = "database".')
+    return Exit.SUCCESS
+
+
+def _version_as_json(version: ConfigVersion) -> dict[str, object]:
+    return {
+        "version": version.number,
+        "time": _time(version.at),
+        "author": version.author,
+        "digest": version.digest,
+        "note": version.note,
+    }
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 # -- loading ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +269,7 @@ def configuration_of(
         CommandFailed: it cannot be used; the message lists every finding.
     """
     try:
-        return load(file, os.environ, Path.cwd(), home(), host=host, port=port, log_level=log_level)
+        return load_configuration(file, os.environ, Path.cwd(), home(), host=host, port=port, log_level=log_level)
     except ConfigError as error:
         raise refused(error) from error
 
@@ -118,7 +283,7 @@ def configuration_for_keys(file: Path | None) -> tuple[Configuration, str]:
         CommandFailed: not even those parts can be read.
     """
     try:
-        return load(file, os.environ, Path.cwd(), home()), ""
+        return load_configuration(file, os.environ, Path.cwd(), home()), ""
     except ConfigError as error:
         trouble = "\n  ".join(str(finding) for finding in error.findings)
     try:
@@ -162,7 +327,7 @@ def check_configuration(file: Path | None, *, is_json: bool) -> Exit:
     configuration: Configuration | None = None
     findings: list[tuple[Weight, Finding]] = []
     try:
-        read = load(file, os.environ, Path.cwd(), home())
+        read = load_configuration(file, os.environ, Path.cwd(), home())
         findings = [("warning", finding) for finding in read.warnings]
         access_of(read)
         configuration = read
@@ -395,11 +560,11 @@ def _credential_values(credentials: ServerCredentials) -> Iterator[Pair]:
     if credentials.oauth is not None:
         yield "oauth", _oauth_values(credentials.oauth)
     callers: dict[str, dict[str, object]] = {}
-    for whose, own in credentials.own.items():
+    for caller_id, own in credentials.own.items():
         values: dict[str, object] = {"headers": dict.fromkeys(own.headers, HIDDEN)} if own.headers else {}
         if own.oauth is not None:
             values["oauth"] = _oauth_values(own.oauth)
-        callers[f"{whose.tenant}/{whose.name}"] = values
+        callers[f"{caller_id.tenant}/{caller_id.name}"] = values
     yield "callers", callers
     if credentials.are_demanded:
         yield "credentials", "caller"

@@ -366,7 +366,8 @@ class Plan:
     def _present_key(self) -> str | None:
         """The key that the client has for this hub, if the hub accepts it."""
         entry = self.target.entry()
-        key = _key_of(entry)
+        found = re.search(r"Bearer +([^\s'\"]+)", str(entry))
+        key = "" if found is None else found[1]
         if self.configuration is None or _pointed_to(entry) != _pointed_to(self.entry(HIDDEN)) or not key:
             return None
         digest, now = digest_of(key).hex(), time.time()
@@ -596,12 +597,6 @@ _KEY = re.compile(r"""(Bearer +|isk_|ISTHMUS_KEY['"]?\s*[:=]\s*['"]?)(?![$])[^\s
 def _without_keys(text: str) -> str:
     """The text of a client's file as a terminal may show it. Variables such as `${ISTHMUS_KEY}` stay."""
     return _KEY.sub(rf"\g<1>{HIDDEN}", text)
-
-
-def _key_of(entry: object) -> str:
-    """The key in an entry; empty if it has none."""
-    found = re.search(r"Bearer +([^\s'\"]+)", str(entry))
-    return "" if found is None else found[1]
 
 
 def _pointed_to(entry: object) -> str:

@@ -24,8 +24,8 @@ from isthmus.app.dial import (
     DialStatus,
     HubAddress,
     HubRefused,
-    LineShown,
-    ServerShown,
+    LineStatus,
+    LocalServerStatus,
     open_dialler,
     read_address,
 )
@@ -268,7 +268,7 @@ def name_of_url(url: str) -> str:
 # -- the live view ---------------------------------------------------------------------------------------------------
 
 
-def connection_text(line: LineShown, now: float) -> str:
+def connection_text(line: LineStatus, now: float) -> str:
     """The state of a connection."""
     match line.state:
         case "starting":
@@ -283,7 +283,7 @@ def connection_text(line: LineShown, now: float) -> str:
             return f"reconnecting in {seconds:.0f} s: {line.reason}"
 
 
-def connection_texts(lines: Sequence[LineShown], now: float) -> list[str]:
+def connection_texts(lines: Sequence[LineStatus], now: float) -> list[str]:
     """The states of the connections; equal ones are counted."""
     if not lines:
         return ["waiting for a server"]
@@ -294,7 +294,7 @@ def connection_texts(lines: Sequence[LineShown], now: float) -> list[str]:
     return [f"{connected} of {len(lines)} connections", *dict.fromkeys(others)]
 
 
-def server_row(server: ServerShown, now: float) -> Row:
+def server_row(server: LocalServerStatus, now: float) -> Row:
     """One server: its id, state, tools, calls, and a remark."""
     status = server.server_status
     calls = counted(server.answered, "call") + (f", {server.running} now" if server.running else "")

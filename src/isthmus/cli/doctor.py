@@ -24,9 +24,9 @@ from isthmus.app.server_advice import (
     NAMES_CLASH,
     NOT_CHECKED,
     OPEN_FOLDER,
+    SECRET_IN_ARGUMENTS,
     SET_ENTRY,
     SHARED_URI,
-    TOLD_SECRET,
     ConfiguredServer,
     Diagnosis,
     ServerReport,
@@ -212,7 +212,7 @@ def check_arguments(entry: ConfiguredServer) -> list[Diagnosis]:
     if not isinstance(reach, StdioSettings) or not secrets_of({"args": list(reach.args)}):
         return []
     text = "its args seem to hold a secret; every user of this machine can read them while it runs"
-    return [Diagnosis(TOLD_SECRET, entry.settings.name, text, f"in {entry.place}, {TOLD_SECRET.fix}")]
+    return [Diagnosis(SECRET_IN_ARGUMENTS, entry.settings.name, text, f"in {entry.place}, {SECRET_IN_ARGUMENTS.fix}")]
 
 
 # -- the lists of all servers ----------------------------------------------------------------------------------------
@@ -321,8 +321,8 @@ def _access(configuration: Configuration) -> tuple[str, str]:
     if mode == "keys":
         return mode, "every caller needs a key"
     published = configuration.hub.public_url if configuration.hub.is_published else None
-    who = "every program on this machine" if published is None else f"everybody who can reach {published}"
-    return mode, f"open: {who} may call everything; isthmus token create makes a key"
+    reach = "every program on this machine" if published is None else f"everybody who can reach {published}"
+    return mode, f"open: {reach} may call everything; isthmus token create makes a key"
 
 
 def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:

@@ -61,10 +61,15 @@ class ServerInfo(msgspec.Struct, frozen=True):
     @property
     def trouble(self) -> str:
         """Why it is not ready, with the error from its standard error; empty if it is."""
-        from isthmus.model.process_output import telling_line  # most commands meet no server in trouble
+        from isthmus.model.readable_text import telling_line  # most commands meet no server in trouble
 
         line = telling_line(self.detail or "")
         return f"{self.reason}; its last output: {line}" if self.reason and line else self.reason or ""
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The notes on lists whose end is missing."""
+        return tuple(note for note in self.notes if " and was cut" in note)
 
 
 class DialledServerInfo(msgspec.Struct, frozen=True, rename="camel"):
@@ -102,7 +107,7 @@ class FindingInfo(msgspec.Struct, frozen=True):
     fix: str
 
 
-class _Findings(msgspec.Struct):
+class _FindingList(msgspec.Struct):
     findings: list[FindingInfo]
 
 
@@ -144,7 +149,7 @@ def read_findings(document: bytes) -> list[FindingInfo]:
     Raises:
         CommandFailed: the document is something else.
     """
-    return _decoded(document, _Findings).findings
+    return _decoded(document, _FindingList).findings
 
 
 def read_servers(document: bytes) -> list[ServerInfo]:

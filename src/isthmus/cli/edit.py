@@ -1,4 +1,4 @@
-"""`isthmus init`, `add`, `remove`, `enable` and `disable`: edit the servers of the configuration in use.
+"""`isthmus init`, `import`, `add`, `remove`, `enable` and `disable`: edit the servers of the configuration in use.
 
 The file is edited as text (`config.editing`): comments and everything else stay. A running hub follows by itself.
 """
@@ -15,29 +15,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
+import msgspec
 
-from isthmus.cli.config import configuration_of, home
+from isthmus.cli.config import configuration_of, finding_as_json, home
 from isthmus.cli.documents import ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.hub import running_hub, running_source
-from isthmus.cli.imports import print_notes
 from isthmus.cli.local_hub import start_local_hub
-from isthmus.cli.options import WholeNumber, with_config, with_wait
-from isthmus.cli.output import counted, print_error, print_output
+from isthmus.cli.options import WholeNumber, with_config, with_json, with_wait
+from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.config.client_files import HostContext, read_client_files
-from isthmus.config.dialects import CLIENTS, OWN
+from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
+from isthmus.config.dialects import CLIENTS, DIALECTS, OWN
 from isthmus.config.editing import CannotEdit, edit, replace_file
+from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
-from isthmus.config.findings import ConfigError, Place, closest_match
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import parse
-from isthmus.config.importing import ImportPlan, load_servers
+from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, load_servers, transport_of
 from isthmus.config.redaction import secrets_of
 from isthmus.config.server_file import ServerFile
+from isthmus.config.tables import CLUSTER
+from isthmus.config.variables import Variables, variables_of
 from isthmus.upstream.server_settings import ServerSettings
 
 FILE_NAME = "isthmus.toml"
@@ -392,7 +395,7 @@ class ConfigFile(ServerFile):
         """Find and read it. If no file exists and one may be created, it is `isthmus.toml` here.
 
         Raises:
-            CommandFailed: no file exists, or it cannot be read.
+            CommandFailed: no file exists, it cannot be read, or its servers are in a database.
         """
         context = HostContext(os.environ, Path.cwd(), home())
         try:
@@ -405,6 +408,9 @@ class ConfigFile(ServerFile):
                 raise CommandFailed(Exit.CONFIGURATION, "there is no configuration here", advice)
             file = Path(os.path.normpath(file))
             document = read_document(file)  # first: it names what cannot be read
+            if document.section(CLUSTER).get("config") == "database":
+                advice = "Edit the text of `isthmus config pull`, and store it with `isthmus config push FILE`."
+                raise CommandFailed(Exit.CONFIGURATION, f"{file} leaves its servers to a database", advice)
             return cls(file, file.read_bytes().decode(), document, context)
         except ConfigError as error:
             raise refused(error) from error
@@ -482,3 +488,221 @@ def _write(file: Path, before: str, text: str, *, is_private: bool) -> None:
     except OSError as error:
         advice = "Nothing was changed. Name another file."
         raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be written: {error.strerror}", advice) from error
+
+
+# -- isthmus import ----------------------------------------------------------------------------------------------------
+
+
+BACKUP_SUFFIX = ".bak"
+
+_OUTCOMES: dict[Outcome, str] = {
+    "new": "new",
+    "same": "already there",
+    "differs": "differs, left unchanged",
+    "replaced": "replaced",
+    "broken": "broken, skipped",
+}
+
+PlanRow: TypeAlias = tuple[str, ...]
+
+
+@click.command("import")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE|CLIENT|all...")
+@click.option("--dialect", metavar="D", help="The client whose format a file has, if its path does not tell.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="The isthmus.toml to write.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only show what would be written.")
+@click.option("--replace", "may_replace", is_flag=True, help="Replace servers that differ in the file.")
+@with_json
+def import_command(
+    sources: tuple[str, ...],
+    dialect: str | None,
+    into: Path | None,
+    *,
+    is_dry: bool,
+    may_replace: bool,
+    is_json: bool,
+) -> int:
+    """Import the servers of other clients into isthmus.toml.
+
+    CLIENT is one of claude-desktop, claude-code, cursor, vscode, windsurf, cline, roo, gemini, codex, goose, zed,
+    kiro, copilot, opencode, mcpproxy, fastmcp.
+    """
+    options = ImportOptions(sources, dialect, into, is_dry=is_dry, may_replace=may_replace, is_json=is_json)
+    return import_servers(options)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The options of the command line."""
+
+    sources: Sequence[str]
+    dialect: str | None = None
+    into: Path | None = None
+    is_dry: bool = False
+    may_replace: bool = False
+    is_json: bool = False
+
+
+def import_servers(options: ImportOptions) -> Exit:
+    """Read the servers, write them into our own file, and print them.
+
+    Raises:
+        CommandFailed: our own file cannot be read or written.
+    """
+    context = HostContext(os.environ, Path.cwd(), home())
+    file = _target(options.into, context)
+    try:
+        found = _read_sources(options, context, file)
+        plan = ImportPlan(file, context, options.may_replace)
+        plan.begin(read_document(file) if file.exists() else None)
+    except ConfigError as error:
+        raise refused(error) from error
+    # `all` may find our own file, too.
+    plan.add(document for document in found.documents if not _is_same(document.file, file))
+    is_written = not options.is_dry and _write_imported(plan)
+    if options.is_json:
+        print_json(_as_json(found, plan, is_written=is_written))
+    else:
+        _print_plan(found, plan, is_dry=options.is_dry, is_written=is_written)
+    return Exit.SUCCESS if plan.candidates else Exit.CONFIGURATION
+
+
+def _read_sources(options: ImportOptions, context: HostContext, file: Path) -> ClientFiles:
+    importers: dict[str, Extension] = {}
+    if file.exists():  # its extensions may read the files of other programs
+        variables = Variables(variables_of(file, context.environment)[0], file.parent, context.home)
+        extensions, _ = read_extensions(read_document(file), variables)
+        importers = {each.name: each for each in extensions.of("importers")}
+    dialect = None
+    if options.dialect is not None:
+        dialect = DIALECTS.get(options.dialect)
+        if dialect is None:
+            meant = closest_match(options.dialect, DIALECTS)
+            advice = f"Did you mean {meant}?" if meant else f"Known dialects: {', '.join(DIALECTS)}."
+            raise CommandFailed(Exit.USAGE, f"there is no dialect {options.dialect!r}", advice)
+    return read_client_files(options.sources, Place(None), context.cwd, context, dialect, importers=importers)
+
+
+def _target(into: Path | None, context: HostContext) -> Path:
+    """The file to write: the named one, the one in use, or a new one here."""
+    try:
+        used = into if into is not None else find_file(None, context.environment, context.cwd, context.home)
+    except ConfigError as error:
+        raise refused(error) from error
+    if into is None and (used is None or used.suffix != ".toml"):
+        used = context.cwd / FILE_NAME
+    assert used is not None
+    if used.suffix.lower() != ".toml":
+        advice = f"Name a file that ends in .toml, or leave --into out for ./{FILE_NAME}."
+        raise CommandFailed(Exit.USAGE, f"--into must be a TOML file, got {used.name}", advice)
+    # A symbolic link stays; the file behind it is written.
+    return Path(os.path.realpath(context.cwd / used))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write_imported(plan: ImportPlan) -> bool:
+    """Write the file if there is anything to add, and keep a backup of the old one."""
+    added = [candidate for candidate in plan.candidates if candidate.is_taken]
+    if not added:
+        return False
+    file = plan.file
+    try:
+        before = file.read_bytes() if file.exists() else b""
+        mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
+        text = plan.merged_into(before.removeprefix(mark).decode())
+        backup = file.with_name(file.name + BACKUP_SUFFIX)
+        is_private = any(candidate.has_secrets for candidate in added)
+        replace_file(file, mark + text.encode(), is_private=is_private, backup=backup)
+    except CannotEdit as error:
+        advice = "Write it as [servers.NAME] tables, or import into another file with --into FILE."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file}: {error}", advice) from error
+    except OSError as error:
+        advice = "Nothing was changed. Import into another file with --into FILE."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be written: {error.strerror}", advice) from error
+    return True
+
+
+# -- printing --------------------------------------------------------------------------------------------------------
+
+
+def _as_json(found: ClientFiles, plan: ImportPlan, *, is_written: bool) -> bytes:
+    servers = [
+        {
+            "name": candidate.name,
+            "client": candidate.entry.dialect.name,
+            "file": str(candidate.entry.place.file),
+            "path": candidate.entry.place.path,
+            "transport": None if candidate.server is None else transport_of(candidate.server.reach),
+            "outcome": candidate.outcome,
+            "literal_secrets": candidate.has_secrets,
+        }
+        for candidate in plan.candidates
+    ]
+    return msgspec.json.encode(
+        {
+            "into": str(plan.file),
+            "written": is_written,
+            "files": [{"file": str(document.file), "client": document.dialect.name} for document in found.documents],
+            "servers": servers,
+            "findings": [finding_as_json(finding, "warning") for finding in _findings(found, plan)],
+        }
+    )
+
+
+def _findings(found: ClientFiles, plan: ImportPlan) -> list[Finding]:
+    return list(dict.fromkeys([*found.findings, *plan.findings]))
+
+
+def _print_plan(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bool) -> None:
+    if plan.candidates and sys.stdout.isatty():
+        groups: dict[str, list[PlanRow]] = {}
+        for candidate in plan.candidates:
+            heading = f"{candidate.entry.dialect.title}: {candidate.entry.place.file}"
+            groups.setdefault(heading, []).append(_plan_row(candidate))
+        show_table(sys.stdout, list(groups.items()), ("cyan", "", ""))
+    elif plan.candidates:
+        rows = [(*_plan_row(candidate), str(candidate.entry.place.file)) for candidate in plan.candidates]
+        print_output("\n".join(aligned(rows)))
+    for finding in _findings(found, plan):
+        print_error(f"{finding.code.number}: {finding}")
+    added = [candidate for candidate in plan.candidates if candidate.is_taken]
+    count = counted(len(added), "server")
+    if not plan.candidates:
+        print_error("No servers were found.")
+    elif is_dry:
+        print_error(f"Would write {count} into {plan.file}. Run it without --dry-run to write them.")
+    elif is_written:
+        print_error(f"Wrote {count} into {plan.file}.")
+    else:
+        print_error(f"Nothing new for {plan.file}.")
+    print_notes(added)
+    if plan.can_replace:
+        print_error("To import the ones that differ: --replace.")
+    # A new isthmus.toml replaces an mcp.json beside it as the configuration.
+    beside, backup = plan.file.with_name("mcp.json"), plan.file.with_name(plan.file.name + BACKUP_SUFFIX)
+    is_hidden = is_written and not backup.exists() and beside.exists()
+    if is_hidden and not any(_is_same(document.file, beside) for document in found.documents):
+        print_error(f"{beside} is no longer read now that {plan.file.name} exists: import it too.")
+
+
+def print_notes(added: Sequence[ImportCandidate]) -> None:
+    """Say of imported servers in which folder they run, and which have secrets in the file."""
+    for candidate in added:
+        if candidate.entry.folder is not None:
+            print_error(f"{candidate.name} runs in {candidate.entry.folder} (cwd), the folder of its file.")
+    if with_secrets := [candidate.name for candidate in added if candidate.has_secrets]:
+        contain = "contains" if len(with_secrets) == 1 else "contain"
+        print_error(
+            f"{', '.join(with_secrets)} {contain} plaintext secrets. Only you may read the file; env:NAME is safer."
+        )
+
+
+def _plan_row(candidate: ImportCandidate) -> PlanRow:
+    transport = "" if candidate.server is None else transport_of(candidate.server.reach)
+    return harmless(candidate.name, keep=""), transport, _OUTCOMES[candidate.outcome]

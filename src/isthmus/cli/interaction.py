@@ -1,7 +1,7 @@
 """What a running call shows and asks: its progress, and the questions of its server (elicitation).
 
 Everything goes to standard error, and answers come from standard input, only where both are a terminal; a result in a
-file or pipe stays clean. Without a terminal, `--answer` has the answers (`GivenAnswers`).
+file or pipe stays clean. Without a terminal, `--answer` has the answers (`PresetAnswers`).
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class TerminalAnswers:
             print_error("    Write y or n.")
 
 
-class GivenAnswers:
+class PresetAnswers:
     """Answers from `--answer`: what to do with questions, and values for the fields of forms.
 
     A form is accepted if a field of it was given, or everything is. What these do not answer is asked at the terminal,

@@ -171,7 +171,7 @@ def server_rows(document: bytes) -> list[Row]:
             "template": server.resource_templates,
         }
         offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
-        remark = first_line(server.trouble or offered)
+        remark = first_line(server.trouble or "; ".join((offered, *server.cuts)))
         rows.append((server.name, server.state, server.transport or "", protocol_name(server.era), remark))
     return rows
 

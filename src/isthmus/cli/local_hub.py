@@ -27,7 +27,7 @@ from isthmus.cli.running import quiet_logs
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.settings import HARD_SECONDS_MAX, Limits
+from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.rest.http import RestHttp
@@ -71,7 +71,7 @@ class InMemoryRequest:
     def __init__(self, scope: Message, body: bytes, sink: ResponseSink) -> None:
         self.scope = scope
         self.body = body
-        self.is_over = False
+        self.is_done = False
         self.was_aborted = False
         self._sink = sink
         self._disconnect_callbacks: list[Callable[[], None]] = []
@@ -94,20 +94,20 @@ class InMemoryRequest:
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             pairs = (line.partition(": ") for line in lines.decode("latin-1").splitlines())
             self._sink.on_head(status, {name: value for name, _, value in pairs})
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""
-        if not self.is_over:
+        if not self.is_done:
             self._sink.on_body(chunk)
 
     def end(self, chunk: bytes) -> None:
         """See `Peer`."""
         self.push(chunk)
-        if not self.is_over:
-            self.is_over = True
+        if not self.is_done:
+            self.is_done = True
             self._sink.on_end()
 
     def buffered_bytes(self) -> int:
@@ -124,8 +124,8 @@ class InMemoryRequest:
 
     def abort(self) -> None:
         """See `SentRequest`."""
-        if not self.is_over:
-            self.is_over = self.was_aborted = True
+        if not self.is_done:
+            self.is_done = self.was_aborted = True
             for callback in self._disconnect_callbacks:
                 callback()
 
@@ -306,7 +306,9 @@ async def start_local_hub(
     return hub
 
 
-REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_MAX, tools_per_server=100_000)
+REMOTE_LIMITS = Limits(
+    call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_MAX, tools_per_server=100_000, list_bytes=512 * MIB
+)
 """The running hub sets its own limits and lists the tools of all its servers; these only bound a defect."""
 
 

@@ -160,11 +160,11 @@ def _row(slot: Slot, vault: Vault) -> dict[str, str | bool | None]:
     except (OSError, VaultDamaged, msgspec.MsgspecError):
         return {**named, "issuer": "cannot be read", "expires": None, "renewed": False, "scope": None}
     expires = None if kept.token.expires_at is None else _time(kept.token.expires_at)
-    is_over = not kept.token.is_good(time.time()) and not kept.token.refresh
+    is_expired = not kept.token.is_good(time.time()) and not kept.token.refresh
     return {
         **named,
         "issuer": kept.issuer or None,
-        "expires": "expired" if is_over else expires,
+        "expires": "expired" if is_expired else expires,
         "renewed": bool(kept.token.refresh),
         "scope": kept.token.scope or None,
     }

@@ -1,4 +1,4 @@
-"""`isthmus migrate`: moves keys, logins and relay lists of a state folder into the database of a cluster."""
+"""`isthmus migrate`: copies keys, logins, relay lists and definitions of a state folder into a cluster's database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from isthmus.app.shared_state import MigrationItem, plan_migration, shared_state
+from isthmus.app.shared_state import shared_state
+from isthmus.app.state_migration import MigrationItem, plan_migration
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_config, with_json
@@ -28,7 +29,7 @@ WORDS = {
 @with_config
 @with_json
 def migrate(config: Path | None, *, is_dry: bool, is_json: bool) -> int:
-    """Copy keys, logins and lists of the relay from the state folder into the database of the cluster.
+    """Copy keys, logins, lists of the relay and tool definitions from the state folder into the cluster's database.
 
     Run it once for each node. What the database has already stays, so it can be repeated and interrupted. The files
     stay, as a backup. The exit status is 1 if something could not be copied.

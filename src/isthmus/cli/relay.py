@@ -41,7 +41,7 @@ WIDE = 100
 
 DEVICE = "device"
 STATUS_ADVICE = "`isthmus relay status` lists the servers and their states."
-NOBODY = "No server or device is connected to the relay, and none is expected back."
+NOT_CONNECTED = "No server or device is connected to the relay, and none is expected back."
 
 
 @click.group(cls=CommandGroup)
@@ -114,7 +114,7 @@ async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = 
     overview = RelayOverview(read_dialled(servers), read_devices(devices), has_tools)
     groups = groups_of(overview, time.time())
     if not overview.servers and not overview.devices:
-        print_error(NOBODY)
+        print_error(NOT_CONNECTED)
     elif sys.stdout.isatty():
         names = {server.name == f"{server.agent}_{server.server_id}" for server in overview.servers}
         if terminal_width() < WIDE and names == {True} and not has_tools:
@@ -193,7 +193,7 @@ def agents_of(overview: RelayOverview) -> list[str]:
 def groups_of(overview: RelayOverview, now: float) -> list[tuple[str, list[Row]]]:
     """The servers and devices of each agent as rows, under a heading."""
     if not overview.servers and not overview.devices:
-        return [(NOBODY, [])]
+        return [(NOT_CONNECTED, [])]
     groups: list[tuple[str, list[Row]]] = []
     for agent in agents_of(overview):
         servers = [server for server in overview.servers if server.agent == agent]

@@ -122,12 +122,12 @@ class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
         return [each.url for each in read.data.elicitations] if read.code == URL_REQUIRED else []
 
 
-class _Page(msgspec.Struct):
+class _PageToOpen(msgspec.Struct):
     url: str
 
 
 class _Pages(msgspec.Struct):
-    elicitations: list[_Page] = []
+    elicitations: list[_PageToOpen] = []
 
 
 class _PagesRequired(msgspec.Struct):

@@ -13,6 +13,7 @@ import structlog
 
 from isthmus.app.reload import Source
 from isthmus.app.serve import reserve_address, serve
+from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
 from isthmus.app.workers import WORKERS_MAX, Parent, Worker, check_workers
@@ -88,6 +89,7 @@ def serve_workers(
         raise refused(error) from error
     except ListenError as error:
         raise cannot_listen(error, configuration) from error
+    close_shared_state(configuration)  # its thread would not survive a fork
     port = int(reserved[0].getsockname()[1])
     configuration = replace(configuration, hub=replace(configuration.hub, port=port))
 

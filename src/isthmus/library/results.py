@@ -32,7 +32,7 @@ from isthmus.library.errors import (
 )
 from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.faults import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
-from isthmus.model.locations import without_locations
+from isthmus.model.readable_text import without_locations
 from isthmus.wire.mcp.calls import wrap_bare_result
 
 INVALID_PARAMS = -32602

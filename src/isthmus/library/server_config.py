@@ -28,7 +28,7 @@ from isthmus.config.importing import load_servers
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
-from isthmus.core.settings import HARD_SECONDS_MAX, Limits
+from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName, parse_server_name
@@ -386,6 +386,7 @@ REMOTE_HUB_LIMITS = Limits(
     call_seconds=HARD_SECONDS_MAX,
     hard_seconds=HARD_SECONDS_MAX,
     tools_per_server=100_000,
+    list_bytes=512 * MIB,
     listing_seconds=SETTLE_SECONDS,
 )
 """The running hub has its own limits, and lists the tools of all its servers. These only contain a defect of it."""
@@ -438,6 +439,11 @@ def read_plan(given: object, hub: str | None, key: str | None) -> EnginePlan:
             configuration = load(Path(given), os.environ, Path.cwd(), home_folder())
         except ConfigError as error:
             raise invalid_config(error, f"the configuration {Path(given)}") from None
+        if configuration.cluster.config == "database":
+            text = (
+                f"{Path(given)} leaves its servers to a database: name a file with servers, or connect to a node (hub=)"
+            )
+            raise ConfigurationError(text)
         for finding in configuration.warnings:
             log.warning("configuration", finding=str(finding))
         if {"hub.audit", "hub.state"}.isdisjoint(configuration.origins):

@@ -349,7 +349,7 @@ def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:
             context.log(members.get("level", "info"), str(members.get("data", members.get("message", ""))))
         case _:
             encoded = {"level": msgspec.json.encode("info"), "data": msgspec.json.encode(content, enc_hook=encode_hook)}
-            context.tell(PartialOutput("info", {key: msgspec.Raw(value) for key, value in encoded.items()}))
+            context.emit(PartialOutput("info", {key: msgspec.Raw(value) for key, value in encoded.items()}))
 
 
 def _value_of(result: object) -> Any:

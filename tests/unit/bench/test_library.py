@@ -94,7 +94,7 @@ async def test_a_function_is_called_and_its_answer_checked(name: str) -> None:
 
 
 @pytest.mark.parametrize("road", [to_thread_and_back, to_cat_and_back])
-async def test_the_roads_without_a_hub_lead_back_and_leave_nobody(
+async def test_the_paths_without_a_hub_return_and_leave_no_process(
     road: Callable[[], AbstractContextManager[Call]],
 ) -> None:
     before = set(threading.enumerate())

@@ -56,7 +56,7 @@ async def told(
     return said.out
 
 
-async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_written(
+async def test_reachable_tools_are_shown_with_the_pattern_and_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = await told(config(tmp_path), "planner", capsys)
@@ -102,7 +102,7 @@ async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_writ
     assert max(map(len, out.splitlines())) <= 80
 
 
-async def test_a_denial_that_fits_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_denial_that_matches_nothing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may be mistyped, and what was meant is then not denied."""
     caller = {"key": key_of("one"), "tenant": "acme", "allow": ["*"], "deny": ["alpha.dorp", "alpha.look", "other.x"]}
     out = await told(
@@ -129,7 +129,7 @@ async def test_on_a_frontend_both_that_allow_it_are_named(tmp_path: Path, capsys
     assert not [line for line in lines if "allow it less" in line]
 
 
-async def test_programs_are_told_everything_with_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_programs_get_everything_with_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (caller,) = json.loads(await told(config(tmp_path), "planner", capsys, is_json=True))
     assert (caller["caller"], caller["tenant"], caller["frontends"]) == ("planner", "acme", ["rest"])
     by_name = {(each["list"], each["name"]): each for each in caller["features"]}
@@ -139,7 +139,7 @@ async def test_programs_are_told_everything_with_its_labels(tmp_path: Path, caps
     assert by_name["tools", "alpha.drop"]["why"] == [{"list": "deny", "place": "tenants.acme", "pattern": "alpha.drop"}]
 
 
-async def test_a_name_that_is_too_long_stands_alone_and_who_reaches_nothing_is_told_so(
+async def test_a_long_name_stands_alone_and_a_caller_without_tools_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "a-server-with-a-name-of-nearly-fifty-letters-here"
@@ -160,7 +160,7 @@ async def test_servers_that_did_not_come_are_named_beside_it(
     assert said.err.endswith("Tools of servers that are not connected may be missing above.\n")
 
 
-async def test_an_unknown_caller_is_told_who_there_is(tmp_path: Path) -> None:
+async def test_an_unknown_caller_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     file = config(tmp_path)
     with pytest.raises(CommandFailed) as failed:
         await show_access(LocalSource(file), file, AccessQuery("plannner", None, is_json=False), wait=20)
@@ -171,9 +171,7 @@ async def test_an_unknown_caller_is_told_who_there_is(tmp_path: Path) -> None:
     )
 
 
-async def test_without_callers_it_is_whoever_is_at_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_without_callers_it_is_the_local_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = config(tmp_path, {}, callers={}, tenants={})
     with pytest.raises(CommandFailed) as failed:
         await show_access(LocalSource(file), file, AccessQuery("me", None, is_json=False), wait=20)
@@ -181,7 +179,7 @@ async def test_without_callers_it_is_whoever_is_at_this_machine(
     assert "builtin.echo       * in callers.local.allow" in await told(file, "local", capsys)
 
 
-async def test_a_running_hub_says_what_there_is_and_the_file_who_may(
+async def test_a_running_hub_provides_the_tools_and_the_file_the_permissions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path / "here")
@@ -198,7 +196,7 @@ async def test_a_running_hub_says_what_there_is_and_the_file_who_may(
     assert "  alpha.drop         alpha.drop in tenants.acme.deny" in lines
 
 
-def test_who_comes_with_a_token_is_told_of_by_issuer_and_scope(tmp_path: Path) -> None:
+def test_a_caller_with_a_token_is_shown_by_issuer_and_scope(tmp_path: Path) -> None:
     issuer = {
         "issuer": "https://login.example", "audience": "https://hub.example", "jwks": "https://login.example/keys",
         "tenant": "acme", "allow": ["alpha.look"], "scopes": {"write": ["alpha.drop"]},
@@ -221,7 +219,7 @@ async def differences(
     return code, capsys.readouterr().out
 
 
-async def test_what_appears_vanishes_and_changes_is_told_for_each_caller(
+async def test_added_removed_and_changed_tools_are_shown_for_each_caller(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = config(tmp_path / "old")
@@ -250,7 +248,7 @@ async def test_what_appears_vanishes_and_changes_is_told_for_each_caller(
     assert parts["root (tenant default)"][0] == "  - alpha.drop"
 
 
-async def test_what_a_frontend_takes_or_gives_back_is_told_for_that_frontend(
+async def test_differences_of_a_frontend_are_shown_for_that_frontend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only one of the two configurations holds the caller to less there; the other is what it is compared with."""
@@ -269,7 +267,7 @@ async def test_what_a_frontend_takes_or_gives_back_is_told_for_that_frontend(
 
 
 @pytest.mark.parametrize(("key", "right"), [("targets", TARGETS), ("operator", OPERATOR)])
-async def test_a_right_that_is_no_tool_is_told_too(
+async def test_a_right_that_is_not_a_tool_is_shown_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, right: str
 ) -> None:
     caller = {"key": key_of("one"), "allow": ["builtin.echo"]}
@@ -307,7 +305,7 @@ async def test_limits_labels_and_definitions_that_change_are_named(
     assert told_of["change"][0]["name"] == "alpha.look"
 
 
-async def test_without_a_difference_nothing_is_printed_and_a_script_is_told_so(
+async def test_without_a_difference_nothing_is_printed_and_the_exit_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path)
@@ -357,7 +355,7 @@ async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
     )
 
 
-async def test_what_waits_to_be_approved_is_reached_by_nobody_and_nothing_is_noted_as_seen(
+async def test_tools_that_wait_for_approval_are_unreachable_and_nothing_is_recorded_as_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw
 
-from isthmus.cli.approvals import ShownApproval, _print_one, _span
+from isthmus.cli.approvals import ApprovalRow, _print_one, _span
 from isthmus.cli.main import main
 
 
@@ -26,7 +26,7 @@ def test_a_rule_is_shown_without_the_address_of_its_webhook(tmp_path: Path, caps
 
 def test_arguments_cannot_look_like_the_end_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = Raw(b'{"text": "x\\n}\\nstate: allowed", "wide": "\xe2\x80\xae"}')
-    _print_one(ShownApproval("ap_1", "pending", "a.b", arguments, ["token"], "d", "agent", "acme", None, "r", 0.0, 0.0))
+    _print_one(ApprovalRow("ap_1", "pending", "a.b", arguments, ["token"], "d", "agent", "acme", None, "r", 0.0, 0.0))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("state:")] == ["state: pending"]
     assert "caller: agent (acme)" in lines
@@ -35,5 +35,5 @@ def test_arguments_cannot_look_like_the_end_of_the_arguments(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")])
-def test_a_span_is_told_in_one_unit(seconds: float, told: str) -> None:
+def test_a_duration_is_written_in_one_unit(seconds: float, told: str) -> None:
     assert _span(seconds) == told

@@ -38,7 +38,7 @@ def test_whatever_breaks_or_hides_a_line_is_shown_as_an_escape(
     assert '+  "description": "Reads.\\u2028\\u0085  }\\u202e"' in shown
 
 
-def test_what_nobody_can_type_is_named_as_it_is_shown(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_cannot_be_typed_are_accepted_as_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     approve(config, [], is_sure=False, is_json=False)
     name = next(line.split()[0] for line in capsys.readouterr().out.splitlines() if "new" in line)
     assert name == "files.wri\\u200bte"
@@ -80,9 +80,7 @@ def test_a_damaged_file_is_named(config: Path, first: int) -> None:
         "ALTER TABLE waiting ADD COLUMN more",
     ],
 )
-def test_a_file_that_somebody_has_been_at_is_shown_as_it_is(
-    config: Path, statement: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_file_is_shown_as_it_is(config: Path, statement: str, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(DefinitionStore(config.parent / "state")) as definitions:
         definitions.keep([(seen("list", "Lists."), False), (seen("list", "Lists all."), False)])
     with closing(sqlite3.connect(config.parent / "state" / FILE, isolation_level=None)) as file:

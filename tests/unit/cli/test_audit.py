@@ -178,7 +178,7 @@ async def test_the_end_can_be_followed(
 
 
 async def write_beside(state: Path, *, ends_well: bool = True) -> None:
-    """Two logs on seats, each with an event and a call that began."""
+    """Two logs on slots, each with an event and a call that began."""
     configuration = Configuration(None, HubSettings(state=str(state)))
     journals = MemoryJournal(), MemoryJournal()
     logs = [await open_audit(configuration, journal, "stdio") for journal in journals]
@@ -212,7 +212,7 @@ def test_all_logs_are_looked_through_and_open_calls_counted(
     asyncio.run(write_beside(state))
     assert run(config, "verify", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(seat["seat"], seat["open"], seat["lost"]) for seat in told["seats"]] == [(1, 1, 1), (2, 1, 1)]
+    assert [(slot["slot"], slot["open"], slot["lost"]) for slot in told["slots"]] == [(1, 1, 1), (2, 1, 1)]
     assert (told["good"], told["records"], told["open"]) == (True, 4, 0)
     assert run(config, "verify") == 0
     assert capsys.readouterr().out.count("lost calls: 1") == 2
@@ -234,7 +234,7 @@ def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
     assert why in capsys.readouterr().err
     assert run(config, "verify", "--json") == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["good"], told["bad"], [seat["good"] for seat in told["seats"]]) == (False, None, [True, False])
+    assert (told["good"], told["bad"], [slot["good"] for slot in told["slots"]]) == (False, None, [True, False])
 
 
 def test_what_happened_is_all_of_them_together(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,11 +244,11 @@ def test_what_happened_is_all_of_them_together(config: Path, state: Path, capsys
     assert run(config, "export") == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["record"]["at"] for each in told] == sorted(each["record"]["at"] for each in told)
-    assert [each["number"] for each in told if each.get("seat") == 1] == [1, 2, 3, 4]
-    assert len([each for each in told if "seat" not in each]) == 4
+    assert [each["number"] for each in told if each.get("slot") == 1] == [1, 2, 3, 4]
+    assert len([each for each in told if "slot" not in each]) == 4
     assert run(config, "export", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["seat"] for row in rows} == {"", "1", "2"}
+    assert {row["slot"] for row in rows} == {"", "1", "2"}
 
 
 def test_logs_on_seats_need_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

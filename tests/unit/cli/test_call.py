@@ -23,6 +23,9 @@ from isthmus.cli.call import (
     choose,
     read_resource,
     read_text,
+    readable,
+    readable_contents,
+    readable_messages,
     write_prompt,
 )
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
@@ -31,7 +34,6 @@ from isthmus.cli.hub import LocalSource
 from isthmus.cli.interaction import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.local_hub import servers_for
 from isthmus.cli.rest_client import RemoteSource
-from isthmus.cli.results import readable, readable_contents, readable_messages
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Progress, Result
 from isthmus.model.names import ServerName
@@ -40,7 +42,7 @@ from isthmus.wire.mcp.lists import PROMPTS
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, environment, serving, stdio, write_config
 from tests.peers import content
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 
 FAILING = """
 import json, sys
@@ -108,7 +110,7 @@ async def test_a_number_that_python_cannot_hold_is_no_failure(
 
 
 async def test_a_uri_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    source = LocalSource(write_config(tmp_path, {"shelf": stdio(quick_command("full_sdk2"))}))
     with pytest.raises(CommandFailed, match="must be valid UTF-8") as failed:
         await read_resource(source, "memo://shelf/\udcff", wait=30)
     assert failed.value.exit == Exit.USAGE
@@ -155,7 +157,7 @@ async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: py
     assert json.loads(capsys.readouterr().out)["error"]["reason"] == "lost"
 
 
-async def test_a_running_hubs_fault_is_told_in_its_own_words(tmp_path: Path) -> None:
+async def test_a_running_hubs_fault_is_printed_in_its_own_words(tmp_path: Path) -> None:
     async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, limits=PATIENT) as served:
         source = RemoteSource(served.url)
         with pytest.raises(CommandFailed) as failed:
@@ -164,7 +166,7 @@ async def test_a_running_hubs_fault_is_told_in_its_own_words(tmp_path: Path) -> 
         assert failed.value.advice[0].startswith("executed: unknown")
 
 
-async def test_whoever_stops_waiting_withdraws_the_call_at_the_server(config: LocalSource, ledger: Ledger) -> None:
+async def test_an_interrupted_command_cancels_the_call_at_the_server(config: LocalSource, ledger: Ledger) -> None:
     calling = asyncio.ensure_future(call_tool(config, wanted("raw.pay", "nonce=1", "mode=sleep:60"), wait=20))
     async with asyncio.timeout(20):
         while not ledger.lines():  # noqa: ASYNC110 - another process writes it
@@ -183,7 +185,7 @@ def test_arguments_are_read_from_files_and_from_standard_input(tmp_path: Path, m
 
 
 async def test_a_prompt_is_written_out_and_a_resource_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    source = LocalSource(write_config(tmp_path, {"shelf": stdio(quick_command("full_sdk2"))}))
     assert await write_prompt(source, wanted("greet", "name=Ada"), wait=30) == Exit.SUCCESS
     assert capsys.readouterr().out == f"user: {content.greeting('Ada', 'warm')}\n"
     assert await read_resource(source, content.UNLISTED_URI, wait=30) == Exit.SUCCESS
@@ -242,11 +244,11 @@ def test_a_mistyped_short_name_suggests_every_tool_that_has_it() -> None:
     assert "builtin.echo or web.echo" in failure("ecoh").advice[0]
 
 
-def test_a_name_like_no_other_points_to_the_list_and_tells_who_is_missing() -> None:
+def test_an_unknown_name_points_to_the_list_and_names_missing_servers() -> None:
     assert failure("zzz", GONE).advice == ("`isthmus tools` lists all tools. Not connected, so not listed: search.",)
 
 
-def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
+def test_a_tool_of_a_missing_server_says_why_it_is_missing() -> None:
     failed = failure("search.query", GONE)
     assert failed.exit == Exit.CALL_FAILED
     assert failed.message == "cannot call search.query: server search is not connected: connection refused"
@@ -446,7 +448,7 @@ def report(**members: str) -> Progress:
         (None, "files.read  0:07"),
     ],
 )
-def test_a_report_is_told_with_whatever_it_has_and_the_time(event: Progress | None, words: str) -> None:
+def test_progress_is_printed_with_all_its_parts_and_the_time(event: Progress | None, words: str) -> None:
     assert progress_text(event, "files.read", 7.9, 40) == words
 
 
@@ -515,7 +517,7 @@ def test_a_result_without_content_shows_nothing(result: dict[str, Any]) -> None:
     assert shown(**result) == ""
 
 
-def test_a_prompt_is_shown_as_who_says_what() -> None:
+def test_a_prompt_is_printed_with_the_role_of_each_message() -> None:
     messages = [{"role": "user", "content": {"type": "text", "text": "hi"}}, {"role": "user"}]
     payload = msgspec.Raw(msgspec.json.encode({"messages": messages}))
     assert readable_messages(payload) == "user: hi\n\n[not a message: --json shows it]"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.dial import HubRefusal, LineShown, ServerShown
+from isthmus.app.dial import HubRefusal, LineStatus, LocalServerStatus
 from isthmus.cli.dial import (
     DialOptions,
     connection_text,
@@ -139,7 +139,7 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
         assert str(tmp_path / name) in told
 
 
-def test_what_makes_no_sense_is_told(file: Path, tmp_path: Path) -> None:
+def test_senseless_options_are_reported(file: Path, tmp_path: Path) -> None:
     assert refusal(DialOptions(("calc",))) == (
         Exit.USAGE,
         "no hub to dial: name its address first, or set MCP_ENDPOINT, also in ./.env",
@@ -196,29 +196,29 @@ NOW = 1000.0
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (LineShown("starting", 990), "waiting for a server"),
-        (LineShown("connecting", 990), "connecting"),
-        (LineShown("connecting", 990, "it went"), "connecting; it went"),
-        (LineShown("connected", 877, is_muxed=True), "connected for 2 min 3 s, one connection for all"),
-        (LineShown("connected", 995), "connected for 5 s, one connection"),
-        (LineShown("pausing", 990, "connection refused", 1003.2), "reconnecting in 3 s: connection refused"),
-        (LineShown("pausing", 990, "connection refused", 900), "reconnecting in 0 s: connection refused"),
+        (LineStatus("starting", 990), "waiting for a server"),
+        (LineStatus("connecting", 990), "connecting"),
+        (LineStatus("connecting", 990, "it went"), "connecting; it went"),
+        (LineStatus("connected", 877, is_muxed=True), "connected for 2 min 3 s, one connection for all"),
+        (LineStatus("connected", 995), "connected for 5 s, one connection"),
+        (LineStatus("pausing", 990, "connection refused", 1003.2), "reconnecting in 3 s: connection refused"),
+        (LineStatus("pausing", 990, "connection refused", 900), "reconnecting in 0 s: connection refused"),
     ],
 )
-def test_a_connection_in_words(line: LineShown, words: str) -> None:
+def test_a_connection_in_words(line: LineStatus, words: str) -> None:
     assert connection_text(line, NOW) == words
     assert connection_texts([line], NOW) == [words]
 
 
-def test_several_connections_are_counted_and_what_is_wrong_is_told_once() -> None:
-    well, ill = LineShown("connected", 990), LineShown("pausing", 990, "refused", 1001.0)
+def test_several_connections_are_counted_and_a_problem_is_reported_once() -> None:
+    well, ill = LineStatus("connected", 990), LineStatus("pausing", 990, "refused", 1001.0)
     assert connection_texts([], NOW) == ["waiting for a server"]
     assert connection_texts([well, ill, ill], NOW) == ["1 of 3 connections", "reconnecting in 1 s: refused"]
 
 
 def test_a_server_in_a_row() -> None:
     server_status = ServerStatus(ServerName("calc"), "ready")
-    assert server_row(ServerShown("calc", server_status, "robot_calc", 2, 7), NOW) == (
+    assert server_row(LocalServerStatus("calc", server_status, "robot_calc", 2, 7), NOW) == (
         "calc",
         "ready",
         "0 tools",
@@ -226,7 +226,7 @@ def test_a_server_in_a_row() -> None:
         "as robot_calc",
     )
     ill = ServerStatus(ServerName("calc"), "retrying", reason="exited with code 1\nand more \x1b[31m")
-    assert server_row(ServerShown("calc", ill, None, 0, 0), NOW)[1:] == (
+    assert server_row(LocalServerStatus("calc", ill, None, 0, 0), NOW)[1:] == (
         "retrying",
         "0 tools",
         "0 calls",
@@ -236,7 +236,7 @@ def test_a_server_in_a_row() -> None:
 
 def test_a_server_that_the_hub_refused_is_not_shown_as_one_that_is_there() -> None:
     refusal = HubRefusal("its agent has 32 servers", 1057.0)
-    shown = ServerShown("calc", ServerStatus(ServerName("calc"), "ready"), None, 0, 7, refusal)
+    shown = LocalServerStatus("calc", ServerStatus(ServerName("calc"), "ready"), None, 0, 7, refusal)
     assert server_row(shown, NOW)[1:] == (
         "refused",
         "0 tools",

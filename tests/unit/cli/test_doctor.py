@@ -99,7 +99,9 @@ async def test_a_server_that_has_not_answered_yet_is_to_be_given_longer(
     assert out.endswith("1 of 2 servers failed: slow\n")
 
 
-async def test_a_server_that_needs_a_login_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_server_that_needs_a_login_is_reported_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with Authority() as authority, Protected(authority) as server:
         assert await examine(config(tmp_path, {"s": entry_of(server)}), wait=20, is_json=False) == Exit.CALL_FAILED
     out = capsys.readouterr().out
@@ -217,7 +219,7 @@ def test_of_a_server_that_is_well_there_is_nothing_to_say() -> None:
     assert check_server(ServerReport("a", "ready", seconds=SLOW_SECONDS), entry(StdioSettings("run"))) == []
 
 
-def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without_secrets() -> None:
+def test_a_process_that_died_is_reported_with_its_last_output_and_its_command_without_secrets() -> None:
     patient = ServerReport("a", "retrying", "exited with code 3", said="Traceback\n  ValueError: boom\n")
     (found,) = check_server(patient, entry(StdioSettings("run", ("--key", "hunter2")), frozenset({"hunter2"})))
     assert (found.code, found.message) == (module.DIED, "exited with code 3; its last output: ValueError: boom")
@@ -287,7 +289,7 @@ def test_a_program_without_the_machines_certificates_is_given_them() -> None:
         (None, HttpSettings("http://x"), "ISD-110", "own log"),
     ],
 )
-def test_each_reason_has_its_code_and_what_mends_it(reason: str | None, reach: Reach, code: str, fix: str) -> None:
+def test_each_reason_has_its_code_and_its_fix(reason: str | None, reach: Reach, code: str, fix: str) -> None:
     ((number, advice),) = told(ServerReport("a", "retrying", reason), entry(reach))
     assert number == code
     assert fix.replace("its own log", "own log") in advice
@@ -308,9 +310,14 @@ def test_a_slow_start_is_odd_and_not_grave(command: str, fix: str) -> None:
     assert found.fix.startswith(fix)
 
 
-def test_a_disabled_server_and_notes_are_told() -> None:
-    notes = ("'x' is listed twice; the first is used", "its list of tools has over 1000 entries and was cut")
-    assert [number for number, _ in told(ServerReport("a", "ready", notes=notes))] == ["ISD-401", "ISD-402"]
+def test_a_disabled_server_and_notes_are_reported() -> None:
+    cut = "its list of tools has over 1000 entries and was cut; to read all of it, raise limits.tools_per_server"
+    old = "its lists could not be read again, and are the last ones: silence"
+    notes = ("'x' is listed twice; the first is used", cut, old, "its list of tools runs in a circle and was cut")
+    numbers = [number for number, _ in told(ServerReport("a", "ready", notes=notes))]
+    assert numbers == ["ISD-401", "ISD-402", "ISD-409", "ISD-401"]
+    long = "it sent a line of over 100 bytes; to allow that, raise limits.reply_bytes"
+    assert told(ServerReport("a", "retrying", long)) == [("ISD-119", module.TOO_LONG.fix)]
     assert told(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
         ("ISD-501", "in servers.a of x.toml, remove disabled to use it")
     ]
@@ -362,7 +369,7 @@ def test_a_secret_with_quotes_is_hidden_in_the_command() -> None:
         ("ready", None, None),
     ],
 )
-def test_a_running_hub_has_a_fix_for_a_server_whose_reason_tells_it(
+def test_a_running_hub_has_a_fix_for_a_server_with_a_known_reason(
     state: ServerState, reason: str | None, fix: str | None
 ) -> None:
     assert module.fix_of(ServerStatus(ServerName("a"), state, reason), entry(StdioSettings("x"))) == fix
@@ -380,27 +387,25 @@ def test_a_running_hub_has_a_fix_for_a_server_whose_reason_tells_it(
         (("-y", "server", "--root", "/home/me"), False),
     ],
 )
-def test_a_secret_that_everybody_can_read_in_the_list_of_processes_is_told(
-    args: tuple[str, ...], *, is_told: bool
-) -> None:
+def test_a_secret_in_the_list_of_processes_is_reported(args: tuple[str, ...], *, is_told: bool) -> None:
     found = check_arguments(entry(StdioSettings("server", args)))
     assert [each.code.number for each in found] == (["ISD-203"] if is_told else [])
     assert "s3cret" not in repr(found)
     assert check_arguments(entry(RPC)) == []
 
 
-def test_names_that_language_models_would_mistake_for_each_other_are_told() -> None:
+def test_names_that_language_models_would_confuse_are_reported() -> None:
     (found,) = check_names([offer("web.search_query"), offer("web_search.query"), offer("other.tool")])
     assert found.code == module.NAMES_CLASH
     assert found.message.startswith("web.search_query and web_search.query would both be mcp_web_search_query")
 
 
-def test_a_name_that_is_too_long_for_language_models_is_told() -> None:
+def test_a_name_that_is_too_long_for_language_models_is_reported() -> None:
     (found,) = check_names([offer(f"files.{'x' * 64}"), offer("files.short")])
     assert (found.code, found.server) == (module.NAME_CUT, "files")
 
 
-def test_a_uri_that_several_servers_have_is_told_once() -> None:
+def test_a_uri_that_several_servers_have_is_reported_once() -> None:
     found = check_uris([offer("isthmus://hub/a/file:///x"), offer("isthmus://hub/b/file:///x"), offer("file:///y")])
     assert [(one.code, one.message) for one in found] == [(module.SHARED_URI, "a and b have the same URI: file:///x")]
 
@@ -413,6 +418,6 @@ def test_a_uri_that_several_servers_have_is_told_once() -> None:
         ({"inputSchema": {"$ref": "http://elsewhere.example/schema"}}, True),
     ],
 )
-def test_a_schema_that_cannot_be_checked_is_told(definition: Mapping[str, Any], *, is_told: bool) -> None:
+def test_a_schema_that_cannot_be_checked_is_reported(definition: Mapping[str, Any], *, is_told: bool) -> None:
     found = check_schemas([offer("a.tool", **definition)], Limits())
     assert [one.code for one in found] == [module.NOT_CHECKED] * is_told

@@ -16,7 +16,7 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_a_list_is_read_with_who_is_missing() -> None:
+def test_a_list_is_read_with_the_missing_servers() -> None:
     told = {"tools": [{"name": "files.read", "x": 1}, {"name": "odd"}]}
     missing = {"web": {"state": "retrying", "reason": None, "listed": True}}
     listing = read_listing(encoded({**told, "missing": missing}), TOOLS)
@@ -25,12 +25,12 @@ def test_a_list_is_read_with_who_is_missing() -> None:
     assert listing.absences == {"web": MissingServerInfo("retrying", None, is_listed=True)}
 
 
-def test_a_resources_name_is_its_uri_and_tells_no_server() -> None:
+def test_a_resources_name_is_its_uri_and_names_no_server() -> None:
     listing = read_listing(encoded({"resources": [{"uri": "file://a.b"}], "missing": {}}), RESOURCES)
     assert [(offer.name, offer.server) for offer in listing.offers] == [("file://a.b", "")]
 
 
-def test_servers_are_read_whatever_a_caller_is_told_of_them() -> None:
+def test_servers_are_read_with_any_amount_of_detail() -> None:
     told = {"servers": [{"name": "a", "state": "ready", "resourceTemplates": 2, "later": 1}]}
     assert read_servers(encoded(told)) == [ServerInfo("a", "ready", resource_templates=2)]
 

@@ -43,7 +43,7 @@ from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 from tests.unit.core.doubles import raw
 
 RAW = command("raw_server")
@@ -62,7 +62,7 @@ async def listed(hub: HubClient) -> FeatureList:
     return read_listing(await hub.list(TOOLS), TOOLS)
 
 
-async def test_an_own_hub_waits_for_its_servers_and_tells_who_failed() -> None:
+async def test_an_own_hub_waits_for_its_servers_and_names_the_failed_ones() -> None:
     wanted = configuration(server("raw", *RAW), server("dead", "/no/such/program"))
     hub = await start_local_hub(wanted, os.environ, within=30)
     try:
@@ -85,7 +85,7 @@ async def test_only_the_servers_that_are_needed_are_started() -> None:
         await hub.aclose()
 
 
-async def test_a_defect_of_an_own_hub_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_of_an_own_hub_is_reported_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_: RestRequest) -> bytes:
         raise ValueError("a defect")
 
@@ -122,7 +122,7 @@ async def test_a_response_may_come_before_its_request_is_known_to_be_sent() -> N
         assert await reader.wait() == response
 
 
-async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None:
+async def test_a_server_that_is_late_is_reported_as_starting() -> None:
     hub = await start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=0.05)
     try:
         assert (await listed(hub.client)).absences == {"slow": MissingServerInfo("starting", "it has not answered yet")}
@@ -130,7 +130,7 @@ async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None
         await hub.aclose()
 
 
-async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
+async def test_a_person_who_waits_at_a_terminal_sees_for_which_servers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("isthmus.cli.local_hub.NOTICE_SECONDS", 0.01)
@@ -255,7 +255,7 @@ def test_the_usual_places_are_searched_and_options_win(tmp_path: Path) -> None:
     assert configuration_of(None, port=2).hub.port == 2
 
 
-def test_a_configuration_that_cannot_be_used_is_told_with_every_finding(tmp_path: Path) -> None:
+def test_an_unusable_configuration_is_reported_with_every_finding(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[hub]\nport = 99999\n")
     with pytest.raises(CommandFailed) as failed:
         configuration_of(tmp_path / "bad.toml")
@@ -326,7 +326,7 @@ def seen(events: Sequence[Event | HubQuestion]) -> list[bytes]:
 
 
 async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftovers: None) -> None:
-    servers = {"shelf": stdio(command("full_sdk2")), "dead": {"command": "/no/such/program"}}
+    servers = {"shelf": stdio(quick_command("full_sdk2")), "dead": {"command": "/no/such/program"}}
     events: list[Event | HubQuestion] = []
     async with serving(tmp_path, servers, limits=PATIENT) as served, reached(served.url) as hub:
         listing = read_listing(await hub.list(TOOLS), TOOLS)
@@ -426,7 +426,7 @@ async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: b
         assert outcome.executed == "unknown"
 
 
-async def test_an_error_at_the_end_of_a_stream_is_told_in_the_hubs_words() -> None:
+async def test_an_error_at_the_end_of_a_stream_is_printed_in_the_hubs_words() -> None:
     problem = b'{"detail":"Lost server raw","executed":"unknown","reason":"lost","server":"raw"}'
     async with pretending(STREAM + b"event: error\ndata: %b\n\n" % problem) as (url, _), reached(url) as hub:
         assert await hub.perform(CALL, print) == CallFailure("Lost server raw", "unknown", "lost", "raw")
@@ -449,7 +449,7 @@ async def test_a_hub_that_says_nothing_at_all_is_taken_for_dead(monkeypatch: pyt
         assert "it sent nothing for 0.1 s" in failed.value.message
 
 
-async def test_who_stops_waiting_closes_the_connection(no_leftovers: None) -> None:
+async def test_a_cancelled_wait_closes_the_connection(no_leftovers: None) -> None:
     async with pretending(STREAM, stays=True) as (url, heard), reached(url) as hub:
         calling = asyncio.ensure_future(hub.perform(CALL, print))
         async with asyncio.timeout(30):
@@ -468,7 +468,7 @@ async def test_who_stops_waiting_closes_the_connection(no_leftovers: None) -> No
 FILES = ServerName("files")
 
 
-def test_a_fault_tells_all_three() -> None:
+def test_a_fault_has_all_three_parts() -> None:
     failure = read_failure(problem_of(TimedOut(FILES, 30, executed="unknown")).body())
     assert failure is not None
     told = command_failed(failure)
@@ -510,5 +510,5 @@ def test_a_reason_that_this_version_does_not_know_is_no_trouble() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"{}", b'{"detail":"x","executed":"perhaps","reason":"y"}', b"[" * 9999]
 )
-def test_what_is_no_problem_of_a_hub_tells_nothing(body: bytes) -> None:
+def test_a_response_that_is_not_a_hubs_problem_has_none(body: bytes) -> None:
     assert read_failure(body) is None

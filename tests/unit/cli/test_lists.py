@@ -18,7 +18,7 @@ from isthmus.cli.rest_client import RemoteSource
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_programs_get_whole_definitions_under_the_names_to_call(
     assert told["missing"]["dead"]["state"] == "retrying"
 
 
-async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_caller_without_any_tool_gets_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = "k3y-of-mine-0123456789"
     async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
         source = RemoteSource(served.url, {"Authorization": f"Bearer {key}"})
@@ -88,13 +88,13 @@ def check_shown(told: tuple[str, str], names: set[str]) -> None:
 async def test_every_list_is_shown_by_a_hub_of_ones_own(
     shape: ListShape, names: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    own = LocalSource(write_config(tmp_path, {"shelf": stdio(quick_command("full_sdk2"))}))
     await list_features(own, shape, wait=20, is_json=False)
     check_shown(capsys.readouterr(), names)
 
 
 async def test_every_list_is_shown_by_a_running_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(tmp_path, {"shelf": stdio(command("full_sdk2"))}, limits=PATIENT) as served:
+    async with serving(tmp_path, {"shelf": stdio(quick_command("full_sdk2"))}, limits=PATIENT) as served:
         for shape, names in LISTS:
             await list_features(RemoteSource(served.url), shape, wait=20, is_json=False)
             check_shown(capsys.readouterr(), names)
@@ -139,7 +139,7 @@ async def test_a_terminal_gets_a_table(
     assert "\x1b[1mraw" in capsys.readouterr().out
 
 
-async def test_a_running_hub_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_running_hub_prints_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path) as served:
         source = RemoteSource(served.url)
         assert await list_servers(source, wait=30, is_json=True) == Exit.SUCCESS

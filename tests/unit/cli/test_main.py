@@ -211,7 +211,7 @@ def test_no_failure_is_a_traceback(
     assert max(map(len, told.splitlines())) < 300
 
 
-def test_whoever_reports_a_defect_can_see_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_of_a_defect_sees_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("odd")
 

@@ -158,7 +158,7 @@ async def test_on_a_narrow_terminal_no_name_is_folded(monkeypatch: pytest.Monkey
     assert lines[3].startswith(f"device {ROBOT['id']}")
 
 
-async def test_nobody_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_empty_relay_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         here.servers, here.devices = [], []
         assert await show_status(here.source, is_json=False) is Exit.SUCCESS
@@ -192,7 +192,7 @@ async def test_it_is_watched_until_interrupted_and_a_hub_that_goes_is_waited_for
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 
-async def test_who_is_not_let_in_does_not_go_on_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_command_does_not_go_on_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_for(monkeypatch)
     async with hub() as here:
         here.status = 401
@@ -242,7 +242,9 @@ def test_rows_and_spans_of_time() -> None:
 
 
 @pytest.mark.parametrize("server_id", [None, "rack"])
-async def test_who_is_away_is_forgotten_and_named(server_id: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_absent_servers_are_forgotten_and_named(
+    server_id: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with hub() as here:
         here.servers = [OVEN, RACK, {**OVEN, "agent": "cellar", "name": "cellar_oven"}]
         assert await forget_servers(here.source, "cellar", server_id) is Exit.SUCCESS
@@ -259,7 +261,7 @@ async def test_who_is_away_is_forgotten_and_named(server_id: str | None, capsys:
         (("attic", None), "the hub does not know the agent 'attic'"),
     ],
 )
-async def test_nobody_else_is(words: tuple[str, str | None], said: str) -> None:
+async def test_no_other_server_is_forgotten(words: tuple[str, str | None], said: str) -> None:
     async with hub() as here:
         with pytest.raises(CommandFailed, match=re.escape(said)) as failed:
             await forget_servers(here.source, *words)

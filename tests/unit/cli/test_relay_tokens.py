@@ -174,7 +174,7 @@ def test_without_a_configured_key_one_is_made_and_kept(folder: Path, capsys: pyt
     assert isinstance(tokens(key).read(token), Claim)
 
 
-def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_that_devices_would_refuse_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = "A xiaozhi server rejects its address"
     assert refused in Said(capsys, "token", "relay", "a", "--url", "ws://callhub").err
     assert refused not in Said(capsys, "token", "relay", "a", "--server-id", "monKEY").err  # that is for servers alone
@@ -200,7 +200,7 @@ def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureF
         (["a", "--role", "robot"], "Invalid value for '--role'"),
     ],
 )
-def test_what_cannot_be_made_is_told_with_what_to_do(
+def test_an_impossible_token_is_reported_with_advice(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said(capsys, "token", "relay", *words)
@@ -334,7 +334,7 @@ def test_a_hub_is_found_from_this_machine(host: str, origin: str) -> None:
     assert configured_origin(HubSettings(host=host, port=1)) == origin
 
 
-def test_a_port_that_is_left_open_is_known_to_nobody() -> None:
+def test_an_open_port_is_unknown_to_others() -> None:
     with pytest.raises(CommandFailed, match="the configuration has port 0") as failed:
         configured_origin(HubSettings(port=0))
     assert failed.value.exit is Exit.USAGE

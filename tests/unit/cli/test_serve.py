@@ -39,7 +39,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
 
 
-def test_an_address_that_is_taken_is_told_with_advice() -> None:
+def test_a_used_address_is_reported_with_advice() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CommandFailed) as failed:
         serve_hub(None, None, taken.getsockname()[1])
     assert failed.value.exit == Exit.CONFIGURATION
@@ -80,7 +80,7 @@ def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPat
     assert "no configuration file found" in logs[0]["event"]
 
 
-def test_who_asks_again_does_not_spoil_the_end_and_no_child_inherits_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_does_not_spoil_the_end_and_no_child_inherits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_when_open(monkeypatch)
     assert serve_hub(None, None, 0) == Exit.SUCCESS
     os.kill(os.getpid(), signal.SIGTERM)

@@ -82,7 +82,7 @@ def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys) == [made]
 
 
-def test_people_see_who_has_which_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_see_the_owner_of_each_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(capsys, "list")
     assert (said.code, said.out) == (Exit.SUCCESS, "")
     assert "There are no keys" in said.err
@@ -153,7 +153,7 @@ def test_what_cannot_be_done_is_said_and_begins_no_list(
     assert not (folder / "state").exists(), "a list closes a hub that was open"
 
 
-def test_nobody_gets_a_second_key_by_making_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_making_a_key_gives_no_caller_a_second_one(capsys: pytest.CaptureFixture[str]) -> None:
     create(capsys)
     said = Said(capsys, "create", "planner", "--allow", "*")
     assert (said.code, said.out) == (Exit.USAGE, "")
@@ -183,7 +183,7 @@ def test_a_tenant_is_one_that_is_configured_where_any_are(folder: Path, capsys: 
 
 
 @pytest.mark.parametrize("words", [("create", "x", "--allow", "*"), ("rotate", "x"), ("revoke", "x"), ("list",)])
-def test_a_list_that_cannot_be_used_is_told_of_and_left_alone(
+def test_an_unusable_list_is_reported_and_left_alone(
     words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create(capsys)
@@ -195,7 +195,7 @@ def test_a_list_that_cannot_be_used_is_told_of_and_left_alone(
     assert file.read_text() == "{"
 
 
-def test_a_folder_that_cannot_be_written_is_told_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "state").write_text("a file")
     said = Said(capsys, "create", "planner", "--allow", "*")
     assert (said.code, said.out) == (Exit.CONFIGURATION, "")

@@ -74,7 +74,7 @@ def test_a_name_of_several_tools_is_an_error_that_names_them(name: str) -> None:
     assert several.value.candidates == ("files.search", "my-web.search")
 
 
-def test_a_tool_called_as_language_models_call_another_takes_nobodys_name() -> None:
+def test_a_tool_named_like_the_llm_name_of_another_takes_no_name() -> None:
     tool_catalog = catalog_of("files.read", "rogue.mcp_files_read")
     with pytest.raises(AmbiguousToolError) as several:
         tool_catalog.resolve("mcp_files_read")
@@ -127,7 +127,7 @@ def test_so_is_one_by_its_name_for_language_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["web.fetch", "mcp_web_fetch"])
-def test_who_may_not_use_a_server_is_not_told_that_it_did_not_come(name: str) -> None:
+def test_a_caller_that_may_not_use_a_server_does_not_learn_that_it_is_missing(name: str) -> None:
     tool_catalog = catalog_of("files.read", missing={"web": "connection refused"})
     for denied in (user("files.*"), user("*", denied=["web.*"]), user("*", denied=[name])):
         with pytest.raises(ToolDeniedError):
@@ -137,7 +137,7 @@ def test_who_may_not_use_a_server_is_not_told_that_it_did_not_come(name: str) ->
             tool_catalog.resolve_for(allowed, name)
 
 
-def test_a_user_is_told_only_of_what_is_that_users_to_use() -> None:
+def test_a_user_sees_only_its_own_tools() -> None:
     tool_catalog = catalog_of("files.read", "files.raze", missing={"web": "connection refused", "vault": "sealed"})
     with pytest.raises(ToolNotFoundError) as unknown:
         tool_catalog.resolve_for(user("files.read", "vault.open"), "files.raed")
@@ -242,7 +242,7 @@ def test_the_digest_changes_with_what_is_said_of_a_tool() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_whoever_changes_a_tool_changes_it_for_nobody_else() -> None:
+def test_changing_a_tool_changes_it_for_no_other_user() -> None:
     entry = Catalog({EVERYTHING: routes_of(tool("read", inputSchema={"type": "object"}))}).resolve("read")
     entry.tool.parameters_schema["type"] = "string"
     assert entry.tool.parameters_schema == {"type": "object"}

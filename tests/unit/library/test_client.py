@@ -91,7 +91,7 @@ async def test_a_server_may_be_described_by_a_dictionary() -> None:
         MCPClient(cast(Any, None))
 
 
-async def test_what_happens_is_told_when_it_happens(client: MCPClient, tmp_path: Path) -> None:
+async def test_events_are_reported_as_they_happen(client: MCPClient, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     chunks = []
     async for chunk in client.call_tool_stream("pay", {"nonce": "n", "mode": f"progress:3,until:{gate}"}):
@@ -171,13 +171,13 @@ def wrapper(bench: Bench) -> MCPClientWrapper:
     return MCPClientWrapper(CONFIG, service=bench)
 
 
-async def test_the_tools_of_this_server_are_told_in_the_words_of_the_protocol() -> None:
+async def test_the_tools_of_this_server_have_the_words_of_the_protocol() -> None:
     found = await wrapper(Bench("files.read", "files.a.b", "other.read")).discover_tools()
     assert [tool["name"] for tool in found] == ["read", "a.b"]
     assert all(tool["inputSchema"]["type"] == "object" for tool in found)
 
 
-async def test_all_that_a_server_says_of_a_tool_is_told() -> None:
+async def test_everything_that_a_server_says_of_a_tool_is_passed_on() -> None:
     more = {"title": "Read", "annotations": {"readOnlyHint": True}, "outputSchema": {"type": "object"}}
     bench = Bench()
     bench.tell(Catalog({EVERYTHING: routes_of(tool("read", "files", description="reads", **more))}))
@@ -206,7 +206,7 @@ async def test_a_call_goes_to_the_tool_of_that_very_name() -> None:
 
 
 @pytest.mark.parametrize("status", [ToolStatus.TIMEOUT, ToolStatus.UNAVAILABLE])
-async def test_a_server_that_is_slow_or_lost_is_told_in_words(status: ToolStatus) -> None:
+async def test_a_slow_or_lost_server_is_reported_in_words(status: ToolStatus) -> None:
     bench = Bench("files.read")
     bench.result = ToolResult("files.read", status, error_message="it took too long")
     assert await wrapper(bench).call_tool("read") == "Error: it took too long"
@@ -233,7 +233,7 @@ async def test_an_error_is_no_longer_than_a_result_may_be() -> None:
         await wrapper(bench).call_tool("read")
 
 
-async def test_a_tool_that_is_unknown_because_its_server_is_away_is_told_in_words() -> None:
+async def test_a_tool_that_is_unknown_because_its_server_is_away_is_reported_in_words() -> None:
     bench = Bench(missing={"files": "it ended"})
     bench.result = ToolResult("files.read", ToolStatus.NOT_FOUND, error_message="Server files is not connected")
     assert (await wrapper(bench).call_tool("read")).startswith("Error: Server files")
@@ -246,7 +246,7 @@ async def test_a_server_that_is_not_there_cannot_be_connected() -> None:
         await client.connect()
 
 
-async def test_after_closing_nothing_is_connected_and_calls_are_told_so() -> None:
+async def test_after_closing_nothing_is_connected_and_calls_get_an_error() -> None:
     bench = Bench("files.read")
     async with wrapper(bench) as client:
         states = [client.is_connected]
@@ -259,7 +259,7 @@ async def test_after_closing_nothing_is_connected_and_calls_are_told_so() -> Non
         await client.discover_tools()
 
 
-async def test_a_service_that_was_shut_down_is_told_in_words() -> None:
+async def test_a_service_that_was_shut_down_is_reported_in_words() -> None:
     bench = Bench("files.read")
     await bench.shutdown()
     assert "shut down" in await wrapper(bench).call_tool("read")

@@ -219,7 +219,7 @@ def test_pictures_are_shown_where_the_provider_takes_them(provider: Provider, sh
 
 
 @pytest.mark.parametrize("content", [[], [{"type": "text", "text": ""}], [{"type": "text", "text": " \n"}]])
-def test_who_says_nothing_is_answered_for_without_words(content: Any) -> None:
+def test_a_silent_tool_gets_an_empty_answer(content: Any) -> None:
     # Anthropic refuses a conversation with a block of text that has none.
     result = ToolResult("f", ToolStatus.SUCCESS, metadata={"content": content})
     (message,) = messages_for([Dispatched(ModelCall("anthropic", "c1", "f", {}), result)])
@@ -267,9 +267,7 @@ async def test_a_call_waits_for_approval(service: ToolService) -> None:
 
 
 @pytest.mark.parametrize("id_", [None, "c1"])
-async def test_of_calls_that_nothing_else_tells_apart_each_waits_for_its_own_approval(
-    service: ToolService, id_: str | None
-) -> None:
+async def test_identical_calls_each_wait_for_their_own_approval(service: ToolService, id_: str | None) -> None:
     dispatcher = Dispatcher(service, needs_approval=True)
     calls = [{"name": ECHO, "args": {"text": text}} for text in ("a", "b", "c")]
     reply = [{"functionCall": call if id_ is None else {**call, "id": id_}} for call in calls]
@@ -357,7 +355,9 @@ async def test_a_listener_that_raises_ends_all_calls_of_the_reply(
     assert await asyncio.to_thread(sleeping.wait, 10)
 
 
-async def test_who_stops_waiting_stops_all_calls_of_the_reply(service: ToolService, sleeping: threading.Event) -> None:
+async def test_cancelling_the_wait_cancels_all_calls_of_the_reply(
+    service: ToolService, sleeping: threading.Event
+) -> None:
     heard = asyncio.Event()
     calls = [{**ANTHROPIC, "id": name, "name": "mcp_builtin_sleeping", "input": {}} for name in ("a", "b")]
     running = asyncio.create_task(Dispatcher(service, on_event=lambda chunk: heard.set()).execute(calls))

@@ -50,7 +50,7 @@ async def test_names_may_have_any_form_and_keep_their_order(service: ToolService
     assert names(await AgentTools(service, ["timestamp", echo]).tools()) == ["builtin.timestamp", "builtin.echo"]
 
 
-async def test_names_that_are_wrong_at_first_are_told(service: ToolService) -> None:
+async def test_names_that_are_wrong_at_first_are_reported(service: ToolService) -> None:
     with pytest.raises(ToolNotFoundError, match=r"builtin\.echo"):
         await AgentTools(service, ["builtin.ehco"]).tools()
     with pytest.raises(ToolDeniedError, match="timestamp"):
@@ -85,7 +85,7 @@ async def test_a_tool_that_goes_later_is_left_out_until_it_is_back(service: Tool
         tool.remove("visiting")
 
 
-async def test_a_model_calls_what_it_was_told_of_and_nothing_else(service: ToolService) -> None:
+async def test_a_model_calls_the_listed_tools_and_nothing_else(service: ToolService) -> None:
     box = AgentTools(service, ["echo"])
     assert (await box.resolve("mcp_builtin_echo")).name == "builtin.echo"
     with pytest.raises(ToolNotFoundError, match="Did you mean mcp_builtin_echo"):
@@ -121,7 +121,7 @@ async def test_a_call_of_a_tool_whose_server_did_not_come_ends_as_unavailable() 
     )
 
 
-async def test_who_may_not_use_it_is_told_nothing_of_its_server() -> None:
+async def test_a_caller_without_permission_learns_nothing_of_the_server() -> None:
     box = AgentTools(Bench("builtin.echo", missing={"web": "connection refused"}))
     ended = await box.look_up("mcp_web_fetch", ECHOER)
     assert isinstance(ended, ToolResult)
@@ -149,7 +149,7 @@ async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolServ
         (lambda universal, parameters: parameters["text"] == "soft", False, None),
     ],
 )
-async def test_who_has_to_agree(service: ToolService, approval: Approval, is_needed: Any, server_status: Any) -> None:
+async def test_the_approver(service: ToolService, approval: Approval, is_needed: Any, server_status: Any) -> None:
     box = AgentTools(service, ["echo"], needs_approval=approval)
     (echo,) = await box.tools()
     assert box.is_approval_needed(echo, {"text": "loud"}) is is_needed
@@ -207,7 +207,7 @@ async def test_names_may_be_what_can_be_read_only_once(service: ToolService) -> 
         assert [box.is_approval_needed(each, {}) for each in await box.tools()] == [True, False]
 
 
-async def test_a_server_that_is_not_there_keeps_nobody_from_the_others() -> None:
+async def test_an_absent_server_costs_only_its_own_tools() -> None:
     async with ToolService() as service:
         await service.shutdown()
         gone = {"name": "gone", "command": "/nonexistent"}
@@ -251,7 +251,7 @@ def counting() -> Any:
     tool.remove("counting")
 
 
-async def test_a_listener_hears_progress_and_gets_the_result(service: ToolService, counting: Any) -> None:
+async def test_a_listener_gets_progress_and_the_result(service: ToolService, counting: Any) -> None:
     box = AgentTools(service, ["counting"])
     (found,) = await box.tools()
     heard: list[ToolStreamChunk] = []
@@ -322,7 +322,7 @@ def test_headers_are_not_shown() -> None:
     assert "secret" not in repr(request)
 
 
-async def test_of_a_tool_that_has_gone_the_model_is_told_by_its_own_name_for_it() -> None:
+async def test_a_vanished_tool_is_reported_under_the_models_name_for_it() -> None:
     bench = Bench("docs.find", "docs.erase")
     box = AgentTools(bench)
     find, _ = await box.tools()
@@ -347,7 +347,7 @@ class Awaited:
 
 @pytest.mark.parametrize("function", [awaited, Awaited()])
 @pytest.mark.parametrize("name", ["user_context", "session_id", "headers"])
-def test_an_async_function_is_refused_where_nobody_awaits_it(name: str, function: Any) -> None:
+def test_an_async_function_is_refused_where_it_cannot_be_awaited(name: str, function: Any) -> None:
     with pytest.raises(TypeError, match=rf"^{name} is an async function, which is not awaited here"):
         CallOptions(**{name: function})
     with pytest.raises(TypeError, match=r"^needs_approval is an async function"):
@@ -373,6 +373,6 @@ async def test_what_a_function_gives_instead_is_named() -> None:
 
 
 @pytest.mark.parametrize("timeout", ["5", -1, True])
-def test_a_timeout_that_is_none_is_refused_before_a_model_hears_of_it(timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused_before_a_model_sees_it(timeout: Any) -> None:
     with pytest.raises(ConfigurationError, match="timeout must be a number of seconds, 0 or more, not "):
         CallOptions(timeout=timeout)

@@ -65,7 +65,7 @@ async def test_what_is_raised_there_is_raised_here(loop_thread: LoopThread) -> N
         await loop_thread.run(broken_later())
 
 
-def test_on_it_nothing_crosses_and_nobody_stands_still(loop_thread: LoopThread) -> None:
+def test_on_it_nothing_crosses_and_nothing_blocks(loop_thread: LoopThread) -> None:
     async def there() -> tuple[bool, str, bool]:
         with pytest.raises(WrongThreadError, match="would wait for itself for ever"):
             loop_thread.run_blocking(where())
@@ -78,7 +78,7 @@ def test_on_it_nothing_crosses_and_nobody_stands_still(loop_thread: LoopThread) 
     assert loop_thread.run_blocking(there()) == (True, "isthmus", True)
 
 
-async def test_who_is_cancelled_cancels_what_runs_there(loop_thread: LoopThread) -> None:
+async def test_a_cancelled_waiter_cancels_what_runs_there(loop_thread: LoopThread) -> None:
     ended = threading.Event()
     task = asyncio.create_task(loop_thread.run(for_ever(ended)))
     await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_who_is_cancelled_cancels_what_runs_there(loop_thread: LoopThread)
     assert await asyncio.to_thread(ended.wait, SECONDS)
 
 
-async def test_nobody_waits_for_what_is_started(loop_thread: LoopThread) -> None:
+async def test_a_started_task_is_not_waited_for(loop_thread: LoopThread) -> None:
     ran = threading.Event()
 
     async def later() -> None:
@@ -109,7 +109,7 @@ async def test_what_is_cancelled_there_was_closed(loop_thread: LoopThread) -> No
         await loop_thread.run(cancelled())
 
 
-def test_who_tries_to_end_the_program_from_it_does_not_end_it(loop_thread: LoopThread) -> None:
+def test_an_exit_from_the_loop_thread_does_not_end_the_program(loop_thread: LoopThread) -> None:
     async def leave() -> None:
         sys.exit("bye")
 

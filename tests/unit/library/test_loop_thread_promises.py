@@ -42,7 +42,7 @@ def to_itself() -> AwaitablePromise[Any]:
 
 
 @pytest.mark.parametrize("make", [new_promise, to_itself])
-async def test_who_has_left_is_not_reached(make: Callable[[], AwaitablePromise[Any]]) -> None:
+async def test_a_waiter_that_has_left_is_not_reached(make: Callable[[], AwaitablePromise[Any]]) -> None:
     promise = make()
     waiting = asyncio.create_task(promise.wait())
     await asyncio.sleep(0)
@@ -125,7 +125,7 @@ def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: 
     _on_new_loop(cross_all())
 
 
-def test_what_is_given_on_the_loop_that_waits_wakes_nobody(wakes: list[object]) -> None:
+def test_a_result_on_the_waiting_loop_wakes_no_thread(wakes: list[object]) -> None:
     async def cross() -> None:
         promise = new_promise()
         promise.set_result("there")
@@ -174,7 +174,7 @@ async def test_what_leaves_where_many_came_back_leaves_together_and_in_order() -
     assert called == [0, 1, 2]
 
 
-async def test_who_cannot_leave_with_the_others_hears_why() -> None:
+async def test_a_waiter_that_cannot_leave_with_the_others_learns_why() -> None:
     held = await come_back(2)
     promises = [AsyncioPromise[None](asyncio.get_running_loop()) for _ in range(2)]
 
@@ -190,7 +190,7 @@ async def test_who_cannot_leave_with_the_others_hears_why() -> None:
     assert len(held) == 2
 
 
-async def test_who_fails_on_the_other_side_keeps_nobody_from_it() -> None:
+async def test_a_failure_on_the_other_side_delays_no_other() -> None:
     held = await come_back(2)
     first, second = (AsyncioPromise[str](asyncio.get_running_loop()) for _ in range(2))
 
@@ -252,7 +252,7 @@ async def test_a_bell_that_was_answered_already_may_be_answered_again() -> None:
         assert await promise.wait() == "there"
 
 
-async def test_who_is_behind_somebody_interrupted_is_reached_all_the_same() -> None:
+async def test_a_waiter_behind_an_interrupted_one_is_reached_all_the_same() -> None:
     second: AsyncioPromise[str] = AsyncioPromise(asyncio.get_running_loop())
 
     def interrupted(_: object) -> None:

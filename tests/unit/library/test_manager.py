@@ -72,7 +72,7 @@ async def test_all_servers_are_in_one_service_and_its_own_tools_are_left_out(wor
     assert workspace.manager.connected_servers == ["a", "b"]
 
 
-async def test_a_server_that_failed_costs_its_own_tools_and_is_told(
+async def test_a_server_that_failed_costs_its_own_tools_and_is_reported(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
     await workspace.begin(Bench("a.x", "a.y", missing={"b": "it ended"}), "a", "b")
@@ -105,14 +105,14 @@ async def test_a_tool_that_is_described_anew_is_registered_anew(workspace: Works
     assert workspace.registry.get("mcp_a_y") is kept
 
 
-async def test_the_service_of_a_manager_is_nobody_elses(workspace: Workspace) -> None:
+async def test_the_service_of_a_manager_is_private(workspace: Workspace) -> None:
     bench = await workspace.begin(Bench("a.x"), "a")
     with pytest.raises(ServiceClosedError):
         default_service()
     assert bench.is_open
 
 
-async def test_a_server_that_is_lost_and_found_again_is_told(
+async def test_a_server_that_is_lost_and_found_again_is_reported(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = await workspace.begin(Bench("a.x"), "a")
@@ -138,9 +138,7 @@ async def test_tools_that_would_share_a_name_have_digits_as_long_as_both_are_the
     assert workspace.registry.original_of("mcp_web_search_query") == ("web_search", "query")
 
 
-async def test_a_name_that_somebody_has_already_stays_theirs(
-    workspace: Workspace, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_used_name_stays_with_its_owner(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:
     own = ToolDef("mcp_a_x", "mine", {}, lambda: "mine")
     workspace.registry.register(own)
     bench = await workspace.begin(Bench("a.x", "a.y"), "a")
@@ -162,7 +160,7 @@ async def test_a_name_that_becomes_free_is_taken_and_what_was_taken_out_stays_ou
     assert workspace.registry.original_of("mcp_a_x") == ("a", "x")
 
 
-async def test_what_a_server_listed_wrongly_is_told_once(
+async def test_a_wrong_listing_of_a_server_is_reported_once(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench("a.x")
@@ -273,7 +271,7 @@ async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_cha
     assert made.func() == "x" * 10 + "\n[19,990 of 20,000 characters left out]"
 
 
-async def test_who_cannot_stop_watching_what_a_fork_left_behind_still_clears_the_registry(workspace: Workspace) -> None:
+async def test_a_failing_unwatch_after_a_fork_still_clears_the_registry(workspace: Workspace) -> None:
     await workspace.begin(Bench("web.search"), "web")
     stock = workspace.manager._tools
     assert stock is not None
@@ -358,7 +356,7 @@ def test_without_any_file_there_are_no_servers_and_nothing_is_said(
     assert caplog.records == []
 
 
-def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
+def test_a_named_file_that_is_missing_is_reported_and_the_next_is_read(
     agent_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(FILE_VARIABLE, "/nowhere/mcp.json")
@@ -371,7 +369,7 @@ def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
-def test_what_is_there_and_is_no_file_is_told_and_the_next_is_read(
+def test_a_path_that_is_not_a_file_is_reported_and_the_next_is_read(
     kind: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = agent_folder / "mcp.json"
@@ -424,7 +422,7 @@ def test_contents_that_hold_no_servers_are_an_error_in_the_log(data: Any, caplog
 @pytest.mark.parametrize(
     ("held", "told"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
 )
-def test_where_servers_should_be_is_something_else_and_that_is_told(
+def test_something_else_in_place_of_servers_is_reported(
     held: Any, told: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (agent_folder / "mcp.json").write_text(json.dumps({"mcpServers": held}))
@@ -508,7 +506,7 @@ def test_a_disabled_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None
     assert "off is disabled" in caplog.text
 
 
-def test_a_name_that_no_server_can_have_is_mended_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_illegal_server_name_is_changed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     found = MCPConfigLoader._parse_config({"mcpServers": {"my server.v2": STDIO, "文件": STDIO, "builtin": STDIO}})
     assert names(found) == ["my-server-v2", "server-1375d8", "builtin-34b4bc"]
     assert "the server is called my-server-v2" in caplog.text
@@ -608,14 +606,14 @@ def test_what_is_no_mcp_server_is_left_to_the_service(caplog: pytest.LogCaptureF
     assert "ToolService.initialize(path)" in caplog.text
 
 
-def test_who_has_no_home_has_no_file_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_there_is_no_file_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homeless(monkeypatch)
     assert MCPConfigLoader.load(workspace_root=tmp_path) == []
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": STDIO}}))
     assert names(MCPConfigLoader.load("~/mcp.json", tmp_path)) == ["one"]
 
 
-async def test_who_has_no_home_has_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_home_there_is_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homeless(monkeypatch)
     (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
     service = ToolService()

@@ -66,7 +66,7 @@ async def test_text_is_cut_to_what_the_tool_allows_and_other_values_are_not() ->
     assert registry.call_tool("rows") == list(range(9))
 
 
-async def test_an_unknown_name_is_told_with_names_like_it() -> None:
+async def test_an_unknown_name_is_answered_with_similar_names() -> None:
     registry = ToolRegistry([tool("mcp_files_read")])
     with pytest.raises(ToolNotFoundError, match="Did you mean mcp_files_read"):
         registry.call_tool("mcp_file_read")
@@ -136,21 +136,21 @@ def test_an_exchange_takes_out_only_what_it_put_in() -> None:
     assert registry.names == ["a", "b"]
 
 
-def test_whoever_reads_sees_a_whole_list_while_tools_come_and_go() -> None:
+def test_a_reader_sees_a_whole_list_while_tools_come_and_go() -> None:
     pairs = [tool("left"), tool("right")]
     registry = ToolRegistry()
-    is_over = threading.Event()
+    is_done = threading.Event()
 
     def change() -> None:
         for _ in range(500):
             registry.exchange([], pairs)
             registry.exchange(pairs, [])
-        is_over.set()
+        is_done.set()
 
     writer = threading.Thread(target=change)
     writer.start()
     seen = set()
-    while not is_over.is_set():
+    while not is_done.is_set():
         seen.add(tuple(registry.names))
     writer.join()
     assert seen <= {(), ("left", "right")}

@@ -31,7 +31,7 @@ def test_names_servers_and_the_star_are_granted_once_each() -> None:
 
 
 @pytest.mark.parametrize("odd", ["", ".", "files.", ".read", "files.re*", "*.read", "may edit", "a" * 51, "agent:"])
-def test_what_is_no_pattern_is_somebody_elses_business(odd: str) -> None:
+def test_a_text_that_is_not_a_pattern_is_left_to_others(odd: str) -> None:
     assert grants_of(user(odd, "web.*")).allow == ("web.*",)
     assert grants_of(user(odd)).allow == BUILTIN_ONLY
 
@@ -49,7 +49,7 @@ def test_one_text_is_one_permission_and_not_its_letters() -> None:
     assert grants_of(UserContext("ada", permissions=whole)).allow == ("files.*",)
 
 
-def test_somebody_of_another_kind_may_use_the_built_in_tools() -> None:
+def test_a_user_of_another_kind_may_use_the_built_in_tools() -> None:
     stranger: Any = {"user_id": "ada"}
     assert grants_of(stranger).allow == BUILTIN_ONLY
 

@@ -16,7 +16,7 @@ def tool(schema: dict[str, Any] = SCHEMA, **fields: Any) -> ToolDef:
     return ToolDef("read", "reads", schema, lambda **_: "", **fields)
 
 
-def test_responses_is_told_not_to_make_every_argument_required() -> None:
+def test_responses_does_not_make_every_argument_required() -> None:
     expected = {"type": "function", "name": "read", "description": "reads", "parameters": SCHEMA, "strict": False}
     assert tool().to_openai_schema() == expected
 

@@ -58,18 +58,18 @@ async def test_one_wrong_name_is_its_own_error() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, 7, [7], [None], [["echo"]], [UniversalTool("builtin.echo")]])
-async def test_what_are_no_names_are_told_by_their_type(odd: Any) -> None:
+async def test_values_that_are_not_names_are_reported_by_their_type(odd: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a (string|list of names), not (NoneType|int|list|UniversalTool)$"):
         await RESOLVER.resolve_tools(odd)
 
 
 @pytest.mark.parametrize("odd", ["ada", {"permissions": ["*"]}])
-async def test_who_is_no_user_is_told_by_their_type(odd: Any) -> None:
+async def test_a_value_that_is_not_a_user_is_reported_by_its_type(odd: Any) -> None:
     with pytest.raises(TypeError, match=r"user_context must be a UserContext, not (str|dict)$"):
         await RESOLVER.resolve_tools(["echo"], odd)
 
 
-async def test_several_wrong_names_are_told_at_once() -> None:
+async def test_several_wrong_names_are_reported_at_once() -> None:
     names = ["echo", "nothing", "search", "web.weather", "files.read"]
     with pytest.raises(UnresolvedToolsError) as wrong:
         await RESOLVER.resolve_tools(names, user("files.*", "web.search"))
@@ -127,7 +127,7 @@ def test_of_several_one_has_to_be_named() -> None:
     assert default_service() is second
 
 
-def test_a_service_that_nobody_holds_any_more_does_not_count() -> None:
+def test_a_service_without_references_does_not_count() -> None:
     register_service(CatalogService("builtin.echo"))
     with pytest.raises(ServiceClosedError, match=NONE):
         default_service()
@@ -171,7 +171,7 @@ async def test_an_agent_may_always_have_one_tool_or_none(defaults: Any, found: l
         ({"colour": "blue"}, "unexpected keyword argument 'colour'"),
     ],
 )
-async def test_what_a_task_has_not_is_told(said: dict[str, Any], words: str) -> None:
+async def test_a_missing_field_of_a_task_is_reported(said: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         await ENGINE.create_task_request(tool_names=["echo"], **said)
 
@@ -228,7 +228,7 @@ async def test_a_name_of_several_tools_none_of_which_is_the_users_is_left_out_an
 
 
 @pytest.mark.parametrize("wrong", [["wether"], ["wether", "search"]])
-async def test_wrong_names_are_told_together(wrong: list[str]) -> None:
+async def test_wrong_names_are_reported_together(wrong: list[str]) -> None:
     with pytest.raises(UnresolvedToolsError) as unresolved:
         await ENGINE.create_task_request(tool_names=["echo", *wrong], user_context=user("files.*", "web.*"))
     kinds = {"wether": ToolNotFoundError, "search": AmbiguousToolError}

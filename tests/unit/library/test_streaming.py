@@ -7,7 +7,7 @@ from isthmus.library.streaming import Execution
 from isthmus.model.calls import Event, Outcome
 
 
-class Heard:
+class OutcomeRecorder:
     """Takes what happens to a call."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ async def test_a_call_is_started_unless_it_was_cancelled_before(*, is_wanted: bo
         ran.append(text)
         return text
 
-    heard = Heard()
+    heard = OutcomeRecorder()
     try:
         async with ToolService() as service:
             loop_thread, engine = service._open_engine()

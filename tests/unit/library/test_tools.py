@@ -88,7 +88,7 @@ async def test_a_function_is_a_tool_and_stays_a_function(service: ToolService) -
     assert (await run(service, "add", a=2)).result_data == {"result": 3}
 
 
-async def test_what_is_said_of_it_is_what_agents_are_told(service: ToolService) -> None:
+async def test_its_docstring_is_its_description(service: ToolService) -> None:
     @tool(name="sum", description="In other words", annotations={"readOnlyHint": True}, inline=True)
     def add(a: int) -> int:
         """Never seen."""
@@ -169,7 +169,7 @@ async def test_progress_questions_and_the_session_come_by_the_context(service: T
         assert chunks[-1].content == {"result": "{'name': 'Ann'} of s1"}
 
 
-async def test_a_program_that_answers_no_questions_is_told_so_by_the_tool() -> None:
+async def test_the_tool_says_that_the_program_answers_no_questions() -> None:
     @tool
     async def greet(context: ToolContext) -> Any:
         return await context.ask("Who?", NAME)
@@ -336,7 +336,7 @@ async def test_an_object_gives_models_piece_by_piece_too(service: ToolService) -
     ]
 
 
-async def test_what_a_task_group_failed_of_is_told(service: ToolService) -> None:
+async def test_the_failure_of_a_task_group_is_reported(service: ToolService) -> None:
     @tool
     async def look() -> None:
         async with asyncio.TaskGroup() as group:
@@ -346,7 +346,7 @@ async def test_what_a_task_group_failed_of_is_told(service: ToolService) -> None
     assert "ValueError: invalid literal for int() with base 10: 'seven'" in str(result.error_message)
 
 
-async def test_a_result_that_json_has_not_is_told_with_what_to_return(service: ToolService) -> None:
+async def test_a_result_without_a_json_form_is_reported_with_what_to_return(service: ToolService) -> None:
     @tool
     def give() -> Any:
         return {"it": object()}
@@ -530,7 +530,7 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
         ([], [("error", "RuntimeError: its stream ended without a final chunk")]),
     ],
 )
-async def test_what_an_object_tells_by_steps_is_heard(
+async def test_progress_of_an_object_arrives_step_by_step(
     service: ToolService, chunks: list[ToolStreamChunk], heard: list[Any]
 ) -> None:
     stepwise = Stepwise()

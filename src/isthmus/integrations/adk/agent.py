@@ -141,7 +141,7 @@ class AdkDomainAgent:
         try:
             message: types.Content | None = await self._first_message(request, run)
             while message is not None:
-                pending = _Pending(names)
+                pending = _PendingApprovals(names)
                 events = runner.run_async(
                     user_id=_user_id(task),
                     session_id=run.session_id,
@@ -230,7 +230,7 @@ class AdkDomainAgent:
                 await self._sessions.append_event(session, event)
         return message
 
-    async def _decisions(self, pending: _Pending) -> types.Content | None:
+    async def _decisions(self, pending: _PendingApprovals) -> types.Content | None:
         """The decisions of `approve` on pending calls; None without pending calls or without `approve`."""
         if not pending.asked or self._approve is None:
             return None
@@ -241,7 +241,7 @@ class AdkDomainAgent:
         return _approval_content(decisions)
 
 
-class _Pending:
+class _PendingApprovals:
     """Calls that wait for approval."""
 
     def __init__(self, names: Mapping[str, str]) -> None:

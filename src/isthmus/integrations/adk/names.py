@@ -26,7 +26,7 @@ from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError, Too
 from isthmus.library.integration_base import llm_name_of
 from isthmus.library.results import refused_result, unavailable_result
 from isthmus.library.service import ToolService
-from isthmus.model.locations import without_locations
+from isthmus.model.readable_text import without_locations
 
 RESERVED = frozenset(
     {

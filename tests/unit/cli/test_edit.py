@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.cli.edit import ImportOptions, import_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.imports import ImportOptions, import_servers
 from isthmus.cli.main import main
 from isthmus.config.dialects import CLIENTS
 from isthmus.config.importing import transport_of
@@ -96,7 +96,7 @@ def test_a_second_time_there_is_nothing_new(folder: Path, capsys: pytest.Capture
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_what_differs_is_kept_unless_told_otherwise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differing_entries_are_kept_unless_overridden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder / ".cursor/mcp.json", ENTRIES)
     file = folder / "isthmus.toml"
     file.write_text(OWN + '\n[servers.files]\ncommand = "mine"\n')
@@ -130,9 +130,7 @@ def test_a_file_with_secrets_is_for_its_owner_alone(folder: Path, capsys: pytest
     assert "hunter22" not in shown.out + shown.err
 
 
-def test_a_new_file_is_for_its_owner_alone_and_what_it_hides_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_file_is_private_and_hidden_files_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder / "mcp.json", ENTRIES)
     written(folder / ".cursor/mcp.json", {"a": {"command": "x"}})
     assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
@@ -205,7 +203,7 @@ def test_findings_for_programs(folder: Path, capsys: pytest.CaptureFixture[str])
         (ImportOptions(["cursor"], into=Path("x.json")), Exit.USAGE, "must be a TOML file"),
     ],
 )
-def test_wrong_usage_is_told_apart(wanted: ImportOptions, code: Exit, message: str) -> None:
+def test_wrong_usage_has_its_own_exit_code(wanted: ImportOptions, code: Exit, message: str) -> None:
     with pytest.raises(CommandFailed, match=message) as failed:
         import_servers(wanted)
     assert failed.value.exit == code
@@ -234,7 +232,7 @@ def test_finding_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> Non
     assert "No servers were found." in capsys.readouterr().err
 
 
-def test_of_a_client_without_a_file_it_is_told_where_that_was_looked_for(
+def test_for_a_client_without_a_file_the_searched_places_are_listed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", "cursor"]) == Exit.CONFIGURATION
