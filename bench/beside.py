@@ -1,11 +1,14 @@
 """`python -m bench.beside`: how long ordinary calls take while scripts of other callers do their worst.
 
 A hub has a server over HTTP. One caller calls it every few milliseconds. Two others keep every worker of the sandbox
-busy with scripts that loop for ever, eat memory, recurse, print without end, and call tools. Quiet and busy rounds take
+busy with scripts that loop for ever, eat memory, recurse, print without end, and call tools. Calls of scripts are work
+of the hub like any others, so in rounds of their own an ordinary caller makes as many. Quiet and busy rounds take
 turns, and each has its p99; what is compared is the median of the rounds. Hub, server and caller have the usual
-priority, and the hub has given its workers the lowest, so the machine should have nothing else to do. On one that has,
-`--real-time` runs hub, server and caller before all other programs, see `prefer`; workers then get little time, and
-call few tools. Ends with 1 when the promise is not kept, or when other programs were too busy to tell.
+priority; the hub's sandbox and the callers of scripts have a low one, so the machine should have nothing else to do. On
+one that has, `--real-time` runs hub, server and caller before all other programs, see `prefer`; workers then get little
+time, and call few tools. Ends with 1 when a promise is not kept, or when other programs were too busy to tell. A
+program that starts every second is enough to decide the p99: while scripts compute, Linux starts it on the hub's core.
+So the processes and threads that the machine starts in quiet rounds are printed, too.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Self
+from threading import Thread
+from typing import NamedTuple, Self
 
 import httpx2
 
 from bench.context import hub_of, key_of
-from bench.messages import asks
+from bench.messages import asks, call_body, call_headers, http_request
 from bench.processes import PORT_PRINTED, Program
+from isthmus.code.sandbox_process import yield_to_others
 
 PROMISED = 1.2
 BEAT_SECONDS = 0.003
@@ -51,8 +56,18 @@ SCRIPTS = {
         "import asyncio\nwhile True:\n    await asyncio.gather(*[echo_echo(text='x') for n in range(50)])",
     ),
 }
-"""What the scripts do. Each ends by a limit, or by itself, and another one begins. The promise is for those that
-compute: calls of a script are work of the hub like any others."""
+"""What the scripts do. Each ends by a limit, or by itself, and another one begins."""
+
+ORDINARY = "ordinary"
+AT_ONCE = 16
+"""How many calls of a script run at once: `[code] calls_at_once`."""
+
+
+class Figures(NamedTuple):
+    """The median and the p99 of one round, in milliseconds."""
+
+    p50: float
+    p99: float
 
 
 class Caller:
@@ -75,22 +90,21 @@ class Caller:
         self._process.stdin.close()
         self._process.wait()
 
-    async def p99(self) -> tuple[float, float]:
-        """The median and the p99 of one round, in milliseconds."""
+    async def p99(self) -> Figures:
+        """Make one round."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{self._seconds}\n")
         self._process.stdin.flush()
         line = await asyncio.to_thread(self._process.stdout.readline)
         cuts = quantiles(json.loads(line), n=100)
-        return cuts[49] * 1e3, cuts[98] * 1e3
+        return Figures(cuts[49] * 1e3, cuts[98] * 1e3)
 
 
 def call_for_ever(port: int) -> None:
     """Be the caller: a line with seconds makes a round, and its latencies are printed."""
     wires = [ask.wire for ask in asks("/mcp", "echo.echo", "modern", _key("plain"), first_id=1, count=1000)]
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(port) as connection:
         for line in sys.stdin:
             took: list[float] = []
             end = time.perf_counter() + float(line)
@@ -100,6 +114,39 @@ def call_for_ever(port: int) -> None:
                 took.append(time.perf_counter() - began)
                 time.sleep(max(0.0, BEAT_SECONDS - took[-1]))
             print(json.dumps(took), flush=True)
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to the hub."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def call_like_scripts(port: int, singles: float, gathered: float) -> None:
+    """Be an ordinary caller that calls so often a second, one after the other and many at once, until it is ended.
+
+    What it computes itself disturbs no other program, like a script.
+    """
+    yield_to_others()
+    long, short = "x" * 1000, "x"
+    for text, rate, at_once in ((long, singles / 2, 1), (short, gathered / 2, AT_ONCE)):
+        headers = call_headers("echo.echo", "modern", _key("plain"))
+        wire = http_request("/mcp", headers, call_body(1, "echo.echo", text, "modern"))
+        for _ in range(2):
+            Thread(target=_call_at_rate, args=(port, wire, rate, at_once)).start()
+
+
+def _call_at_rate(port: int, wire: bytes, rate: float, at_once: int) -> None:
+    connections = [connected(port) for _ in range(at_once)]
+    due = time.perf_counter()
+    while True:
+        for connection in connections:
+            connection.sendall(wire)
+        for connection in connections:
+            _read(connection)
+        due += at_once / max(rate, 1.0)
+        time.sleep(max(0.0, due - time.perf_counter()))
 
 
 def _read(connection: socket.socket) -> None:
@@ -133,6 +180,10 @@ class Scripts:
         self._scripts = scripts
         self._tasks: list[asyncio.Task[None]] = []
         self.ended = 0
+        self.rates: list[float] = []
+        """How many calls a second the scripts of each kind made."""
+        self._calls = [0] * len(scripts)
+        self._began = time.perf_counter()
 
     async def __aenter__(self) -> Self:
         # One caller has at most half of the workers.
@@ -141,6 +192,8 @@ class Scripts:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._began
+        self.rates = [calls / seconds for calls in self._calls]
         failed = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -155,9 +208,10 @@ class Scripts:
         async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60.0) as http:
             while True:
                 for turn in range(len(self._scripts)):
-                    script = self._scripts[(turn + 3 * number) % len(self._scripts)]
-                    answer = await http.post(url, json={"code": script})
+                    kind = (turn + 3 * number) % len(self._scripts)
+                    answer = await http.post(url, json={"code": self._scripts[kind]})
                     assert answer.status_code == 200, answer.text
+                    self._calls[kind] += answer.json()["structuredContent"]["calls"]
                     self.ended += 1
 
 
@@ -175,10 +229,12 @@ def prefer() -> bool:
 
 
 async def measure(rounds: int, seconds: float, *, real_time: bool) -> int:
-    """Print the figures; 1 if the promise is not kept."""
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in ("quiet", *SCRIPTS)}
+    """Print the figures; 1 if a promise is not kept."""
+    found: dict[str, list[Figures]] = {kind: [] for kind in ("quiet", *SCRIPTS, ORDINARY)}
     ended = dict.fromkeys(SCRIPTS, 0)
+    rates: list[float] = []
     idles: list[float] = []
+    starts: list[float] = []
     is_preferred = real_time and prefer()
     with ExitStack() as held:
         echo = held.enter_context(Program("bench.direct")).port(PORT_PRINTED)
@@ -187,29 +243,53 @@ async def measure(rounds: int, seconds: float, *, real_time: bool) -> int:
         port = int(url.split(":")[2].split("/")[0])
         caller = held.enter_context(Caller(port, seconds))
         await caller.p99()
+        yield_to_others()  # what the scripts' caller computes is no work of the hub
         for _ in range(rounds):
-            before = idle_and_all()
+            before, begun = idle_and_all(), started()
             found["quiet"].append(await caller.p99())
             after = idle_and_all()
+            starts.append((started() - begun) / seconds)
             idles.append((after[0] - before[0]) / (after[1] - before[1]))
+            made: list[float] = []
             for kind, scripts in SCRIPTS.items():
                 async with Scripts(port, scripts) as running:
                     found[kind].append(await caller.p99())
                 ended[kind] += running.ended
-    quiet = median(p99 for _, p99 in found["quiet"])
-    idle = median(idles)
-    ratios = {kind: median(p99 for _, p99 in found[kind]) / quiet for kind in SCRIPTS}
+                made = running.rates
+            rates.append(sum(made))
+            found[ORDINARY].append(await _beside_ordinary_calls(caller, port, made))
+    p99 = {kind: median(each.p99 for each in figures) for kind, figures in found.items()}
     _print("quiet", found["quiet"])
-    for kind, ratio in ratios.items():
+    for kind in SCRIPTS:
         _print(f"beside scripts that are {kind}", found[kind])
-        print(f"{'':34} {ratio:.2f} times the quiet p99; {ended[kind]} scripts ended")
+        print(f"{'':34} {p99[kind] / p99['quiet']:.2f} times the quiet p99; {ended[kind]} scripts ended")
+    _print("beside as many ordinary calls", found[ORDINARY])
+    print(f"{'':34} {p99[ORDINARY] / p99['quiet']:.2f} times the quiet p99; {median(rates):.0f} calls a second")
+    print(f"processes and threads that start in quiet rounds: {median(starts):.1f} a second")
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load average {load}, {'real-time' if is_preferred else 'usual'} priority")
-    print(f"promised beside scripts that are computing: at most {PROMISED:g} times the quiet p99")
-    if idle < IDLE_LEAST and not is_preferred:
+    kept = {
+        "computing, against quiet": p99["computing"] / p99["quiet"],
+        "calling, against as many ordinary calls": p99["calling"] / p99[ORDINARY],
+    }
+    for name, ratio in kept.items():
+        print(f"scripts that are {name}: {ratio:.2f} (promised: at most {PROMISED:g})")
+    if (idle := median(idles)) < IDLE_LEAST and not is_preferred:
         print(f"void: the cores were idle for {idle:.0%} of the quiet rounds, so other programs decided the figures")
         return 1
-    return 1 if ratios["computing"] > PROMISED else 0
+    return int(max(kept.values()) > PROMISED)
+
+
+async def _beside_ordinary_calls(caller: Caller, port: int, rates: Sequence[float]) -> Figures:
+    """A round beside a caller that makes as many calls as scripts did."""
+    command = ("-m", "bench.beside", "--like-scripts", str(port), *map(str, rates))
+    load = await asyncio.create_subprocess_exec(sys.executable, *command)
+    try:
+        await asyncio.sleep(2.0)  # it has started, and calls
+        return await caller.p99()
+    finally:
+        load.kill()
+        await load.wait()
 
 
 def idle_and_all() -> tuple[int, int]:
@@ -218,10 +298,16 @@ def idle_and_all() -> tuple[int, int]:
     return ticks[3] + ticks[4], sum(ticks[:8])
 
 
-def _print(name: str, rounds: Sequence[tuple[float, float]]) -> None:
-    p99s = sorted(p99 for _, p99 in rounds)
+def started() -> int:
+    """How many processes and threads the machine has started."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
+
+
+def _print(name: str, rounds: Sequence[Figures]) -> None:
+    p99s = sorted(each.p99 for each in rounds)
     print(
-        f"{name:34} p50 {median(p50 for p50, _ in rounds):5.2f} ms, p99 {median(p99s):6.2f} ms"
+        f"{name:34} p50 {median(each.p50 for each in rounds):5.2f} ms, p99 {median(p99s):6.2f} ms"
         f" (rounds: {p99s[0]:.2f} to {p99s[-1]:.2f})"
     )
 
@@ -233,7 +319,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--real-time", action="store_true", help="before all other programs; needs the right to")
     parser.add_argument("--call", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--like-scripts", type=float, nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.like_scripts:
+        port, singles, gathered = given.like_scripts
+        call_like_scripts(int(port), singles, gathered)
+        return 0
     if given.call:
         call_for_ever(given.call)
         return 0

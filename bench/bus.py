@@ -21,9 +21,10 @@ from typing import NamedTuple
 import uvloop
 
 from bench.processes import Program, cpu_clock_of
-from isthmus.cluster.bus import Bus, BusChannel, BusSettings, ChannelEnd, NodeId
+from isthmus.cluster.bus import Bus, BusChannel, ChannelEnd, NodeId
 from isthmus.cluster.nats import NatsBus, NatsSettings
 from isthmus.cluster.sessions import BaseBus
+from isthmus.cluster.settings import BusSettings
 from isthmus.cluster.unix import UnixBus
 
 PROMISED_US = 150.0
@@ -58,6 +59,8 @@ class Answers:
 
     def writable(self) -> None: ...
 
+    def silent(self, confirmed: int) -> None: ...
+
     def closed(self, end: ChannelEnd) -> None: ...
 
 
@@ -71,6 +74,8 @@ class Echo:
         self._channel.send(message)
 
     def writable(self) -> None: ...
+
+    def silent(self, confirmed: int) -> None: ...
 
     def closed(self, end: ChannelEnd) -> None: ...
 

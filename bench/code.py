@@ -1,7 +1,7 @@
 """`python -m bench.code`: what a call costs inside a script, and how long a script takes to start.
 
 A hub in this process has one server that answers at once. The same calls are made directly and by scripts, of which
-some are durable (SQLite). A cost is CPU time of this process, all its threads, and of the sandbox's worker; the least
+some are durable (SQLite). A cost is CPU time of this process, and of the sandbox's processes; the least
 disturbed round counts. The start is the time from the request to the script's first call, its type check included, with
 a warm worker; that is the median. Ends with 1 when a promise is not kept.
 """
@@ -15,12 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import uvloop
 from msgspec import Raw
 
+from bench.processes import cpu_clock_of
 from bench.scenarios import CALLER, SERVER, hub_with_instant_server
 from isthmus.code.scripts import RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
@@ -31,6 +33,7 @@ from isthmus.credentials.sealing import ProcessSealer
 from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
+from isthmus.transport.process_tree import descendants
 
 PROMISED_MICROSECONDS = 300.0
 PROMISED_MILLISECONDS = 25.0
@@ -59,15 +62,16 @@ class Ended:
         self.done.set_result(outcome)
 
 
-def worker_seconds() -> float:
-    """The CPU time of this process's children, the sandbox's workers, and of their ended siblings."""
-    ticks = 0.0
-    for task in Path("/proc/self/task").glob("*/children"):
-        for pid in task.read_text().split():
-            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                ticks += int(thread.read_text().split()[0]) / 1e9
-    ended = os.times()
-    return ticks + ended.children_user + ended.children_system
+def sandbox_seconds() -> float:
+    """The CPU time of the sandbox: of this process's children, their children, and what these have ended."""
+    seconds = 0.0
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended
+            seconds += time.clock_gettime(cpu_clock_of(pid))
+            # After the name, which may contain anything: the time of ended children is in the fields 16 and 17.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            seconds += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def loop_of(count: int) -> str:
@@ -75,7 +79,7 @@ def loop_of(count: int) -> str:
 
 
 async def cost(work: Callable[[int], Awaitable[None]]) -> tuple[float, float]:
-    """CPU microseconds of a call: of the hub, and of the workers."""
+    """CPU microseconds of a call: of the hub, and of the sandbox."""
     few, many = await cost_of(lambda: work(FEW)), await cost_of(lambda: work(MANY))
     return (many[0] - few[0]) / (MANY - FEW) * 1e6, (many[1] - few[1]) / (MANY - FEW) * 1e6
 
@@ -83,14 +87,14 @@ async def cost(work: Callable[[int], Awaitable[None]]) -> tuple[float, float]:
 async def cost_of(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
     """CPU seconds of some work."""
     found = []
-    workers = worker_seconds()
+    workers = sandbox_seconds()
     for _ in range(ROUNDS):
         hub = time.process_time()
         await work()
         found.append(time.process_time() - hub)
     await asyncio.sleep(0.5)  # the last worker ends
-    # Workers come and go, so that theirs is the mean of all rounds.
-    return min(found), (worker_seconds() - workers) / ROUNDS
+    # Workers come and go, so that the sandbox's is the mean of all rounds.
+    return min(found), (sandbox_seconds() - workers) / ROUNDS
 
 
 async def call_directly(hub: Hub, count: int) -> None:
@@ -143,7 +147,7 @@ async def measure() -> int:
         stored = await cost(lambda count: durable.run(loop_of(count), is_durable=True))
         starts = []
         for _ in range(STARTS):
-            while not plain.scripts.sandbox.has_spare:  # noqa: ASYNC110 (a thread prepares it, and tells nobody)
+            while not plain.scripts.sandbox.has_spare:  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)  # the last worker has ended
             began = time.perf_counter()
@@ -155,9 +159,9 @@ async def measure() -> int:
     over = sum(scripted) - direct
     print(f"a call made directly             {direct:7.1f} µs")
     print(
-        f"the same call in a script        {sum(scripted):7.1f} µs  (hub {scripted[0]:.1f}, worker {scripted[1]:.1f})"
+        f"the same call in a script        {sum(scripted):7.1f} µs  (hub {scripted[0]:.1f}, sandbox {scripted[1]:.1f})"
     )
-    print(f"the same in a durable script     {sum(stored):7.1f} µs  (hub {stored[0]:.1f}, worker {stored[1]:.1f})")
+    print(f"the same in a durable script     {sum(stored):7.1f} µs  (hub {stored[0]:.1f}, sandbox {stored[1]:.1f})")
     print(f"overhead of a script             {over:7.1f} µs  (promised: at most {PROMISED_MICROSECONDS:g})")
     print(f"overhead of a durable script     {sum(stored) - direct:7.1f} µs")
     print(f"a script of one call, whole      {median(starts):7.1f} ms  (promised: at most {PROMISED_MILLISECONDS:g})")

@@ -55,7 +55,7 @@ MAIN_THREAD_SHARE = 0.3
 KEYSTROKE_SECONDS = 0.016
 ELEMENTS = 3_000
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 VIEWS = ("overview", "activity", "servers", "tools", "overview")
 """What the operator looks at in turns."""
 

@@ -69,6 +69,13 @@ class Device(asyncio.Protocol):
         self._until = until
         self._transport.write(b"".join(self._next() for _ in range(self._window)))
 
+    def close(self) -> None:
+        """Disconnect a device that does not call."""
+        for waited_for in (self.welcomed, self.ended):
+            if not waited_for.done():
+                waited_for.set_result(None)
+        self._transport.close()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the WebSocket."""
         self._transport = cast(asyncio.Transport, transport)

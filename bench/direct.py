@@ -25,8 +25,10 @@ ECHO_TOOL = {
     "description": "Return the text it was given.",
     "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
 }
+ABOUT = {"capabilities": {"tools": {}}, "serverInfo": {"name": "direct", "version": "1"}}
 NO_TEXT = msgspec.Raw(b'""')
 PLAIN = b'{"jsonrpc":"2.0","id":%b,"result":%b}'
+INITIALIZED = b'{"jsonrpc":"2.0","id":%b,"result":{"protocolVersion":%b,' + msgspec.json.encode(ABOUT)[1:] + b"}"
 UNKNOWN_METHOD = b'{"jsonrpc":"2.0","id":%b,"error":{"code":-32601,"message":"Method not found"}}'
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
@@ -45,6 +47,7 @@ class Params(msgspec.Struct):
 
     arguments: Arguments = msgspec.field(default_factory=Arguments)
     text: msgspec.Raw = NO_TEXT
+    protocol_version: str = msgspec.field(default=VERSIONS["legacy"], name="protocolVersion")
 
 
 class Message(msgspec.Struct):
@@ -80,6 +83,8 @@ class Echo:
             return PLAIN % (id, bytes(message.params.text))
         if not id:
             return None
+        if message.method == "initialize":  # in the revision of the client: older ones refuse a newer one
+            return INITIALIZED % (id, msgspec.json.encode(message.params.protocol_version))
         if template := self._answers.get(message.method):
             return template % id
         return UNKNOWN_METHOD % id
@@ -87,9 +92,7 @@ class Echo:
 
 def fixed_results(era: Era) -> dict[str, object]:
     """Return the results that do not depend on the request, by method."""
-    about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "direct", "version": "1"}}
     legacy: dict[str, object] = {
-        "initialize": {"protocolVersion": VERSIONS["legacy"], **about},
         "ping": {},
         "tools/list": {"tools": [ECHO_TOOL]},
     }
@@ -97,7 +100,7 @@ def fixed_results(era: Era) -> dict[str, object]:
         return legacy
     fresh = {"resultType": "complete", "ttlMs": 3_600_000, "cacheScope": "public"}
     return legacy | {
-        "server/discover": {"supportedVersions": list(VERSIONS.values()), **about, **fresh},
+        "server/discover": {"supportedVersions": list(VERSIONS.values()), **ABOUT, **fresh},
         "tools/list": {"tools": [ECHO_TOOL], **fresh},
     }
 

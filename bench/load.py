@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from secrets import token_hex
+from socket import socket
 from time import perf_counter
 from typing import TypeAlias, cast
 
@@ -136,8 +137,22 @@ def complaint_about(body: bytes, ask: Ask) -> str | None:
     return f"call {ask.id} was answered with {body[:300]!r}"
 
 
-async def drive(port: int, asks_of: Sequence[Sequence[Ask]], seconds: float, check: Check = complaint_about) -> Served:
-    """Call for `seconds` over one connection for each list of asks.
+def complaint_about_event(body: bytes, ask: Ask) -> str | None:
+    """The same for an answer that may be an event stream, which has it in the last event with data."""
+    if body.startswith(b"{"):
+        return complaint_about(body, ask)
+    events = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:")]
+    return complaint_about(next((data for data in reversed(events) if data), body), ask)
+
+
+async def drive(
+    port: int,
+    asks_of: Sequence[Sequence[Ask]],
+    seconds: float,
+    check: Check = complaint_about,
+    sockets: Sequence[socket] | None = None,
+) -> Served:
+    """Call for `seconds` over one connection for each list of asks: a new one, or one of `sockets`, which it closes.
 
     Raises:
         WrongAnswer: an answer was wrong, or a connection was lost or fell silent.
@@ -145,9 +160,12 @@ async def drive(port: int, asks_of: Sequence[Sequence[Ask]], seconds: float, che
     loop = asyncio.get_running_loop()
     start = perf_counter()
     callers: list[Caller] = []
-    for asks in asks_of:
+    for number, asks in enumerate(asks_of):
         connect = partial(Caller, asks, start + seconds, check)
-        _, caller = await loop.create_connection(connect, "127.0.0.1", port)
+        if sockets is None:
+            _, caller = await loop.create_connection(connect, "127.0.0.1", port)
+        else:
+            _, caller = await loop.create_connection(connect, sock=sockets[number])
         callers.append(caller)
     await all_ended(callers, within=seconds + GRACE_SECONDS)
     latencies = sorted(latency for caller in callers for latency in caller.latencies)

@@ -67,11 +67,17 @@ def http_request(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def asks(path: str, tool: str, era: Era, extra: Mapping[str, str], *, first_id: int, count: int) -> list[Ask]:
-    """Return `count` calls with ids from `first_id` on, each echoing a text of its own."""
+PROSE = 'He said "yes", and wrote:\n\titem[0] = {a, b}; then he left for the village. '
+"""What long texts repeat: as many escapes and brackets as a page of documentation has."""
+
+
+def asks(
+    path: str, tool: str, era: Era, extra: Mapping[str, str], *, first_id: int, count: int, text_bytes: int = 0
+) -> list[Ask]:
+    """Return `count` calls with ids from `first_id` on, each echoing a text of its own, of `text_bytes` and more."""
     headers = call_headers(tool, era, extra)
     return [
         Ask(http_request(path, headers, call_body(id, tool, text, era)), id, text)
         for id in range(first_id, first_id + count)
-        for text in [f"echo number {id}"]
+        for text in [f"echo number {id}" + PROSE * (text_bytes // len(PROSE))]
     ]

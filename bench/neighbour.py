@@ -45,7 +45,7 @@ class Neighbour:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._is_over = Event()
+        self._is_done = Event()
         self._thread = Thread(target=self._run)
         self._failure: Exception | None = None
         self.latencies: list[float] = []
@@ -60,7 +60,7 @@ class Neighbour:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over.set()
+        self._is_done.set()
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -82,7 +82,7 @@ class Neighbour:
         self.latencies = device.latencies
 
     async def _beat(self, device: Beating) -> None:
-        while not self._is_over.is_set():
+        while not self._is_done.is_set():
             _check(device)
             device.call()
             await asyncio.sleep(BEAT_SECONDS)

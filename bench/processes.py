@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import clock_gettime, monotonic, sleep
-from typing import Self
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 START_SECONDS = 15.0
 """Time for a program to say its port; a cold start with byte-compiling takes a second or two."""
@@ -39,16 +43,26 @@ class NotStarted(Exception):
 
 
 class Program:
-    """One running Python module that serves on a port; leaving its `with` block ends it."""
+    """One running Python module that serves on a port; leaving its `with` block ends it.
+
+    With a `command` it is that one, and `module` only its name.
+    """
 
     def __init__(
-        self, module: str, *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable
+        self,
+        module: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        command: Sequence[str] = (),
+        cwd: Path | None = None,
     ) -> None:
         self._module = module
         # A file, not a pipe: nobody reads during a round, and a full pipe would stop the program.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as the program runs)
         self._process = subprocess.Popen(
-            [python, "-m", module, *arguments],
+            [*(command or (python, "-m", module)), *arguments],
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -101,6 +115,15 @@ class Program:
         """Say whether it has not ended by itself."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Return the id of its process."""
+        return self._process.pid
+
+    def children(self) -> list[int]:
+        """Return the ids of the processes that it has started."""
+        return [int(text) for text in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
     def cpu_seconds(self) -> float:
         """Return the CPU time, user and system, that this process alone has used."""
         return clock_gettime(cpu_clock_of(self._process.pid))
@@ -108,6 +131,43 @@ class Program:
     def memory_bytes(self) -> int:
         """Return the memory that this process has, what it shares with others included."""
         return resident_bytes(Path(f"/proc/{self._process.pid}/status").read_text())
+
+
+class Family(Program):
+    """A program that is measured with all processes that it starts, but for the bench's own servers among them."""
+
+    def end(self) -> None:
+        """End all of them: a program that is killed leaves what it started."""
+        others = descendants(self.pid)
+        super().end()
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that all of them have used; a process that has ended counts no more."""
+        return super().cpu_seconds() + sum(self._each(lambda pid: clock_gettime(cpu_clock_of(pid))))
+
+    def memory_bytes(self) -> int:
+        """Return the memory of all of them; what they share counts for each."""
+        each = self._each(lambda pid: resident_bytes(Path(f"/proc/{pid}/status").read_text()))
+        return super().memory_bytes() + sum(each)
+
+    def _each(self, measured: Callable[[int], T]) -> Iterator[T]:
+        for pid in descendants(self.pid):
+            with suppress(OSError, NotStarted):  # it has just ended
+                if b"bench.direct" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    yield measured(pid)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that this one has started and those that they have; any thread can have done it."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for text in children.read_text().split():
+                found += [int(text), *descendants(int(text))]
+    return found
 
 
 def resident_bytes(status: str) -> int:

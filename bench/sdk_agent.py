@@ -1,8 +1,8 @@
 """An agent of the official SDK of A2A that echoes: what the hub's tasks are compared with.
 
 Run by the interpreter that has the SDK as `python -m bench.sdk_agent memory`, or with the path of a file for the
-SDK's own store on SQLite; it prints `PORT n` first. It does no more than examples of the SDK do for one answer: a
-task, that it is worked on, an artifact and the end.
+SDK's own store on SQLite, or the URL of a database for the same on PostgreSQL; it prints `PORT n` first. It does no
+more than examples of the SDK do for one answer: a task, that it is worked on, an artifact and the end.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ class Echo(AgentExecutor):
 
 
 def store(place: str) -> TaskStore:
-    """Where the SDK keeps tasks: in memory, or in a file."""
+    """Where the SDK keeps tasks: in memory, in a file, or in a database."""
     if place == "memory":
         return InMemoryTaskStore()
+    if place.startswith("postgresql"):
+        return DatabaseTaskStore(create_async_engine(place))
     return DatabaseTaskStore(create_async_engine(f"sqlite+aiosqlite:///{place}"))
 
 

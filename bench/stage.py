@@ -109,7 +109,9 @@ class Target:
     check: Check = complaint_about
 
 
-def set_stage(held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int) -> list[Target]:
+def set_stage(
+    held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int, text_bytes: int = 0
+) -> list[Target]:
     """Start what the scenarios need and return them ready to be driven; `held` ends the processes.
 
     Raises:
@@ -117,7 +119,7 @@ def set_stage(held: ExitStack, scenarios: Sequence[Scenario], *, connections: in
     """
     hubs = {scenario.measured for scenario in scenarios if scenario.needs_hub}
     programs = start_programs(held, [name for name in HUBS if name in hubs])
-    return [ready(scenario, *programs[scenario.measured], connections, asks_each) for scenario in scenarios]
+    return [ready(scenario, *programs[scenario.measured], connections, asks_each, text_bytes) for scenario in scenarios]
 
 
 def start_programs(held: ExitStack, hubs: Sequence[str]) -> dict[str, tuple[Program, int]]:
@@ -139,14 +141,16 @@ def start_hub(
     audit: str,
     checkout: Path | None = None,
     module: str = HUB_MODULE,
+    tables: str = "",
 ) -> tuple[Program, int]:
     """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps.
 
-    It is the hub of another `checkout`, if one is given; `module` is the program that runs it.
+    It is the hub of another `checkout`, if one is given; `module` is the program that runs it; `tables` are added to
+    its configuration.
     """
     ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
     config = folder / "isthmus.toml"
-    config.write_text(hub_config(ports, audit))
+    config.write_text(hub_config(ports, audit) + tables)
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
     env = {"BENCH_KEY": KEY, "BENCH_STEPS": str(folder / "steps.json")}
     if checkout is not None:
@@ -168,7 +172,9 @@ def hub_config(ports: Mapping[str, int], audit: str) -> str:
     return HUB_CONFIG.format(**ports, **texts, audit=audit)
 
 
-def ready(scenario: Scenario, program: Program, port: int, connections: int, asks_each: int) -> Target:
+def ready(
+    scenario: Scenario, program: Program, port: int, connections: int, asks_each: int, text_bytes: int = 0
+) -> Target:
     """Open a session where the scenario needs one, and return once a call succeeds."""
     extra = {"Authorization": f"Bearer {KEY}"} if scenario.needs_hub else {}
     if scenario.era == "legacy":
@@ -176,21 +182,29 @@ def ready(scenario: Scenario, program: Program, port: int, connections: int, ask
     ask = Ask(call_body(1, scenario.tool, "ready?", scenario.era), 1, "ready?")
     wait_until_served(scenario, program, port, ask, "/mcp", call_headers(scenario.tool, scenario.era, extra))
     asks_of = [
-        asks("/mcp", scenario.tool, scenario.era, extra, first_id=1 + number * asks_each, count=asks_each)
+        asks(
+            "/mcp",
+            scenario.tool,
+            scenario.era,
+            extra,
+            first_id=1 + number * asks_each,
+            count=asks_each,
+            text_bytes=text_bytes,
+        )
         for number in range(connections)
     ]
     return Target(scenario, program, port, asks_of)
 
 
-def open_session(port: int, extra: Mapping[str, str]) -> dict[str, str]:
+def open_session(port: int, extra: Mapping[str, str], path: str = "/mcp") -> dict[str, str]:
     """Initialise as a legacy caller and return the session header, if the peer keeps sessions."""
     params = {"protocolVersion": VERSIONS["legacy"], "capabilities": {}, "clientInfo": CLIENT}
     hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    reply, _ = post(port, msgspec.json.encode(hello), call_headers("", "legacy", extra))
+    reply, _ = post(port, msgspec.json.encode(hello), call_headers("", "legacy", extra), path)
     session = reply.getheader("Mcp-Session-Id")
     header = {"Mcp-Session-Id": session} if session else {}
     done = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    post(port, msgspec.json.encode(done), call_headers("", "legacy", {**extra, **header}))
+    post(port, msgspec.json.encode(done), call_headers("", "legacy", {**extra, **header}), path)
     return header
 
 

@@ -22,8 +22,7 @@ from isthmus.core.ports import Recorder
 from isthmus.model.calls import EVERYTHING, Call
 from isthmus.telemetry.activity import RecentCalls
 from isthmus.telemetry.metrics import CallMetrics, Exposition, write_calls
-from isthmus.telemetry.protobuf import envelope, scope
-from isthmus.telemetry.tracing import Sampler, SpanEncoder, TracedCall, TracingRecorder
+from isthmus.telemetry.otlp import Sampler, SpanEncoder, TracedCall, TracingRecorder, envelope, scope
 
 CALLS = 256
 ROUNDS = 250
