@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, cast
 
 import msgspec
 
-from tests.faults.oracle import Record, Told
+from tests.faults.oracle import Record, ReportedOutcome
 from tests.hubs import META, MODERN
 
 Era = Literal["legacy", "modern"]
@@ -67,10 +67,10 @@ class Answer:
         return error["code"], error["data"]["executed"], error["data"]["reason"]
 
     @property
-    def told(self) -> Told:
+    def told(self) -> ReportedOutcome:
         """What this says of the call, in the oracle's words."""
         error = self.message.error
-        return "ok" if error is None else cast(Told, error["data"]["executed"])
+        return "ok" if error is None else cast(ReportedOutcome, error["data"]["executed"])
 
 
 class Broken(Exception):
@@ -107,12 +107,12 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(Broken(f"after {bytes(self._buffer)!r}: {exc}"))
 
-    async def exchange(self, request: bytes) -> Answer:
+    async def exchange(self, request: bytes, seconds: float) -> Answer:
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         if self.is_lost:
             raise Broken("before the request")
         self.transport.write(request)
-        return await asyncio.wait_for(waiter, ANSWER_SECONDS)
+        return await asyncio.wait_for(waiter, seconds)
 
 
 def _parse(buffer: bytearray) -> Answer | None:
@@ -150,12 +150,14 @@ class Caller:
         key: str | None = None,
         era: Era = "modern",
         session: str | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self.port = port
         self.path = path
         self.key = key
         self.era: Era = era
         self.session = session
+        self._answer_seconds = answer_seconds
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 
@@ -240,7 +242,7 @@ class Caller:
         """
         connection = await self._take()
         try:
-            answer = await connection.exchange(request)
+            answer = await connection.exchange(request, self._answer_seconds)
         except BaseException:
             connection.transport.abort()
             self._open.discard(connection)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from tests.faults.curious_server import FORM, verdict
-from tests.faults.scripted import EVENTS, Heard, Scripted, events, reply, tool
+from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events, reply, tool
 from tests.hubs import META, MODERN
 
 Era = Literal["legacy", "modern"]
@@ -31,7 +31,7 @@ class Curious(Scripted):
         self.answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.cancelled: list[Any] = []
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Ask, wait for the answer and give it back."""
         self.calls += 1
         number, nonce = self.calls, heard.arguments["nonce"]
@@ -44,7 +44,7 @@ class Curious(Scripted):
             await asyncio.Event().wait()
         out.write(events(result) + b"0\r\n\r\n")
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Take an answer, or hear that a call is not wanted any more."""
         if heard.method == "notifications/cancelled":
             self.cancelled.append(heard.message["params"]["requestId"])
@@ -61,7 +61,7 @@ class CuriousModern(Curious):
         self.entry["era"] = "modern"
         return self
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Say what it is, too; and its lists are of its era."""
         if heard.method == "server/discover":
             told = {
@@ -79,7 +79,7 @@ class CuriousModern(Curious):
         else:
             await super().on(heard, out)
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Ask, or go on with what is answered."""
         self.calls += 1
         params, nonce = heard.message["params"], heard.arguments["nonce"]

@@ -15,7 +15,7 @@ HEARD_SECONDS = 60.0
 """Who waits for so long has found something that is never told."""
 
 
-class Ear:
+class EventListener:
     """What was told: the URI of what was updated, else the method. `honoured` are the URIs that are followed."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Ear:
 @asynccontextmanager
 async def listening(
     url: str, uris: Sequence[str], *, key: str | None = None, without: Sequence[str] = ()
-) -> AsyncIterator[Ear]:
+) -> AsyncIterator[EventListener]:
     """Somebody who wants to hear of changes of tools, and of updates of these resources.
 
     The hub waits a moment for each resource's server and then goes on without it, so on a busy machine it is asked
@@ -66,8 +66,8 @@ async def listening(
 
 
 @asynccontextmanager
-async def _listening(url: str, uris: Sequence[str], key: str | None) -> AsyncIterator[Ear]:
-    ear = Ear()
+async def _listening(url: str, uris: Sequence[str], key: str | None) -> AsyncIterator[EventListener]:
+    ear = EventListener()
     wanted = {"toolsListChanged": True, "resourceSubscriptions": list(uris)}
     params = {"notifications": wanted, "_meta": META}
     body = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-Told = Literal["ok", "no", "yes", "unknown"]
+ReportedOutcome = Literal["ok", "no", "yes", "unknown"]
 """What the caller heard: a result, or a fault that says whether the tool ran."""
 
 HANG_SECONDS = 10.0
@@ -38,7 +38,7 @@ class Record:
     """One call as its caller saw it; times are of one monotonic clock, `ended` is None if it never was."""
 
     nonce: str
-    told: Told | None
+    told: ReportedOutcome | None
     answer: str | None = None
     """The nonce that came back with a result."""
     started: float = 0.0

@@ -40,7 +40,7 @@ class HangUp(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedRequest:
     """One request as the server heard it; every header with all its values."""
 
     verb: str
@@ -91,7 +91,7 @@ class Scripted:
     """Answers as an honest server of the earlier era, with sessions; a test overrides what is to be odd."""
 
     def __init__(self) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[ReceivedRequest] = []
         self.tools = [tool("t")]
         self.greetings = 0
         self.hung = 0
@@ -130,7 +130,7 @@ class Scripted:
                 await self.on(heard, out)
         out.close()
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer one request."""
         match heard.verb, heard.method:
             case "GET", _:
@@ -148,11 +148,11 @@ class Scripted:
             case _:
                 await self.on_refused(heard, out)
 
-    async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Refuse the stream of changes."""
         out.write(reply(None, status=405))
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Open a session."""
         self.greetings += 1
         told = {
@@ -162,26 +162,26 @@ class Scripted:
         }
         out.write(reply(heard.result(told), headers={SESSION: self.session}))
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer a call, or never with the argument `hang`."""
         if heard.arguments.get("hang"):
             self.hung += 1
             await asyncio.Event().wait()
         out.write(reply(heard.result({"content": []})))
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Take a notification, or an answer to what the server asked."""
         out.write(reply(None, status=202))
 
 
-async def _read(reader: asyncio.StreamReader) -> Heard:
+async def _read(reader: asyncio.StreamReader) -> ReceivedRequest:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
     verb, path, _ = first.split()
     headers: dict[str, list[str]] = {}
     for name, _, value in (line.partition(": ") for line in lines):
         headers.setdefault(name.lower(), []).append(value)
     body = await reader.readexactly(int(headers.get("content-length", ["0"])[0]))
-    return Heard(verb, headers, json.loads(body) if body else {}, path)
+    return ReceivedRequest(verb, headers, json.loads(body) if body else {}, path)
 
 
 class Ending:

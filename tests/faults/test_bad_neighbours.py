@@ -217,7 +217,7 @@ class Pulse:
 
     def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
-        self._is_over = False
+        self._is_done = False
         self.beats: list[float] = []
         self.work: list[float] = []
         self.resident: list[int] = []
@@ -227,13 +227,13 @@ class Pulse:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._is_over = True
+        self._is_done = True
         await self._task
 
     async def _beat(self) -> None:
         clock = asyncio.get_running_loop().time
         async with Caller(self._hub.port) as caller, Metronome() as metronome:
-            while not self._is_over:
+            while not self._is_done:
                 started, worked, late = clock(), processor_seconds(self._hub.pid), metronome.late_seconds
                 assert (await caller.call("builtin.echo", {"text": "beat"})).told == "ok"
                 self.beats.append(clock() - started)
@@ -274,18 +274,18 @@ class Load:
 async def misbehaving(caller: Caller, servers: Sequence[str]) -> AsyncIterator[dict[str, int]]:
     """All of them are called and lie again and again; how often each was called."""
     counts = dict.fromkeys(servers, 0)
-    is_over = False
+    is_done = False
 
     async def go_on(server: str) -> None:
         name = server.partition("_")[2]
-        while not is_over and not (name in COSTLY and counts[server] == COSTLY_TIMES):
+        while not is_done and not (name in COSTLY and counts[server] == COSTLY_TIMES):
             await caller.call(f"{server}.echo", {"text": server, "mode": LIES[name].mode})
             counts[server] += 1
             await asyncio.sleep(PAUSE_SECONDS)
 
     tasks = [asyncio.ensure_future(go_on(server)) for server in servers]
     yield counts
-    is_over = True
+    is_done = True
     await asyncio.gather(*tasks)
 
 

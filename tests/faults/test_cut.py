@@ -25,7 +25,7 @@ from tests.faults import quick_server, stdio_cut
 from tests.faults.caller import Caller, Era, pay
 from tests.faults.chaos import ChaosProxy, Direction, Ending
 from tests.faults.oracle import Record, judge
-from tests.faults.watching import eventually, open_descriptors
+from tests.faults.watching import eventually, note, open_descriptors
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import command
 
@@ -72,10 +72,12 @@ KINDS = [
 class CutServer:
     """One server entry of the hub with a wire of its own; server queues are swept side by side, each in order."""
 
-    def __init__(self, caller: Caller, name: str, mode: str) -> None:
+    def __init__(self, caller: Caller, name: str, mode: str, prefix: str = "") -> None:
         self.caller = caller
         self.name = name
         self.mode = mode
+        self.prefix = prefix or name
+        """Of its nonces, where hubs with servers of one name share a ledger."""
         self.history: list[Record] = []
         self.armed: list[Record] = []
         """Those calls of the history that were to be cut at one exact byte."""
@@ -83,7 +85,7 @@ class CutServer:
 
     async def pay(self) -> Record:
         """Make a call with a nonce of its own and remember it."""
-        nonce = f"{self.name}-{next(self._numbers)}"
+        nonce = f"{self.prefix}-{next(self._numbers)}"
         record = await pay(self.caller, f"{self.name}.pay", nonce, mode=self.mode, deadline=DEADLINE)
         self.history.append(record)
         return record
@@ -97,9 +99,9 @@ class CutServer:
         await eventually(is_answered, f"{self.name} recovers", within=20.0)
 
 
-def offsets(size: int) -> range:
+def offsets(size: int, step: int = STEP) -> range:
     """Where to cut something of that size: before, at and after its ends too."""
-    return range(0, size + STEP, STEP)
+    return range(0, size + step, step)
 
 
 def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
@@ -115,10 +117,20 @@ def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
     return {word: told.count(word) for word in set(told)}
 
 
+def note_cuts(wire: str, told: dict[str | None, int], step: int = STEP) -> None:
+    """Note how many calls a sweep made and what they were told; none of it was a lie."""
+    note(
+        wire=wire,
+        step=step,
+        calls=sum(told.values()),
+        **{f"told_{word}": n for word, n in sorted(told.items(), key=str)},
+    )
+
+
 # -- between hub and server, over HTTP ---------------------------------------------------------------------------------
 
 
-async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger, spawn: Spawn) -> None:
+async def test_a_cut_of_http_anywhere_is_reported_truthfully(tmp_path: Path, ledger: Ledger, spawn: Spawn) -> None:
     peers = {
         is_stateless: await spawn(
             "raw_server", "--ledger", str(ledger.path), *(["--stateless"] if is_stateless else [])
@@ -147,6 +159,7 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
 
         assert verdict(server_queues.values(), ledger) == []
         told = count(server_queues.values())
+        note_cuts("Streamable HTTP", told)
         assert sum(told.values()) > 2000
         # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
         armed = [record.told for server_queue in server_queues.values() for record in server_queue.armed]
@@ -156,7 +169,7 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
         assert told.get("no", 0) >= len(server_queues)
 
 
-async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending) -> None:
+async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending, step: int = STEP) -> None:
     """Cut requests and answers, one at a time and several, then refuse connections altogether."""
     await server_queue.pay_well()
     cut = proxy.reset_after if ending == "reset" else proxy.close_after
@@ -164,7 +177,7 @@ async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending)
         await server_queue.pay_well()
         await proxy.clear()
         await server_queue.pay_well()
-        for offset in offsets(proxy.passed[way]):
+        for offset in offsets(proxy.passed[way], step):
             await server_queue.pay_well()
             cut(offset, way)
             server_queue.armed.append(await server_queue.pay())
@@ -195,7 +208,9 @@ PIPES = 3
 """Processes of each era that are cut side by side."""
 
 
-async def test_stdio_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger, no_leftovers: None) -> None:
+async def test_a_cut_of_stdio_anywhere_is_reported_truthfully(
+    tmp_path: Path, ledger: Ledger, no_leftovers: None
+) -> None:
     server: dict[Era, list[str]] = {
         "modern": quick_server.command(ledger.path),
         "legacy": command("raw_server", "--era", "legacy", "--ledger", str(ledger.path)),
@@ -216,6 +231,7 @@ async def test_stdio_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledge
 
         assert verdict(server_queues.values(), ledger) == []
         told = count(server_queues.values())
+        note_cuts("stdio", told)
         assert min(told.get("ok", 0), told.get("unknown", 0)) > 100
 
 
@@ -252,23 +268,23 @@ def disarm(order: Path) -> None:
 
 
 @asynccontextmanager
-async def steady(caller: Caller, tool: str, history: list[Record]) -> AsyncIterator[None]:
+async def steady(caller: Caller, tool: str, history: list[Record], name: str = "steady") -> AsyncIterator[None]:
     """Somebody else who calls all the while, and does not notice a thing."""
     numbers = itertools.count()
-    is_over = False
+    is_done = False
 
     async def go_on() -> None:
-        while not is_over:
-            history.append(await pay(caller, tool, f"steady-{next(numbers)}"))
+        while not is_done:
+            history.append(await pay(caller, tool, f"{name}-{next(numbers)}"))
 
     task = asyncio.ensure_future(go_on())
     yield
-    is_over = True
+    is_done = True
     await task
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
+async def test_a_caller_that_disconnects_anywhere_affects_no_other_caller(
     era: Era, tmp_path: Path, ledger: Ledger, spawn: Spawn
 ) -> None:
     peer = await spawn("raw_server", "--ledger", str(ledger.path))
@@ -290,6 +306,7 @@ async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
 
         records = [record for server_queue in server_queues for record in server_queue.history]
         assert judge([*records, *neighbour], ledger.ran()) == []
+        note_cuts(f"MCP caller, {era}", count(server_queues))
         assert proxy.cuts > 100
         assert {record.told for record in neighbour} == {"ok"}
         assert len(neighbour) > 10

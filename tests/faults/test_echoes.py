@@ -11,7 +11,7 @@ import msgspec
 from isthmus.app.hub import LOCAL
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import Fault, ServerError
-from tests.faults.scripted import Ending, Heard, Scripted, hub_of, reply
+from tests.faults.scripted import Ending, ReceivedRequest, Scripted, hub_of, reply
 
 SECRET = 'sh0wn-"to\\the-server'
 
@@ -19,7 +19,7 @@ SECRET = 'sh0wn-"to\\the-server'
 class Parrot(Scripted):
     """Fails as it is asked to, with what it was shown in its words."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         shown = heard.headers["authorization"][0]
         how, said = heard.arguments["how"], f"Not good: {shown}"
         error = {"code": -32050, "message": said, "data": {"sent": [shown], "n": 1}}
@@ -32,7 +32,7 @@ class Parrot(Scripted):
             out.write(reply(heard.result(result)))
 
 
-async def test_what_a_server_was_shown_is_not_told_with_its_failures(tmp_path: Path) -> None:
+async def test_failures_do_not_repeat_what_was_sent_to_the_server(tmp_path: Path) -> None:
     async with Parrot() as parrot:
         entry = {**parrot.entry, "headers": {"Authorization": f"Bearer {SECRET}"}}
         servers = {"p": entry, "q": {**entry, "isolation": "caller"}}

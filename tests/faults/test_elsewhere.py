@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.curious import Asked, Curious, Line
-from tests.faults.scripted import EVENTS, Heard, events, reply
+from tests.faults.scripted import EVENTS, ReceivedRequest, events, reply
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving
 
@@ -28,13 +28,13 @@ class Sending(Curious):
         self.streams: list[asyncio.StreamWriter] = []
         self.is_done = asyncio.Event()
 
-    async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Keep the stream for what belongs to no call."""
         self.streams.append(out)
         out.write(EVENTS + b"3\r\n: \n\r\n")
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Send the user elsewhere, and answer when they are done there."""
         if heard.arguments["nonce"] == "error":
             error = {"code": -32042, "message": "log in first", "data": {"elicitations": [GO]}}
@@ -78,7 +78,7 @@ async def listening(port: int, person: Asked) -> Line:
     return line
 
 
-async def test_who_was_asked_hears_on_the_stream_of_its_call_that_the_user_is_done(tmp_path: Path) -> None:
+async def test_the_asked_caller_learns_on_the_stream_of_its_call_that_the_user_is_done(tmp_path: Path) -> None:
     async with Sending() as server, people(tmp_path, server) as (port, ann, _), asyncio.timeout(SECONDS):
         line, _ = await called(port, ann, "question")
         question = await line.event()
@@ -93,7 +93,9 @@ async def test_who_was_asked_hears_on_the_stream_of_its_call_that_the_user_is_do
         other.close()
 
 
-async def test_whose_call_failed_until_the_user_was_elsewhere_hears_it_beside_its_calls(tmp_path: Path) -> None:
+async def test_a_caller_with_a_failed_url_elicitation_learns_beside_its_calls_that_the_user_is_done(
+    tmp_path: Path,
+) -> None:
     async with Sending() as server, people(tmp_path, server) as (port, ann, ben), asyncio.timeout(SECONDS):
         lines = {person.name: await listening(port, person) for person in (ann, ben)}
         line, head = await called(port, ann, "error")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.faults.curious import CAPABILITIES_KEY, Asked, Curious, Line, text_of
 from tests.faults.curious_server import FORM
-from tests.faults.scripted import EVENTS, SESSION, Heard, events, reply, tool
+from tests.faults.scripted import EVENTS, SESSION, ReceivedRequest, events, reply, tool
 from tests.faults.watching import eventually, with_mark
 from tests.hubs import META, Raw, serving, stdio
 
@@ -39,7 +39,7 @@ async def asked(port: int, name: str, tool: str, nonce: str) -> dict[str, Any]:
 class Exhaustive(Curious):
     """A server that asks a hundred things at once, and takes its time to acknowledge each answer."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Ask, and wait for all answers."""
         self.calls += 1
         numbers = range(self.calls * 1000, self.calls * 1000 + 100)
@@ -52,7 +52,7 @@ class Exhaustive(Curious):
         await asyncio.gather(*waited_for)
         out.write(events(heard.result({"content": [{"type": "text", "text": "all answered"}]})) + b"0\r\n\r\n")
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Take one, later."""
         await asyncio.sleep(0.01)
         await super().on_refused(heard, out)
@@ -104,7 +104,7 @@ async def test_a_caller_that_comes_back_to_nothing_gives_way_to_another(tmp_path
 class Endless(Curious):
     """A server that asks one thing after the other."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Ask until nobody answers."""
         out.write(EVENTS)
         while True:
@@ -154,7 +154,7 @@ class Partial(Curious):
         super().__init__()
         self._able: set[str] = set()
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Give every client a session of its own, and remember what it can be asked."""
         self.greetings += 1
         session = f"session-{self.greetings}"
@@ -167,7 +167,7 @@ class Partial(Curious):
         }
         out.write(reply(heard.result(told), headers={SESSION: session}))
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """List what the client is to see."""
         if heard.method == "tools/list":
             more = [tool("extra")] if heard.headers.get(SESSION, [""])[0] in self._able else []

@@ -101,9 +101,7 @@ async def pay_when_up(caller: Caller, name: str, nonce: str) -> Record:
     return found[-1]
 
 
-async def test_calls_that_waited_for_a_slot_of_a_killed_server_are_told_that_they_did_not_run(
-    tmp_path: Path, ledger: Ledger
-) -> None:
+async def test_queued_calls_of_a_killed_server_end_as_not_executed(tmp_path: Path, ledger: Ledger) -> None:
     async with (
         serving(tmp_path, {"victim": stdio(quick_server.command(ledger.path, "victim"))}) as hub,
         Caller(hub.port) as caller,

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tests.conftest import Ledger, Spawn
-from tests.faults.caller import Broken, Caller
-from tests.faults.watching import Tail, eventually
+from tests.faults.caller import Broken, Caller, pay
+from tests.faults.oracle import Record, judge
+from tests.faults.test_cut import BREAKER_OFF
+from tests.faults.watching import Tail, eventually, note, open_descriptors, times
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import command
 
 Reach = Literal["stdio", "modern", "stateful", "stateless"]
+LEAVERS = times(80, 5000)
+LEAVING_AT_ONCE = 40
+LEAVING_SECONDS = 0.05
+"""After this long, on average, a caller leaves."""
+LEAVING_SEED = int(os.environ.get("LEAVING_SEED", "25"))
 REACHES: tuple[Reach, ...] = ("stdio", "modern", "stateful", "stateless")
 
 
@@ -96,3 +106,47 @@ async def test_a_legacy_caller_cancels_in_words(tmp_path: Path, ledger: Ledger, 
 
             await eventually(lambda: nonce in tail.look().cancelled, f"{name} was told")  # noqa: B023
             assert (await call).error == (-32012, "unknown", "cancelled")
+
+
+async def test_callers_that_leave_at_random_moments_are_all_seen_as_cancellations(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, object]
+) -> None:
+    """A call is sent, runs, or is not sent yet when its caller resets the connection. What ran is cancelled."""
+    chance, tail, numbers = random.Random(LEAVING_SEED), Tail(ledger.path), iter(range(LEAVERS))
+    history: list[Record] = []
+    left: dict[str, float] = {}
+    """When each caller left."""
+    async with serving(tmp_path, servers, limits=BREAKER_OFF) as hub, Caller(hub.port) as other:
+        await eventually(lambda: all_listed(other), "all servers are there", within=20.0)
+        descriptors = open_descriptors(hub.pid)
+
+        async def leave_often() -> None:
+            for number in numbers:
+                nonce, caller = f"left-{number}", Caller(hub.port)
+                call = asyncio.ensure_future(pay(caller, f"{chance.choice(REACHES)}.pay", nonce, mode="sleep:120"))
+                began = time.monotonic()
+                await asyncio.sleep(chance.expovariate(1 / LEAVING_SECONDS))
+                left[nonce] = time.monotonic()
+                caller.hang_up()
+                call.cancel()  # it may not be connected yet
+                await asyncio.gather(call, return_exceptions=True)
+                history.append(Record(nonce, "unknown", None, began, left[nonce]))
+                if nonce in tail.look().ran:
+                    await eventually(lambda: nonce in tail.look().cancelled, f"{nonce} is cancelled")  # noqa: B023
+
+        await asyncio.gather(*(leave_often() for _ in range(LEAVING_AT_ONCE)))
+        # Calls that were on their way when their callers left are cancelled a moment later.
+        await eventually(lambda: tail.look().ran == tail.cancelled, "all that ran is cancelled")
+        assert judge(history, ledger.ran()) == []
+        await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 8, "the connections are closed")
+        for name in REACHES:
+            assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).told == "ok", "the slots are free"
+    assert tail.cancelled, "somebody left while the tool ran"
+    waits = sorted(at - left[nonce] for nonce, at in tail.cancelled_at.items())
+    note(
+        seed=LEAVING_SEED,
+        left=len(history),
+        ran_and_were_cancelled=len(waits),
+        cancelled_median_seconds=round(waits[len(waits) // 2], 3),
+        cancelled_p99_seconds=round(waits[int(0.99 * (len(waits) - 1))], 3),
+    )

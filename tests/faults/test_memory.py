@@ -18,7 +18,7 @@ from isthmus.upstream import streamable_http as streamable
 from isthmus.upstream.streamable_http import Post
 from tests.faults.asking_server import ASKED
 from tests.faults.caller import Caller
-from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, events, hub_of, listening, reply
+from tests.faults.scripted import EVENTS, HangUp, ReceivedRequest, Scripted, events, hub_of, listening, reply
 from tests.faults.watching import eventually
 from tests.hubs import stdio
 
@@ -74,14 +74,14 @@ class Asking(Scripted):
         super().__init__()
         self.acknowledges = asyncio.Event()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if not heard.arguments.get("ask"):
             return await super().on_call(heard, out)
         asked = [{"jsonrpc": "2.0", "id": n, "method": "sampling/createMessage"} for n in range(self.ASKED)]
         out.write(EVENTS + events(*asked) + events(heard.result({"content": []})) + b"0\r\n\r\n")
         return None
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if not heard.method:
             await self.acknowledges.wait()
         out.write(reply(None, status=202))
@@ -102,13 +102,13 @@ async def test_a_server_that_asks_and_does_not_listen_is_sent_few_answers(tmp_pa
 class Deaf(Scripted):
     """Never acknowledges that a call was withdrawn."""
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.method == "notifications/cancelled":
             await asyncio.Event().wait()
         await super().on_refused(heard, out)
 
 
-async def test_withdrawals_that_nobody_acknowledges_give_their_connections_back(
+async def test_unacknowledged_cancellations_release_their_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_shared, "ONE_WAY_SECONDS", 0.2)
@@ -130,13 +130,13 @@ async def test_withdrawals_that_nobody_acknowledges_give_their_connections_back(
 class Cutting(Scripted):
     """Answers with a stream, and closes the connection without the stream's end."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS + events(heard.result({"content": []})))
         await out.drain()
         raise HangUp
 
 
-async def test_a_stream_cut_after_its_answer_puts_nobody_in_doubt(tmp_path: Path) -> None:
+async def test_a_stream_cut_after_its_answer_leaves_no_caller_in_doubt(tmp_path: Path) -> None:
     async with Cutting() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         for _ in range(10):

@@ -15,7 +15,7 @@ from isthmus.model.calls import Result
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.caller import Caller
-from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, events, hub_of, listening, reply, tool
+from tests.faults.scripted import EVENTS, InProcess, ReceivedRequest, Scripted, events, hub_of, listening, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT
 
@@ -29,7 +29,7 @@ class Held(Scripted):
         super().__init__()
         self.goes_on = asyncio.Event()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
         await super().on_call(heard, out)
 
@@ -88,7 +88,7 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
 class Sleepy(Held):
     """Does not answer the greeting before it is let go."""
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
         await super().on_initialize(heard, out)
 
@@ -137,7 +137,7 @@ def listing(hub: InProcess) -> dict[str, Any]:
 class Wordy(Scripted):
     """Refuses the greeting at length."""
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         error = {"code": -32000, "message": "no" * 100_000}
         out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
 
@@ -181,19 +181,19 @@ class Aside(Held):
 
     aside: asyncio.StreamWriter | None = None
 
-    async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         self.aside = out
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         assert self.aside is not None
         params = {"progressToken": heard.message["params"]["_meta"]["progressToken"], "progress": 1}
         self.aside.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
         await super().on_call(heard, out)
 
 
-async def test_progress_told_on_the_stream_of_the_session_reaches_the_caller(tmp_path: Path) -> None:
+async def test_progress_on_the_session_stream_reaches_the_caller(tmp_path: Path) -> None:
     async with Aside() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         await eventually(lambda: server.aside is not None, "the hub listens")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.faults.caller import Caller, pay
 from tests.faults.oracle import Record, Violation, Wrong, judge, read_ledger
 
 
@@ -63,3 +68,73 @@ def test_a_ledger_counts_executions_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_violation_reads_as_a_sentence() -> None:
     assert str(Violation(Wrong.LIED_NOT_SENT, "n7")) == "LIED_NOT_SENT n7: reported as not executed, and it ran"
+
+
+# -- a hub that lies, called over its socket -------------------------------------------------------------------------
+
+CALLS = 60
+MUTANTS: dict[str, Wrong | None] = {
+    "none": None,
+    "duplicate": Wrong.DUPLICATE,
+    "denies": Wrong.LIED_NOT_SENT,
+    "claims": Wrong.LIED_RAN,
+    "phantom": Wrong.PHANTOM_OK,
+    "foreign": Wrong.FOREIGN,
+    "hang": Wrong.HANG,
+    "orphan": Wrong.ORPHAN,
+}
+"""What a hub does wrong with one call of sixty, and what the oracle must say of it."""
+
+
+class LyingHub:
+    """Serves calls as a hub with a server behind it would, and is honest about all but one of them."""
+
+    def __init__(self, mutant: str, victim: str, ledger: Path) -> None:
+        self._mutant = mutant
+        self._victim = victim
+        self._ledger = ledger
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                nonce = json.loads(await reader.readexactly(length))["params"]["arguments"]["nonce"]
+                answer = self.perform(nonce, self._mutant if nonce == self._victim else "none")
+                if answer is not None:
+                    body = json.dumps({"jsonrpc": "2.0", "id": 1, **answer}).encode()
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    def perform(self, nonce: str, mutant: str) -> dict[str, object] | None:
+        ran = {"duplicate": [nonce] * 2, "claims": [], "phantom": [], "hang": [], "orphan": [nonce, "ghost"]}
+        with self._ledger.open("a") as ledger:
+            ledger.writelines(json.dumps({"nonce": each}) + "\n" for each in ran.get(mutant, [nonce]))
+        match mutant:
+            case "hang":
+                return None
+            case "denies" | "claims":
+                executed = "no" if mutant == "denies" else "yes"
+                return {"error": {"code": -32012, "message": "", "data": {"executed": executed, "reason": "lost"}}}
+            case _:
+                text = "another's" if mutant == "foreign" else nonce
+                return {"result": {"content": [{"type": "text", "text": text}]}}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+async def test_a_hub_that_is_dishonest_about_one_call_of_many_is_found_out(tmp_path: Path, mutant: str) -> None:
+    """From the caller's socket to the verdict, as fault tests use it: a checker that sees nothing proves nothing."""
+    victim = f"n{random.Random(mutant).randrange(CALLS)}"
+    path = tmp_path / "ledger"
+    hub = LyingHub(mutant, victim, path)
+    listener = await asyncio.start_server(hub.serve, "127.0.0.1", 0)
+    async with Caller(listener.sockets[0].getsockname()[1], answer_seconds=1.0) as caller:
+        history = await asyncio.gather(*(pay(caller, "s.pay", f"n{at}", deadline=0.5) for at in range(CALLS)))
+    listener.close()
+    wrong = MUTANTS[mutant]
+    blamed = "ghost" if mutant == "orphan" else victim
+    assert judge(history, read_ledger(path)) == ([] if wrong is None else [Violation(wrong, blamed)])
+
+
+def test_there_is_a_mutant_for_each_way_to_be_dishonest() -> None:
+    assert {wrong for wrong in MUTANTS.values() if wrong is not None} == set(Wrong)

@@ -15,7 +15,7 @@ from isthmus.core.calls import inflight
 from isthmus.frontends.mcp import input_required
 from isthmus.model.calls import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
-from tests.faults.scripted import Heard, InProcess, hub_of, listening, reply
+from tests.faults.scripted import InProcess, ReceivedRequest, hub_of, listening, reply
 from tests.faults.watching import IS_SOAK, eventually, with_mark
 from tests.hubs import Raw, serving, stdio
 
@@ -83,7 +83,7 @@ async def ask_on(port: int, person: Asked, server: str, worker: int, *, calls: i
         line.close()
 
 
-async def test_programs_without_sessions_that_are_one_caller_hear_only_their_own_questions(tmp_path: Path) -> None:
+async def test_programs_without_sessions_of_one_caller_get_only_their_own_questions(tmp_path: Path) -> None:
     """Nobody can tell them apart: on an open hub, everybody is the same caller."""
     async with serving(tmp_path, {"pipe": {**CURIOUS, "era": "legacy"}}) as hub:
         programs = [Asked(hub.port, f"program-{number}", "", "modern") for number in range(2)]
@@ -201,7 +201,7 @@ async def test_what_an_earlier_caller_makes_up_is_no_answer(tmp_path: Path) -> N
 class Closing(CuriousModern):
     """Asks, and then takes no answer."""
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if "inputResponses" in heard.message["params"]:
             out.write(reply({"error": "closed"}, status=403))
         else:
@@ -230,7 +230,7 @@ async def a_hub(folder: Path, server: Curious, **more: Any) -> AsyncIterator[tup
 
 
 @servers_of_both_eras
-async def test_a_caller_that_is_asked_by_a_request_and_never_answers_is_told_so(
+async def test_a_caller_that_never_answers_a_question_gets_an_error(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with KINDS[kind]() as server, a_hub(tmp_path, server) as (hub, port):
@@ -252,7 +252,7 @@ async def test_a_caller_that_is_asked_by_a_request_and_never_answers_is_told_so(
         line.close()
 
 
-async def test_a_modern_caller_that_comes_back_too_late_is_told_so_and_the_server_was(
+async def test_a_modern_caller_that_answers_too_late_gets_an_error_and_so_did_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Curious() as server, a_hub(tmp_path, server) as (hub, port):
@@ -268,7 +268,7 @@ async def test_a_modern_caller_that_comes_back_too_late_is_told_so_and_the_serve
         line.close()
 
 
-async def test_while_every_slot_waits_for_an_answer_others_are_told_that_the_server_is_busy(tmp_path: Path) -> None:
+async def test_while_every_slot_waits_for_an_answer_other_calls_end_as_busy(tmp_path: Path) -> None:
     async with Curious() as server:
         servers = {"s": {**server.entry, "max_calls": 1, "max_queued": 0}}
         async with hub_of(tmp_path, servers, callers=CALLERS) as hub, listening(hub) as port:

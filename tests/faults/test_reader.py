@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.reading import WORKER
+from isthmus.app.parser_process import WORKER
 from tests.frontends.wire import BASE, Reply, connected, encoded, rendered, until
 from tests.hubs import HubProcess, serving
 
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-LONG = 700_000
+LONG = 2_000_000
 
 
 def readers(hub: int) -> list[int]:

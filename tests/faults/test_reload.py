@@ -47,7 +47,7 @@ class Load:
         self._caller = Caller(port)
         self._nonces = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_over = False
+        self._is_done = False
 
     def call(self, server: str) -> None:
         """Call one server again and again, until it is gone."""
@@ -56,7 +56,7 @@ class Load:
     async def _keep_calling(self, server: str) -> None:
         told = self.records.setdefault(server, [])
         was_there = False
-        while not self._is_over:
+        while not self._is_done:
             record = await pay(self._caller, f"{server}.pay", f"{server}-{next(self._nonces)}")
             told.append(record)
             if was_there and record.told == "no":
@@ -66,7 +66,7 @@ class Load:
 
     async def end(self) -> list[Record]:
         """Stop, and return everything that was told."""
-        self._is_over = True
+        self._is_done = True
         await asyncio.gather(*self._tasks)
         self._caller.hang_up()
         return [record for told in self.records.values() for record in told]
@@ -88,7 +88,7 @@ async def until_said(hub: HubProcess, *words: str, times: int = 1) -> None:
     await eventually(lambda: said(hub, *words) >= times, f"the hub says {words}", within=RELOAD_SECONDS)
 
 
-async def test_many_reloads_under_load_cost_nobody_a_call(tmp_path: Path, ledger: Ledger) -> None:
+async def test_many_reloads_under_load_cost_no_caller_a_call(tmp_path: Path, ledger: Ledger) -> None:
     def entry(mark: str, **more: Any) -> dict[str, Any]:
         return stdio(quick_server.command(ledger.path, mark), **more)
 
@@ -276,7 +276,7 @@ def ask_agent(method: str, params: dict[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Path) -> None:
+async def test_sessions_and_streams_of_callers_with_changed_permissions_end(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, callers=callers(planner=["*"], other=["*"])) as hub,
         Caller(hub.port, key=KEY, era="legacy") as planner,

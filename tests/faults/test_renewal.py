@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.model.calls import Result
 from isthmus.model.faults import BadReply
-from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
+from tests.faults.scripted import ReceivedRequest, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 
 REFUSAL = {
@@ -25,12 +25,12 @@ class Forgetful(Scripted):
         self.tools = [tool("t"), tool("initialize")]
         self.renews = asyncio.Event()
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.greetings:
             await self.renews.wait()
         await super().on_initialize(heard, out)
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.session == "s2" or heard.arguments.get("hang"):
             await super().on_call(heard, out)
         else:
@@ -79,7 +79,7 @@ class Refusing(Scripted):
 
     forgotten: str | None = None
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.verb == "POST" and heard.session is not None and heard.session == self.forgotten:
             out.write(reply(REFUSAL, status=400))
         else:

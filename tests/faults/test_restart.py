@@ -56,7 +56,7 @@ async def test_calls_that_a_leaving_server_still_works_on_come_to_their_end(
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_a_killed_server_is_told_of_at_once_and_found_again_when_it_is_back(
+async def test_a_killed_server_is_reported_at_once_and_found_again_when_it_is_back(
     era: Era, tmp_path: Path, ledger: Ledger
 ) -> None:
     options = ("--era", era, "--ledger", str(ledger.path))

@@ -31,7 +31,7 @@ HELLO = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamEvent:
     """One event of a stream as the caller read it."""
 
     id: str
@@ -71,7 +71,7 @@ class Caller:
         return (await self._client.post(self._url, json={"jsonrpc": "2.0", **message}, headers=headers)).status_code
 
     @asynccontextmanager
-    async def calling(self, accept: str, **arguments: Any) -> AsyncIterator[AsyncIterator[Told]]:
+    async def calling(self, accept: str, **arguments: Any) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         """Call the tool and read the stream that answers; leaving the block cuts the connection."""
         params = {"name": "s.t", "arguments": arguments, "_meta": {"progressToken": "mine"}}
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
@@ -79,7 +79,7 @@ class Caller:
             yield told
 
     @asynccontextmanager
-    async def back(self, last: str) -> AsyncIterator[AsyncIterator[Told]]:
+    async def back(self, last: str) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         """Come back to a stream after this event; leaving the block cuts the connection."""
         async with self._stream("GET", {"accept": "text/event-stream", "last-event-id": last}) as told:
             yield told
@@ -90,13 +90,15 @@ class Caller:
         return (await self._client.get(self._url, headers=headers)).status_code
 
     @asynccontextmanager
-    async def _stream(self, verb: str, headers: dict[str, str], **more: Any) -> AsyncIterator[AsyncIterator[Told]]:
+    async def _stream(
+        self, verb: str, headers: dict[str, str], **more: Any
+    ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         async with self._client.stream(verb, self._url, headers={**headers, **self._session}, **more) as answer:
             assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
             yield _told(answer.aiter_lines())
 
 
-async def _told(lines: AsyncIterator[str]) -> AsyncIterator[Told]:
+async def _told(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
     fields: dict[str, str] = {}
     async for line in lines:
         if line:
@@ -104,23 +106,23 @@ async def _told(lines: AsyncIterator[str]) -> AsyncIterator[Told]:
             fields[name] = value.strip()
         else:
             if "data" in fields:
-                yield Told(fields["id"], fields["data"])
+                yield StreamEvent(fields["id"], fields["data"])
             fields = {}
 
 
-async def some(told: AsyncIterator[Told], count: int) -> list[Told]:
+async def some(told: AsyncIterator[StreamEvent], count: int) -> list[StreamEvent]:
     """The next events."""
     async with asyncio.timeout(30):
         return [await anext(told) for _ in range(count)]
 
 
-async def rest(told: AsyncIterator[Told]) -> list[Told]:
+async def rest(told: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
     """All events up to the stream's end."""
     async with asyncio.timeout(30):
         return [event async for event in told]
 
 
-def words(heard: list[Told]) -> list[Any]:
+def words(heard: list[StreamEvent]) -> list[Any]:
     assert len({event.id for event in heard}) == len(heard), "an event came twice"
     return [event.word for event in heard]
 
@@ -176,7 +178,7 @@ async def test_a_caller_cut_off_after_any_event_gets_the_rest_and_the_call_ran_o
         assert stage.server.count("notifications/cancelled") == 0
 
 
-async def test_a_caller_cut_off_after_every_event_hears_each_once(tmp_path: Path) -> None:
+async def test_a_caller_that_disconnects_after_every_event_receives_each_once(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         async with stage.caller.calling(STREAMS_FIRST) as told:
             heard = await some(told, 1)
@@ -204,7 +206,7 @@ async def test_a_question_that_was_asked_while_the_caller_was_away_waits_for_it(
         assert stage.server.answered_with == answer
 
 
-async def test_nobody_comes_back_to_another_sessions_stream(tmp_path: Path) -> None:
+async def test_a_caller_cannot_resume_the_stream_of_another_session(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage, stage.caller.calling(STREAMS_FIRST) as told:
         (first,) = await some(told, 1)
         assert await stage.other.status_of_return(first.id) == 400

@@ -19,7 +19,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 
 from tests.faults.curious import CAN, SECONDS, Asked, Line, text_of
-from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import HubProcess, environment, serving, stdio, write_config
 from tests.peers.launch import listening_peer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -129,7 +130,7 @@ async def speaker_at(frontend: str, scene: Scene) -> AsyncIterator[Speaker]:
     """A caller that can be asked, and has been greeted."""
     if frontend == "stdio":
         config = write_config(scene.folder, {scene.name: scene.server}, limits=PATIENT)
-        async with process_of(isthmus("stdio", "--config", str(config))) as process:
+        async with process_of(quick_isthmus("stdio", "--config", str(config))) as process:
             yield await greeted(OverStdio(process))
         return
     lines = await Line.open(scene.hub.port), await Line.open(scene.hub.port)
@@ -268,7 +269,7 @@ async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_pa
 
 
 @by_every_carrier
-async def test_who_comes_back_to_what_was_taken_back_is_asked_no_more_and_told_how_the_call_went_on(
+async def test_a_caller_that_resumes_after_a_retraction_gets_no_question_but_the_outcome(
     tmp_path: Path, house: House, carrier: str
 ) -> None:
     scene = house.scene(carrier, tmp_path)

@@ -56,7 +56,7 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
         assert (await pay(caller, "raw.pay", "after")).told == "ok"
 
 
-async def test_changes_are_heard_of_in_the_new_session_too(tmp_path: Path, spawn: Spawn) -> None:
+async def test_changes_arrive_in_the_new_session_too(tmp_path: Path, spawn: Spawn) -> None:
     peer = await spawn("raw_server", "--era", "legacy")
     async with (
         ChaosProxy(peer.port) as wire,

@@ -79,9 +79,7 @@ async def test_calls_finish_and_streams_end_and_nothing_is_left(
         assert not [pid for pid in children if is_alive(pid)]
 
 
-async def test_new_calls_are_told_that_the_hub_is_leaving(
-    tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
-) -> None:
+async def test_new_calls_learn_that_the_hub_shuts_down(tmp_path: Path, ledger: Ledger, servers: dict[str, Any]) -> None:
     async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
         await eventually(lambda: is_up(caller, "over_stdio"), "over_stdio is there", within=20.0)
         reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
@@ -130,7 +128,7 @@ async def test_a_second_signal_ends_the_hub_in_the_middle_of_its_calls(
         assert not [pid for pid in children if is_alive(pid)]
 
 
-async def test_a_call_that_outlasts_the_drain_is_told_so_before_the_listener_closes(
+async def test_a_call_that_outlasts_the_drain_gets_an_error_before_the_listener_closes(
     tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
 ) -> None:
     limits = {"drain_seconds": 0.5}

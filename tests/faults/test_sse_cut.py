@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -26,6 +27,7 @@ from isthmus.upstream.websocket import SocketLink
 from tests.conftest import Ledger, Spawn
 from tests.faults.chaos import ChaosProxy, Direction, Ending
 from tests.faults.oracle import Record, judge
+from tests.faults.test_cut import note_cuts
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import SERVER, Listener
 from tests.unit.upstream.doubles import ME, Scene, over, text_of
@@ -116,7 +118,7 @@ async def wired(kind: Kind, port: int) -> AsyncIterator[Wire]:
 
 @pytest.mark.parametrize("ending", ["reset", "close"])
 @pytest.mark.parametrize("kind", ["sse", "websocket"])
-async def test_a_link_cut_anywhere_is_told_honestly(spawn: Spawn, ledger: Ledger, kind: Kind, ending: Ending) -> None:
+async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, kind: Kind, ending: Ending) -> None:
     peer = await spawn("raw_server", "--transport", kind, "--ledger", str(ledger.path))
     async with ChaosProxy(peer.port) as proxy, wired(kind, proxy.port) as wire:
         ways: tuple[Direction, ...] = ("up", "down")
@@ -124,6 +126,7 @@ async def test_a_link_cut_anywhere_is_told_honestly(spawn: Spawn, ledger: Ledger
             await sweep(wire, proxy, way, ending)
         assert judge(wire.history, ledger.ran()) == []
         told = [record.told for record in wire.history]
+        note_cuts(f"{kind}, {ending}", dict(Counter(told)))
         assert told.count("ok") > 20
         assert told.count("unknown") > 10
         assert proxy.cuts > 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.ears import TOOLS_CHANGED, Ear, listening
+from tests.faults.ears import TOOLS_CHANGED, EventListener, listening
 from tests.faults.storm_server import URI
 from tests.faults.watching import IS_SOAK, resident_bytes
 from tests.hubs import HubProcess, Raw, serving, stdio
@@ -27,7 +27,7 @@ TOLD_MAX = COUNT // 100
 """Of a storm, a caller that reads is told its share of what it lasts, not its events."""
 
 
-async def touched(hub: HubProcess, server: str, ear: Ear) -> float:
+async def touched(hub: HubProcess, server: str, ear: EventListener) -> float:
     """How long it takes until it is heard that this server told something."""
     past = ear.told.count(URI)
     began = asyncio.get_running_loop().time()
@@ -39,7 +39,7 @@ async def touched(hub: HubProcess, server: str, ear: Ear) -> float:
 
 
 @pytest.mark.parametrize("kind", ["updated", "changed"])
-async def test_a_storm_of_events_of_one_server_cost_no_memory_and_hold_up_nobody(tmp_path: Path, kind: str) -> None:
+async def test_a_storm_of_events_of_one_server_costs_no_memory_and_delays_no_caller(tmp_path: Path, kind: str) -> None:
     async with (
         serving(tmp_path, {"bad": stdio(STORM, timeout=240), "good": stdio(STORM)}) as hub,
         Raw(hub.url_of("bad"), seconds=240) as caller,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ import pytest
 
 from tests.conftest import Ledger
 from tests.faults import quick_server
-from tests.faults.watching import eventually
+from tests.faults.oracle import Record, judge
+from tests.faults.watching import eventually, note, times
 from tests.fork_server import forked
 from tests.hubs import TRUSTED, HubProcess, _keep_reading, _listening_port, environment, stdio, write_config
 
-ROUNDS = 20 if os.environ.get("ISTHMUS_SOAK") else 3
+ROUNDS = times(1, 30)
 """Each with a journal of its own, so that they run side by side."""
 KILLS = 10
 """A round."""
@@ -112,23 +112,34 @@ async def test_a_hub_that_is_killed_under_load_loses_no_task_and_runs_none_twice
 ) -> None:
     server = stdio(quick_server.command(ledger.path), max_calls=200)
     config = write_config(tmp_path, {"quick": server}, limits={"listing_seconds": 30.0})
+    await kill_under_load(config, ledger, seed=seed, kills=KILLS)
+
+
+async def kill_under_load(
+    config: Path, ledger: Ledger, *, seed: int, kills: int, at_half: Callable[[], None] = lambda: None
+) -> None:
+    """Kill a hub so often while it is sent tasks, and judge what became of them; `at_half` runs between two hubs."""
     points = random.Random(seed)
     acknowledged: dict[str, str] = {}
     latest: dict[str, str] = {}
     """What the hub before this one acknowledged."""
     unanswered: list[dict[str, Any]] = []
-    for number in range(KILLS + 1):
-        async with killed(config) as hub, Load(hub, number) as load, asyncio.timeout(SECONDS):
+    history: list[Record] = []
+    slowest = 0.0
+    for number in range(kills + 1):
+        if number == kills // 2:
+            await asyncio.to_thread(at_half)
+        async with killed(config) as hub, Load(hub, number) as load, asyncio.timeout(SECONDS + kills):
             listened = time.monotonic()
             await check_nothing_is_unfinished(load)
-            taken = time.monotonic() - listened
-            assert taken < ENDED_SECONDS, taken
+            slowest = max(slowest, time.monotonic() - listened)
+            assert slowest < ENDED_SECONDS
             # The next hub knows what the killed one acknowledged, and the last one all that any did.
-            await check(load, latest if number < KILLS else acknowledged, ledger)
+            history = await outcomes(load, latest if number < kills else acknowledged)
             # Those who were not answered ask again: they are told what came of the first.
             for params in unanswered:
                 await load.send(params)
-            if number < KILLS:
+            if number < kills:
                 callers = [asyncio.ensure_future(load.run()) for _ in range(CALLERS)]
                 enough = len(load.acknowledged) + points.randint(1, TASKS_MAX)
                 await eventually(lambda: len(load.acknowledged) >= enough, "enough is acknowledged")  # noqa: B023
@@ -138,8 +149,11 @@ async def test_a_hub_that_is_killed_under_load_loses_no_task_and_runs_none_twice
             latest = load.acknowledged
             acknowledged |= latest
             unanswered = load.unanswered
-    assert len(acknowledged) > KILLS * CALLERS
-    assert not {nonce: count for nonce, count in ledger.ran().items() if count > 1}
+            if number == kills:
+                history += [Record(nonce, "unknown") for nonce in latest.values()]  # who asked again, and did not wait
+    assert len(acknowledged) > kills * CALLERS
+    assert judge(history, ledger.ran()) == []
+    note(seed=seed, kills=kills, tasks=len(acknowledged), slowest_recovery_seconds=round(slowest, 2))
 
 
 async def check_nothing_is_unfinished(load: Load) -> None:
@@ -149,16 +163,17 @@ async def check_nothing_is_unfinished(load: Load) -> None:
         assert found["totalSize"] == 0, found
 
 
-async def check(load: Load, acknowledged: dict[str, str], ledger: Ledger) -> None:
-    """All that was acknowledged is there and has ended, as honestly as it can be told."""
-    ran = ledger.ran()
+async def outcomes(load: Load, acknowledged: dict[str, str]) -> list[Record]:
+    """What became of tasks that were acknowledged; each is there and has ended. A failure is never certain here."""
+    history = []
     for task, nonce in acknowledged.items():
         found = await load.ask("GetTask", {"id": task})
         state = found["status"]["state"]
         assert state in ENDED, found
         output = found["artifacts"][0]["parts"][0]["data"]
         if state == "TASK_STATE_COMPLETED":
-            assert output["mcp_result"]["content"] == [{"type": "text", "text": nonce}]
-            assert ran[nonce] == 1
+            history.append(Record(nonce, "ok", output["mcp_result"]["content"][0]["text"]))
         else:
             assert output["error"]["details"]["executed"] == "unknown", json.dumps(output)
+            history.append(Record(nonce, "unknown"))
+    return history

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Ledger
-from tests.databases import Database, running
+from tests.databases import Database, replicated, running
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import CALLERS, ENDED, SECONDS, Load, check, killed, said
-from tests.faults.watching import eventually
+from tests.faults.test_tasks_crash import CALLERS, ENDED, SECONDS, Load, kill_under_load, said
+from tests.faults.watching import IS_SOAK, eventually, times
 from tests.hubs import HubProcess, serving, stdio, write_config
 
 HUB_KILLS = 3
@@ -43,26 +42,22 @@ async def test_a_hub_that_is_killed_under_load_loses_no_task_of_its_database_and
     no_leftovers: None, tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:
     config = write_config(tmp_path, **tables(database, ledger))
-    points = random.Random(5)
-    acknowledged: dict[str, str] = {}
-    unanswered: list[dict[str, Any]] = []
-    for number in range(HUB_KILLS + 1):
-        async with killed(config) as hub, Load(hub, number) as load, asyncio.timeout(SECONDS):
-            await check(load, acknowledged, ledger)
-            for params in unanswered:
-                await load.send(params)
-            if number < HUB_KILLS:
-                callers = [asyncio.ensure_future(load.run()) for _ in range(CALLERS)]
-                enough = len(load.acknowledged) + points.randint(1, 200)
-                await eventually(lambda: len(load.acknowledged) >= enough, "enough is acknowledged")  # noqa: B023
-                await asyncio.sleep(points.random() * 0.01)
-                hub.process.send_signal(signal.SIGKILL)
-                await asyncio.gather(*callers)
-            acknowledged |= load.acknowledged
-            unanswered = load.unanswered
-    assert len(acknowledged) > HUB_KILLS * CALLERS
-    assert not {nonce: count for nonce, count in ledger.ran().items() if count > 1}
+    await kill_under_load(config, ledger, seed=5, kills=HUB_KILLS)
     assert not (tmp_path / "state" / "journal.db").exists(), "keys, and nothing of tasks"
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="300 kills are for `make soak`; the cluster's tests have a failover under load")
+async def test_hub_and_database_are_killed_and_a_standby_takes_over(tmp_path: Path, ledger: Ledger) -> None:
+    """Half of the kills happen before the failover. The standby has all that was acknowledged."""
+    with replicated() as (primary, standby):
+        made = tables(primary, ledger)
+        made["storage"]["url"] = primary.url(user="hub:${PG_PASSWORD:-none}", schema="tasks", beside=standby)
+
+        def fail_over() -> None:
+            primary.stop(signal.SIGKILL)
+            standby.promote()
+
+        await kill_under_load(write_config(tmp_path, **made), ledger, seed=22, kills=times(4, 300), at_half=fail_over)
 
 
 class Patient(Load):
@@ -70,14 +65,14 @@ class Patient(Load):
 
     def __init__(self, hub: HubProcess) -> None:
         super().__init__(hub, 1)
-        self.is_over = False
+        self.is_done = False
 
     async def __aenter__(self) -> Patient:
         return self
 
     async def run(self) -> None:
         """Go on until told to stop."""
-        while not self.is_over:
+        while not self.is_done:
             self._number += 1
             with suppress(Refused):
                 await self.send(said(f"1-{self._number}", "pay"))
@@ -107,7 +102,7 @@ async def test_when_the_database_is_killed_under_load_no_task_is_lost_and_the_hu
             await asyncio.to_thread(database.stop)
             await asyncio.to_thread(database.start)
         await more(load)
-        load.is_over = True
+        load.is_done = True
         await asyncio.gather(*callers)
         for task, nonce in load.acknowledged.items():
             await ends(load, task, nonce)

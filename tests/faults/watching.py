@@ -12,8 +12,25 @@ from pathlib import Path
 from tests.conftest import children, state
 
 POLL_SECONDS = 0.01
+SLOWEST_POLL_SECONDS = 0.05
+"""Most looks are requests: at 100 of them a second, tests that wait would take the machine from those that work."""
 IS_SOAK = bool(os.environ.get("ISTHMUS_SOAK"))
 """Whether tests run at their full numbers, as `make soak` has them."""
+SOAK_SCALE = float(os.environ.get("ISTHMUS_SOAK_SCALE", "1"))
+"""Of the full numbers, where a soak is tried out."""
+
+
+def times(few: int, many: int) -> int:
+    """How often to do something: `few` times in `make test`, `many` times in a soak, in proportion to its scale."""
+    return max(few, round(many * SOAK_SCALE)) if IS_SOAK else few
+
+
+def note(**figures: object) -> None:
+    """Print what was measured, and add it to the report of a soak."""
+    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items()))
+    if path := os.environ.get("ISTHMUS_FIGURES"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps(figures) + "\n")
 
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 20.0) -> float:
@@ -28,8 +45,9 @@ async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, wit
         seen = holds()
         if seen if isinstance(seen, bool) else await seen:
             return clock() - started
-        assert clock() - started < within, f"{what}: not within {within:g} s"
-        await asyncio.sleep(POLL_SECONDS)
+        waited = clock() - started
+        assert waited < within, f"{what}: not within {within:g} s"
+        await asyncio.sleep(min(SLOWEST_POLL_SECONDS, max(POLL_SECONDS, waited / 8)))
 
 
 class Metronome:
@@ -63,6 +81,8 @@ class Tail:
         """Nonces that ran."""
         self.cancelled: set[str] = set()
         """Nonces whose server was told to stop."""
+        self.cancelled_at: dict[str, float] = {}
+        """When it was told, by the monotonic clock that all processes of a machine share."""
 
     def look(self) -> Tail:
         """Read what is new."""
@@ -73,7 +93,9 @@ class Tail:
             self._offset += len(whole) + 1 if whole else 0
             for fact in map(json.loads, whole.splitlines()):
                 self.ran |= {fact["nonce"]} if "nonce" in fact else set()
-                self.cancelled |= {fact["cancelled"]} if "cancelled" in fact else set()
+                if "cancelled" in fact:
+                    self.cancelled.add(fact["cancelled"])
+                    self.cancelled_at[fact["cancelled"]] = fact["at"]
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.faults.scripted import EVENTS, Heard, Scripted, events
+from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events
 
 STEPS = 4
 """Reports of one call. As a stream it has two events more: the first, which has no content, and the answer."""
@@ -23,7 +23,7 @@ class Working(Scripted):
         self.was_answered = asyncio.Event()
         self.answered_with: Any = None
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         await self.may_work.wait()
         token = heard.message["params"]["_meta"]["progressToken"]
@@ -36,7 +36,7 @@ class Working(Scripted):
         await self.may_end.wait()
         out.write(events(heard.result({"content": [{"type": "text", "text": "done"}]})) + b"0\r\n\r\n")
 
-    async def on_refused(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_refused(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.message.get("id") == "q":
             self.answered_with = heard.message.get("result")
             self.was_answered.set()

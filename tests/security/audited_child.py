@@ -97,7 +97,7 @@ class Waiting:
         self._hear()
 
     def task_changed(self, record: TaskRecord) -> None:
-        if record.is_ended:
+        if record.is_terminal:
             self._hear()
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None: ...

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import jwt
 
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 
 
 class Authority:
@@ -177,7 +177,7 @@ class Protected(Scripted):
     def url(self) -> str:
         return str(self.entry["url"])
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         origin = self.url.removesuffix("/mcp")
         if heard.path.startswith("/.well-known/oauth-protected-resource"):
             usual = {"resource": self.url, "authorization_servers": [self.authority.url]}
@@ -265,7 +265,7 @@ class BoundServer(Protected):
         self.ran: list[str] = []
         """The methods of all requests that it did not refuse."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         scheme, _, token = heard.headers.get("authorization", [""])[0].partition(" ")
         if heard.path.startswith("/.well-known/") or scheme != "DPoP" or token not in self.authority.good:
             self.challenge = 'DPoP algs="ES256"'

@@ -33,7 +33,7 @@ from tests.security.permitted import SERVERS, TOOLS, key_of
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class VisibleReply:
     """An answer as its caller sees it, without what is chance and without the name that it asked for."""
 
     status: int
@@ -57,15 +57,15 @@ _CHANCE = re.compile(
 _MEANT = re.compile(r"; did you mean (.*?)\?")
 
 
-def told(reply: Reply, *names: str) -> Told:
+def told(reply: Reply, *names: str) -> VisibleReply:
     text = reply.body.decode()
     # What was meant instead is guessed from the caller's own list and from what it wrote, and is as long as that.
     told_apart = ("date", "content-length") if _MEANT.search(text) else ("date",)
     headers = {name: value for name, value in reply.headers.items() if name not in told_apart}
-    return Told(reply.status, tuple(sorted(headers.items())), cleaned(text, *names), suggested(text))
+    return VisibleReply(reply.status, tuple(sorted(headers.items())), cleaned(text, *names), suggested(text))
 
 
-def lengthless(answer: Told) -> Told:
+def lengthless(answer: VisibleReply) -> VisibleReply:
     """The same answer whether or not something could have been meant instead."""
     return replace(answer, headers=tuple(pair for pair in answer.headers if pair[0] != "content-length"))
 
@@ -142,7 +142,7 @@ async def sse_of(connection: CallerConnection) -> AsyncIterator[Sse]:
         yield stream
 
 
-Calling: TypeAlias = Callable[[CallerConnection, str, str], Awaitable[Told]]
+Calling: TypeAlias = Callable[[CallerConnection, str, str], Awaitable[VisibleReply]]
 """Calls a tool of a server by a connection."""
 Listing: TypeAlias = Callable[[CallerConnection], Awaitable[set[str]]]
 
@@ -152,7 +152,7 @@ def names_in(reply: Reply, member: str = "tools", key: str = "name") -> set[str]
     return {each[key] for each in body[member] if not each[key].startswith("builtin.")}
 
 
-async def modern_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def modern_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     body = modern("tools/call", {"name": name, "arguments": {}})
     return told(await connection.post(body, headers=modern_headers("tools/call", name)), name)
@@ -162,7 +162,7 @@ async def modern_list(connection: CallerConnection) -> set[str]:
     return names_in(await connection.post(modern("tools/list"), headers=modern_headers("tools/list")))
 
 
-async def legacy_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def legacy_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     return told(await connection.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
 
@@ -171,7 +171,7 @@ async def legacy_list(connection: CallerConnection) -> set[str]:
     return names_in(await connection.post(legacy("tools/list")))
 
 
-async def own_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def own_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     body = legacy("tools/call", {"name": tool, "arguments": {}})
     return told(await connection.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
 
@@ -184,7 +184,7 @@ async def own_list(connection: CallerConnection) -> set[str]:
     return found
 
 
-async def session_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def session_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     reply = await connection.post(legacy("tools/call", {"name": name, "arguments": {}}), headers=connection.session)
     return told(reply, name)
@@ -194,7 +194,7 @@ async def session_list(connection: CallerConnection) -> set[str]:
     return names_in(await connection.post(legacy("tools/list"), headers=connection.session))
 
 
-async def task_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def task_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     """The same as a task of the earlier era, and then its result."""
     name = f"{server}.{tool}"
     body = legacy("tools/call", {"name": name, "arguments": {}, "task": {"ttl": 60_000}})
@@ -206,12 +206,12 @@ async def task_call(connection: CallerConnection, server: str, tool: str) -> Tol
     return told(await connection.post(asked, headers=connection.session), name)
 
 
-async def sse_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def sse_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     assert connection.sse is not None
     name = f"{server}.{tool}"
     body = legacy("tools/call", {"name": name, "arguments": {}})
     reply = await connection.post(body, path=connection.sse.endpoint)
-    return Told(reply.status, (), cleaned(await connection.sse.event(), name))
+    return VisibleReply(reply.status, (), cleaned(await connection.sse.event(), name))
 
 
 async def sse_list(connection: CallerConnection) -> set[str]:
@@ -221,7 +221,7 @@ async def sse_list(connection: CallerConnection) -> set[str]:
     return {each["name"] for each in listed if not each["name"].startswith("builtin.")}
 
 
-async def rest_call(connection: CallerConnection, server: str, tool: str) -> Told:
+async def rest_call(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     return told(await connection.post({}, path=f"/v1/tools/{name}"), name)
 
@@ -257,7 +257,7 @@ async def card_list(connection: CallerConnection) -> set[str]:
 def a2a(form: str) -> Calling:
     """A message with an instruction in one of its forms, as the newest generation writes it."""
 
-    async def run(connection: CallerConnection, server: str, tool: str) -> Told:
+    async def run(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
         name = f"{server}.{tool}"
         forms: dict[str, dict[str, Any]] = {
             "tool": {"parts": [{"data": {"tool": name, "arguments": {}}}]},
@@ -277,13 +277,13 @@ def a2a(form: str) -> Calling:
     return run
 
 
-async def a2a_plain(connection: CallerConnection, server: str, tool: str) -> Told:
+async def a2a_plain(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     message = {"messageId": connection.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
     return told(await connection.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
 
 
-async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> Told:
+async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     part = {"kind": "data", "data": {"tool": name, "arguments": {}}}
     message = {"kind": "message", "messageId": connection.id, "role": "user", "parts": [part]}
@@ -291,7 +291,7 @@ async def a2a_0_3(connection: CallerConnection, server: str, tool: str) -> Told:
     return told(await connection.post(body, path="/a2a"), name)
 
 
-async def a2a_0_1(connection: CallerConnection, server: str, tool: str) -> Told:
+async def a2a_0_1(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     message = {"role": "user", "parts": [{"type": "data", "data": {"tool": name, "arguments": {}}}]}
     return told(
@@ -299,28 +299,28 @@ async def a2a_0_1(connection: CallerConnection, server: str, tool: str) -> Told:
     )
 
 
-async def agentvault(connection: CallerConnection, server: str, tool: str) -> Told:
+async def agentvault(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     """Its answer is an id; how the task went is asked for."""
     name = f"{server}.{tool}"
     message = {"role": "user", "parts": [{"type": "data", "content": {"tool": name, "arguments": {}}}]}
     sent = await connection.post(legacy("tasks/send", {"message": message}), path="/a2a")
     reply = sent
 
-    async def is_over() -> bool:
+    async def is_done() -> bool:
         nonlocal reply
         reply = await connection.post(legacy("tasks/get", {"id": sent.json["result"]["id"]}), path="/a2a")
         return reply.json["result"]["state"] in ("COMPLETED", "FAILED")
 
-    await until(is_over)
+    await until(is_done)
     return told(reply, name)
 
 
-async def by_grpc(connection: CallerConnection, server: str, tool: str) -> Told:
+async def by_grpc(connection: CallerConnection, server: str, tool: str) -> VisibleReply:
     name = f"{server}.{tool}"
     message = {"messageId": connection.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
     answer = await call(connection.channel, "SendMessage", {"message": message}, key_of(connection.caller))
     text = json_format.MessageToJson(answer)
-    return Told(0, (), cleaned(text, name), suggested(text))
+    return VisibleReply(0, (), cleaned(text, name), suggested(text))
 
 
 ENTRIES: dict[str, tuple[FrontendName, Calling, Listing]] = {

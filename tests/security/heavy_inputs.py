@@ -854,7 +854,8 @@ async def _lists(field: Field, server: str, what: str, count: int, size: int) ->
 def _listings() -> Iterator[Kind]:
     for server in ("stdio", "sse", "socket"):
         for what in ("tools", "prompts", "resources", "templates") if server == "stdio" else ("tools", "resources"):
-            for count, size in ((900 * MIB // 1_000_000, 4_000), (20, MIB // 5)):
+            longer = ((10_000, 300), (1_600, 4_000)) if (server, what) == ("stdio", "tools") else ()
+            for count, size in ((900 * MIB // 1_000_000, 4_000), (20, MIB // 5), *longer):
                 drive = partial(_lists, server=server, what=what, count=count, size=size)
                 yield Kind(f"list / {server} / {count} {what} of {size}", "lists", drive)
 

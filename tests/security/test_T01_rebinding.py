@@ -73,7 +73,9 @@ async def test_pages_of_another_port_or_scheme_of_our_own_host_are_foreign(
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-async def test_who_is_no_page_or_one_of_ours_gets_further(guarded: tuple[HubProcess, Ledger], name: str) -> None:
+async def test_callers_that_are_not_pages_and_our_own_pages_get_further(
+    guarded: tuple[HubProcess, Ledger], name: str
+) -> None:
     endpoint = ENDPOINTS[name]
     for origin in (None, "http://localhost", "https://hub.example"):
         async with connected(guarded[0].port) as wire:

@@ -73,7 +73,7 @@ USES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-async def test_a_session_of_somebody_elses_is_one_that_never_was(hub: HubProcess, use: str) -> None:
+async def test_another_callers_session_looks_as_if_it_did_not_exist(hub: HubProcess, use: str) -> None:
     session = await session_of(hub, OWNER)
     theirs = await ask(hub, OTHER, **USES[use], mcp_session_id=session)
     assert seen(theirs, session) == seen(await ask(hub, OTHER, **USES[use], mcp_session_id=NOBODYS), NOBODYS)
@@ -92,7 +92,7 @@ async def test_a_session_is_of_the_key_and_of_the_path_that_it_was_opened_by(
     assert seen(other) == seen(await ask(hub, key, legacy("ping"), path=path, mcp_session_id=NOBODYS))
 
 
-async def test_an_address_of_sse_of_somebody_elses_is_one_that_never_was(hub: HubProcess) -> None:
+async def test_another_callers_sse_address_looks_as_if_it_did_not_exist(hub: HubProcess) -> None:
     async with listening(hub, OWNER) as stream:
         unknown = f"/messages?sessionId={NOBODYS}"
         for method, body in (("POST", request(1, "ping")), ("DELETE", None)):
@@ -103,7 +103,7 @@ async def test_an_address_of_sse_of_somebody_elses_is_one_that_never_was(hub: Hu
         assert await stream.message() == {"jsonrpc": "2.0", "id": 7, "result": {}}, "and nothing else was told there"
 
 
-async def test_a_context_of_somebody_elses_holds_nothing_of_theirs(hub: HubProcess) -> None:
+async def test_another_callers_context_shows_nothing_of_theirs(hub: HubProcess) -> None:
     def message(text: str, **more: str) -> dict[str, Any]:
         said = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}], **more}
         return legacy("SendMessage", {"message": said})

@@ -36,7 +36,7 @@ async def test_a_state_with_any_bit_changed_is_refused() -> None:
 
 
 @pytest.mark.parametrize("caller", [OTHER, NAMESAKE], ids=["another", "a namesake of another tenant"])
-async def test_nobody_else_can_use_it_and_its_owner_still_can(caller: object) -> None:
+async def test_no_other_caller_can_use_it_and_its_owner_still_can(caller: object) -> None:
     asking_hub = AskingHub()
     for state in states_of(asking_hub):
         sent = len(asking_hub.sent)
@@ -45,7 +45,7 @@ async def test_nobody_else_can_use_it_and_its_owner_still_can(caller: object) ->
         assert asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}).ends == []
 
 
-async def test_of_many_who_bring_it_back_at_once_one_is_taken() -> None:
+async def test_of_many_callers_that_return_it_at_once_one_is_accepted() -> None:
     asking_hub = AskingHub()
     for state in states_of(asking_hub):
         caller_requests = [asking_hub.caller_request(state=state, responses={"q1": ACCEPTED}) for _ in range(20)]

@@ -58,7 +58,7 @@ async def test_a_name_of_a_private_network_is_not_even_looked_up(name: str) -> N
     assert (whom, names.asked) == ([], {})
 
 
-async def test_what_is_said_does_not_tell_an_open_port_from_a_closed_one(deaf_port: int) -> None:
+async def test_errors_do_not_distinguish_an_open_port_from_a_closed_one(deaf_port: int) -> None:
     background = BackgroundTasks("courier")
     courier = PushClient(Egress(), background, lambda _: False)
     with Sink() as sink, dialled() as whom:

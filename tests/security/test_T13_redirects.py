@@ -25,7 +25,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.server_settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.security.sink import Sink, dialled
 
 SECRET = "Bearer secret-7f3a9c1e"
@@ -42,7 +42,7 @@ class Away(Scripted):
         self._status = status
         self._place = place
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         headers = {"location": self._place, "refresh": f"0; url={self._place}", "link": f"<{self._place}>; rel=next"}
         out.write(reply(None, status=self._status, headers=headers))
 
@@ -50,7 +50,7 @@ class Away(Scripted):
 class Chain(Scripted):
     """Sends everybody one step further, at the same origin."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         step = int(heard.path.rpartition("/")[2] or 0)
         if step >= HOPS:
             await super().on(heard, out)

@@ -76,7 +76,9 @@ async def ask(client: HttpClient) -> Recorder:
     return await answer.over()
 
 
-async def test_who_is_dialled_is_who_was_checked_however_often_a_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_dialled_address_is_the_checked_one_however_often_a_name_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     background, names = BackgroundTasks("calls"), Names({"rebinding.example": TURNS})
     with Sink() as sink:
         async with public(sink.port, monkeypatch) as server:

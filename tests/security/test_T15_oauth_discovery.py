@@ -101,7 +101,7 @@ async def test_no_field_leads_into_a_private_network(tmp_path: Path, field: str)
 
 
 @pytest.mark.parametrize("what", ["resource", "issuer"])
-async def test_metadata_must_be_about_whom_it_was_asked_of(tmp_path: Path, what: str) -> None:
+async def test_metadata_must_be_about_the_issuer_that_was_asked(tmp_path: Path, what: str) -> None:
     async with Authority() as authority, Protected(authority) as server:
         if what == "resource":
             server.resource = {"resource": "https://bank.example/mcp"}
@@ -171,7 +171,7 @@ async def test_a_name_that_leads_inwards_by_now_is_not_dialled(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_nobody_is_gone_to_without_tls(tmp_path: Path, field: str) -> None:
+async def test_no_connection_is_made_without_tls(tmp_path: Path, field: str) -> None:
     """Not even where everybody may go: the place is public, and only its scheme speaks against it."""
 
     async def resolve(origin: HttpOrigin) -> list[DialAddress]:
@@ -208,7 +208,7 @@ async def test_an_authorization_server_with_a_certificate_of_its_own_is_believed
         assert authority.forms[-1]["resource"] == server.url
 
 
-async def test_a_running_hub_asks_nobody_about_a_login_that_nobody_wanted(tmp_path: Path) -> None:
+async def test_a_running_hub_sends_nothing_for_a_login_that_no_caller_wanted(tmp_path: Path) -> None:
     """A challenge alone makes the hub fetch nothing: only a person who logs in does, or the operator's own settings."""
     with Sink() as sink, dialled() as everybody:
         async with Authority() as authority, Protected(authority) as server:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from isthmus.model.calls import Result
-from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, listening, reply
+from tests.faults.scripted import SESSION, ReceivedRequest, Scripted, hub_of, listening, reply
 from tests.hubs import Raw
 from tests.security.sink import Sink, dialled
 from tests.security.vectors import vectors
@@ -31,7 +31,7 @@ class Linking(Scripted):
         meta = {"ui": {"resourceUri": urls[0]}, "io.example/url": urls}
         self.tools = [{"name": "t", "inputSchema": {"type": "object"}, "icons": icons, "_meta": meta}]
 
-    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
         me = {"name": "x", "version": "1", "websiteUrl": self.urls[0], "icons": self.tools[0]["icons"]}
         told = {
@@ -42,7 +42,7 @@ class Linking(Scripted):
         }
         out.write(reply(heard.result(told), headers={SESSION: self.session}))
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         lists: dict[str, Any] = {
             "resources/list": {"resources": [{"uri": url, "name": url} for url in self.urls]},
             "resources/templates/list": {"resourceTemplates": [{"uriTemplate": f"{self.urls[0]}{{x}}", "name": "n"}]},
@@ -55,7 +55,7 @@ class Linking(Scripted):
         else:
             await super().on(heard, out)
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(reply(heard.result({"content": self._contents(), "structuredContent": {"url": self.urls}})))
 
     def _contents(self) -> list[dict[str, Any]]:

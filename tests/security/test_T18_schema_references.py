@@ -44,7 +44,7 @@ def schemas(port: int) -> list[dict[str, Any]]:
     return [{"type": "object", **schema} for schema in json.loads(text)]
 
 
-def test_a_schema_that_points_outside_itself_is_not_used_and_the_reason_is_told() -> None:
+def test_a_schema_that_points_outside_itself_is_not_used_and_the_reason_is_reported() -> None:
     with Sink() as sink, dialled() as whom:
         for schema in schemas(sink.port):
             with pytest.raises(UnusableSchema, match=r"cannot be used: ."):
@@ -52,7 +52,7 @@ def test_a_schema_that_points_outside_itself_is_not_used_and_the_reason_is_told(
     assert whom == []
 
 
-async def test_nobody_is_asked_for_a_schema_and_the_tool_is_left_out(tmp_path: Path) -> None:
+async def test_no_host_is_asked_for_a_schema_and_the_tool_is_left_out(tmp_path: Path) -> None:
     with Sink() as sink, dialled() as whom:
         server = Scripted()
         plain = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
@@ -68,7 +68,7 @@ async def test_nobody_is_asked_for_a_schema_and_the_tool_is_left_out(tmp_path: P
         assert set(whom) == {str(server.entry["url"]).removeprefix("http://").removesuffix("/mcp")}
 
 
-async def test_the_operator_is_told_why_in_four_places_and_once(tmp_path: Path) -> None:
+async def test_the_operator_learns_why_in_four_places_and_once(tmp_path: Path) -> None:
     fickle = Fickle(tmp_path / "lists.json")
     fetching = tool("fetching", inputSchema={"type": "object", "properties": {"a": {"$ref": "http://192.0.2.1/x"}}})
     why = "its inputSchema refers to http://192.0.2.1/x, which is not in it and not fetched"

@@ -26,7 +26,7 @@ from isthmus.upstream.a2a.agent_card import AgentEndpoint
 from isthmus.wire.a2a.client import ClientV10, RestClientBinding, RestClientV03
 from isthmus.wire.a2a.operations import CancelTask, GetTask, SubscribeToTask
 from isthmus.wire.mcp.modern import annotated_params, decode_header, encode_header, is_annotation_valid, param_headers
-from tests.faults.scripted import Heard, Scripted, hub_of, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, hub_of, reply
 
 ODD = [
     "../../admin",
@@ -77,7 +77,7 @@ def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client
 class Endpoint(Scripted):
     """A plain JSON-RPC endpoint."""
 
-    async def on(self, heard: Heard, out: Any) -> None:
+    async def on(self, heard: ReceivedRequest, out: Any) -> None:
         out.write(reply(heard.result({"done": True})))
 
 

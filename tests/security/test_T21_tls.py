@@ -102,7 +102,7 @@ async def test_one_for_another_name_is_refused() -> None:
         assert "Hostname mismatch" in await dial(origin, authority)
 
 
-async def test_one_of_nobody_or_of_another_authority_is_refused() -> None:
+async def test_a_certificate_without_or_of_another_authority_is_refused() -> None:
     authority, other = trustme.CA(), trustme.CA()
     async with speaking(authority.issue_cert(NAME)) as origin:
         assert "certificate verify failed" in await dial(origin, None)
@@ -146,7 +146,7 @@ def test_there_is_nothing_lax_about_the_settings(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "nothing", "\0"])
-def test_what_is_no_certificate_is_told(text: str) -> None:
+def test_an_invalid_certificate_is_reported(text: str) -> None:
     if text:
         with pytest.raises(ValueError, match="no certificate in PEM form"):
             tls_settings(text)

@@ -147,7 +147,7 @@ def test_what_is_no_digest_is_no_entry(tmp_path: Path, digest: object) -> None:
     assert "sha256" in str(configuration.warnings[0])
 
 
-async def test_what_everybody_can_write_to_is_told_of_once_or_not_started(tmp_path: Path) -> None:
+async def test_a_world_writable_program_is_reported_once_or_not_started(tmp_path: Path) -> None:
     reach = entry_of(tmp_path, {})
     strict = entry_of(tmp_path, {}, hub={"open_programs": "refuse"})
     programs = Programs()
@@ -174,7 +174,7 @@ async def test_a_hub_does_not_start_what_has_another_digest_and_says_so(tmp_path
         assert state["tools"] == 0
 
 
-async def test_the_doctor_tells_of_a_folder_into_which_everybody_can_write(tmp_path: Path) -> None:
+async def test_the_doctor_reports_a_world_writable_folder(tmp_path: Path) -> None:
     open_folder, own_folder = tmp_path / "open", tmp_path / "own"
     open_folder.mkdir()
     own_folder.mkdir()

@@ -132,7 +132,7 @@ def _signed_by_hand(here: Trusting, claims: object) -> str:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_nobody_comes_in_by(here: Trusting, attack: str) -> None:
+async def test_a_token_is_refused_if_made_by(here: Trusting, attack: str) -> None:
     answer = await here.ask(ATTACKS[attack](here))
 
     assert answer.status_code == 401

@@ -43,7 +43,7 @@ NO_SECRETS = {
         "message_digest(one) == message_digest(other)",
     ): "digests of messages, which their sender has",
     ("frontends/a2a/service.py", "used.digest != digest_of(said)"): "the same",
-    ("frontends/mcp/subscriptions.py", "view.digest_of(topic) != digest"): "the digest of a list, which its reader has",
+    ("frontends/mcp/subscriptions.py", "digests[topic] != digest"): "the digest of a list, which its reader has",
     ("frontends/mcp/http_streams.py", "session.notified[topic] != self._digest(topic)"): "the same",
     ("frontends/mcp/subscriptions.py", "digest != self._last_digest"): "the digest of a task, which its owner has",
     ("frontends/relay/agents.py", "digest == self._announced"): "the digest of a list of tools",

@@ -93,7 +93,7 @@ def test_a_token_cannot_be_given_a_longer_life_or_another_end() -> None:
         assert isinstance(relay.tokens.read(changed), str), at
 
 
-def test_what_is_sent_out_can_be_told_from_what_was_sent_before() -> None:
+def test_outgoing_tokens_differ_from_earlier_ones() -> None:
     """The id is that of the change, whenever it is sent, and the time is that of what is told."""
     recipient = PushRecipient("i", "https://a.example/hook", "1.0", "a-token", "", "")
     first = write_letters(recipient, DONE, "mark-of-this-change")

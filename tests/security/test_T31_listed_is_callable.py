@@ -24,7 +24,7 @@ from tests.hubs import HubProcess, serving
 from tests.library.services import with_servers
 from tests.relay.peers import CallFailed, device
 from tests.relay.tokens import KEY as RELAY_KEY
-from tests.security.entries import ENTRIES, CallerConnection, Told, connected_caller, lengthless, names_in, told
+from tests.security.entries import ENTRIES, CallerConnection, VisibleReply, connected_caller, lengthless, names_in, told
 from tests.security.permitted import (
     CALLERS,
     GUEST,
@@ -167,7 +167,7 @@ async def _used_as_listed(
         assert _nameless(reply) == _nameless(unknown), (using, params)
 
 
-def _nameless(reply: Reply) -> Told:
+def _nameless(reply: Reply) -> VisibleReply:
     words = [
         f"{server}{mark}{word}" for server in SERVERS for mark in ".:" for word in ("open", "shut", "greet", "scold")
     ]
@@ -175,7 +175,7 @@ def _nameless(reply: Reply) -> Told:
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_who_cannot_read_a_resource_cannot_have_it_watched(hub: HubProcess, caller: str) -> None:
+async def test_a_caller_that_cannot_read_a_resource_cannot_subscribe_to_it(hub: HubProcess, caller: str) -> None:
     async with connected(hub.port) as wire:
         connection = CallerConnection(hub, wire, caller, None)
         await connection.begin_session()
@@ -194,7 +194,7 @@ async def test_who_cannot_read_a_resource_cannot_have_it_watched(hub: HubProcess
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_a_modern_caller_is_told_that_exactly_those_are_watched_that_it_may_read(
+async def test_a_modern_caller_gets_acknowledged_exactly_the_resources_that_it_may_read(
     hub: HubProcess, caller: str
 ) -> None:
     uris = [feature.name for feature in RESOURCES]
@@ -212,7 +212,7 @@ async def test_a_modern_caller_is_told_that_exactly_those_are_watched_that_it_ma
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_a_server_is_there_for_who_may_use_something_of_it(hub: HubProcess, caller: str) -> None:
+async def test_a_server_exists_for_callers_that_may_use_something_of_it(hub: HubProcess, caller: str) -> None:
     offered = (*TOOLS, *PROMPTS, *RESOURCES, *TEMPLATES)
     async with connected(hub.port) as wire:
         connection = CallerConnection(hub, wire, caller, None)

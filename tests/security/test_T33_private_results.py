@@ -16,7 +16,7 @@ from typing import Any
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from tests.faults.curious import CuriousModern
-from tests.faults.scripted import Heard, reply, tool
+from tests.faults.scripted import ReceivedRequest, reply, tool
 from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers, until
 from tests.hubs import serving
 from tests.unit.core.doubles import Stage, ready
@@ -35,7 +35,7 @@ class Telling(CuriousModern):
         self.uri, self.scope = uri, scope
         self.reads = 0
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer what is read; everything else as others do."""
         held: dict[str, Any] = {"resultType": "complete", "ttlMs": 60_000, "cacheScope": self.scope}
         if heard.method == "server/discover":
@@ -97,7 +97,7 @@ async def test_a_result_is_shared_between_callers_only_if_a_trusted_server_says_
         assert (await ask("ann", "tools/list"))["result"]["cacheScope"] == "private", "lists are their callers' own"
 
 
-async def test_a_list_is_kept_for_who_has_the_same_grants_and_the_same_bounds_only() -> None:
+async def test_a_list_is_cached_only_for_callers_with_the_same_grants_and_bounds() -> None:
     hub = Stage.of(ready(feature("read"), feature("write"))).hub
     own, bounds = Grants(("*",)), Grants(("*",), ("files.write",))
     free, bound = Caller("a", "x", own), Caller("a", "y", own.bounded_by(bounds))

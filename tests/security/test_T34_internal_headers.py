@@ -88,7 +88,7 @@ def test_the_names_are_found() -> None:
     assert names_in('fields.get(b"x-secret-way-in")') == {"x-secret-way-in"}
 
 
-def test_no_name_that_is_read_speaks_of_who_calls() -> None:
+def test_no_header_that_is_read_names_the_caller() -> None:
     odd = re.compile(r"forward|real-ip|remote|user|caller|tenant|client-ip|internal|admin|isthmus|cookie|principal")
     assert [name for name in other_names() if odd.search(name)] == []
 

@@ -27,8 +27,9 @@ from isthmus.frontends.rest.http import RestHttp
 from isthmus.identity.keys import digest_of
 from isthmus.identity.minted_keys import mint, revoked
 from isthmus.model.callers import Caller, Grants
+from tests.fork_server import quick_isthmus
 from tests.frontends.wire import BASE, PING, Reply, connected, encoded, key_header, legacy
-from tests.hubs import environment, isthmus, write_config
+from tests.hubs import environment, write_config
 
 KEY = "a-key-of-the-configuration"
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -84,7 +85,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-async def test_a_list_that_was_lost_lets_nobody_in_after_a_while(hub: Hub, damage: bytes | None) -> None:
+async def test_a_lost_list_admits_no_caller_after_a_while(hub: Hub, damage: bytes | None) -> None:
     opened = await hub.ask(encoded(legacy("initialize", HELLO)), hub.key)
     session = ("mcp-session-id", opened.headers["mcp-session-id"])
     hub.damage(damage)
@@ -107,7 +108,7 @@ async def test_a_list_that_was_lost_lets_nobody_in_after_a_while(hub: Hub, damag
     assert (await hub.ask(PING, KEY)).status == 200
 
 
-async def test_who_was_revoked_meanwhile_is_out_once_the_list_is_back(hub: Hub) -> None:
+async def test_a_key_revoked_meanwhile_is_rejected_once_the_list_is_back(hub: Hub) -> None:
     content = hub.file.path.read_bytes()
     hub.damage(None)
     hub.look()
@@ -129,7 +130,7 @@ async def test_a_hub_whose_list_is_lost_does_not_start(tmp_path: Path) -> None:
     file.change(lambda _: (made,))
     file.path.unlink()
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0", "--insecure"),
+        *quick_isthmus("serve", "--config", str(config), "--port", "0", "--insecure"),
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
     )

@@ -21,7 +21,8 @@ from isthmus.cli.main import main
 from isthmus.config.codes import NO_USABLE_CALLER, OPEN_TO_NETWORK, WEAK_KEY
 from isthmus.config.load import load
 from isthmus.identity.keys import digest_of
-from tests.hubs import CHECKOUT, Raw, environment, isthmus, started, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import CHECKOUT, Raw, environment, started, write_config
 
 REFUSED = 3
 SHORT = {"changeme": "changeme", "eight": "8letters", "fifteen": "fifteen-letters", "empty": "", "admin": "admin"}
@@ -31,7 +32,7 @@ async def refused(folder: Path, **tables: object) -> tuple[int | None, str]:
     """How `isthmus serve` ends, and what it says."""
     config = write_config(folder, {}, **tables)
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0"),
+        *quick_isthmus("serve", "--config", str(config), "--port", "0"),
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
     )
@@ -46,7 +47,7 @@ async def test_a_hub_with_a_short_key_does_not_start_not_even_on_loopback(tmp_pa
     assert "changeme" not in said
 
 
-def test_a_short_key_lets_nobody_in_though_the_file_has_its_digest(tmp_path: Path) -> None:
+def test_a_short_key_admits_no_caller_though_the_file_has_its_digest(tmp_path: Path) -> None:
     """From a digest nobody sees how long the key is; whoever shows it does."""
     key = SHORT["changeme"]
     callers = {"planner": {"key": f"sha256:{digest_of(key).hex()}", "allow": ["*"]}}
@@ -65,7 +66,7 @@ async def test_a_hub_without_callers_does_not_start_where_others_can_reach_it(tm
         assert way in said
 
 
-async def test_unless_it_is_told_to_which_it_says_loudly(tmp_path: Path) -> None:
+async def test_unless_configured_which_it_logs_loudly(tmp_path: Path) -> None:
     config = write_config(tmp_path, {})
     async with (
         started(tmp_path, "--config", str(config), "--host", "0.0.0.0", "--insecure") as hub,

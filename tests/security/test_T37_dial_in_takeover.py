@@ -42,7 +42,7 @@ async def has_tool(rest: httpx2.AsyncClient, name: str) -> bool:
     return (await rest.get(f"/v1/tools/{name}")).status_code == 200
 
 
-async def test_the_newest_of_one_identity_takes_over_and_nobody_is_lied_to(
+async def test_the_newest_of_one_identity_takes_over_and_no_caller_gets_a_false_answer(
     hub: HubProcess, rest: httpx2.AsyncClient
 ) -> None:
     async with raw_server(hub.port, "one", "lamp", manner=Manner("lamp", ("hold",))) as older:

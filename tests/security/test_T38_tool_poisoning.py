@@ -72,7 +72,7 @@ def test_a_description_of_pages_is_marked() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_caller_is_told_and_a_new_server_can_be_kept_back(tmp_path: Path) -> None:
+async def test_a_caller_is_warned_and_a_new_server_can_be_withheld(tmp_path: Path) -> None:
     known, new = Fickle(tmp_path / "known.json"), Fickle(tmp_path / "new.json")
     known.lists(tool("add", ORDERS), tool("sub"), instructions=ORDERS)
     new.lists(tool("add", ORDERS))

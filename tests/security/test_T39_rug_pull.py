@@ -5,7 +5,7 @@ Every definition has a fingerprint that outlasts the hub. A change is told with 
 refused. It is compared whenever the server lists: when it announces a change, when the list has grown old (a minute, or
 the `ttlMs` that the server gave), and before the first call after the server was lost or forgot its session; and on
 every link of single callers. What has no session and is replaced between two calls is noticed when its list has grown
-old. (There are no further nodes: a hub is one process, so that no other one can have seen another definition.)
+old. Nodes of a cluster share what they know: `tests/cluster_database/test_shared_state.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from isthmus.model.faults import NotConnected, UnknownTool
 from isthmus.storage.definitions import FILE, DefinitionStore
 from isthmus.upstream import reconnector as keeping
 from tests.conftest import children
-from tests.faults.scripted import Heard, InProcess, Scripted, reply
+from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, reply
 from tests.faults.watching import eventually
-from tests.hubs import META, MODERN, Raw, environment, isthmus, serving, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import META, MODERN, Raw, environment, serving, write_config
 from tests.security.entries import ENTRIES, connected_caller, lengthless
 from tests.security.fickle import Fickle, announced, command, said, until
 from tests.security.fickle_server import tool
@@ -122,7 +123,7 @@ class Listing(Scripted):
         """What was called, in this order."""
         return [heard.message["params"]["name"] for heard in self.heard if heard.method == "tools/call"]
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.session in self.forgotten:
             if heard.method == "tools/call" and "late" in heard.arguments:
                 self.hung += 1
@@ -209,7 +210,7 @@ async def in_a_program(config: Path) -> list[str]:
 async def over_stdio(config: Path) -> set[str]:
     """What is listed on standard streams."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("stdio", "--config", str(config)),
+        *quick_isthmus("stdio", "--config", str(config)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -246,7 +247,7 @@ async def test_what_is_withheld_is_on_no_frontend(tmp_path: Path, fickle: Fickle
                 assert (await calling(connection, "alpha", "look")).has_run, entry
 
 
-async def test_what_is_told_only_to_some_is_a_change_too(tmp_path: Path, fickle: Fickle) -> None:
+async def test_a_definition_that_only_some_callers_get_is_a_change_too(tmp_path: Path, fickle: Fickle) -> None:
     """The server shows another definition to clients that can be asked something."""
     fickle.lists(PAY, READ, asked=[PULLED, READ])
     async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
@@ -316,7 +317,7 @@ async def test_it_is_noticed_before_the_first_call_in_a_new_session(tmp_path: Pa
     assert [heard.session for heard in server.heard if heard.method == "tools/call" and heard.session != "s1"] == ["s2"]
 
 
-async def test_what_hears_late_of_the_new_session_is_not_called_in_it_either(tmp_path: Path) -> None:
+async def test_a_link_that_learns_late_of_the_new_session_is_not_called_in_it_either(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
         await hub.lists("pay", "read")
         server.forgotten, server.tools = {"s1"}, [PULLED, READ]
@@ -385,7 +386,7 @@ async def test_it_is_noticed_on_such_a_link_when_its_list_has_grown_old(tmp_path
         assert hub.names == {"pay", "read"}
 
 
-async def test_where_changes_are_only_told_links_of_callers_are_asked_nothing_more(tmp_path: Path) -> None:
+async def test_where_changes_are_only_reported_links_of_callers_are_not_listed_again(tmp_path: Path) -> None:
     async with (
         Listing(PAY) as server,
         pinned(tmp_path, {**server.entry, "isolation": "caller"}, pin="warn") as hub,
@@ -414,7 +415,7 @@ async def test_a_change_while_the_hub_was_down_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-async def test_what_was_approved_while_no_hub_ran_is_told_and_shown(tmp_path: Path) -> None:
+async def test_approvals_made_while_no_hub_ran_are_reported_and_shown(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server:
         async with pinned(tmp_path, server.entry) as hub:
             await pull(server, hub)
@@ -426,7 +427,7 @@ async def test_what_was_approved_while_no_hub_ran_is_told_and_shown(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_hub_that_is_told_to_let_changes_pass_does_so_at_once(tmp_path: Path) -> None:
+async def test_a_hub_that_is_configured_to_let_changes_pass_does_so_at_once(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
         await pull(server, hub)
         again = load(write_config(tmp_path, {"s": server.entry}, hub={"pin": "warn"}), {}, tmp_path, tmp_path, port=0)
@@ -449,7 +450,7 @@ async def test_a_hub_that_began_without_pins_can_have_them(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("soon")
-async def test_by_default_a_change_is_told_and_shown_as_a_difference(
+async def test_by_default_a_change_is_reported_and_shown_as_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry, pin="warn") as hub:

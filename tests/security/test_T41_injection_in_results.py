@@ -18,7 +18,7 @@ from tests.security.fickle_server import tool
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_result_arrives_as_it_is_and_nobody_acts_on_it(tmp_path: Path) -> None:
+async def test_a_result_arrives_unchanged_and_nothing_acts_on_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sink:
         sink.setblocking(False)
         address = f"http://127.0.0.1:{sink.getsockname()[1]}/latest/meta-data"

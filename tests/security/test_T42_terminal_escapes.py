@@ -20,9 +20,10 @@ from isthmus.cli.output import harmless
 from isthmus.core.catalog.review import flags_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED, escaped
+from isthmus.model.readable_text import CONTROL, INVISIBLE, MISJOINED, escaped
 from isthmus.telemetry import logs
-from tests.hubs import environment, isthmus, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment, write_config
 from tests.security.fickle import Fickle
 from tests.security.fickle_server import tool
 
@@ -91,7 +92,7 @@ def test_what_people_write_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-def test_a_model_is_told(vector: str) -> None:
+def test_a_model_is_warned(vector: str) -> None:
     text = json.dumps(VECTORS[vector]).encode()
     if vector == "half a character":
         return  # no JSON that the hub takes can hold one: see T04
@@ -127,7 +128,7 @@ def test_no_command_passes_them_on_to_a_terminal(words: list[str], tmp_path: Pat
     fickle = Fickle(tmp_path / "lists.json")
     fickle.lists(tool("odd", everything, title=everything), answers={"odd": everything})
     config = write_config(tmp_path, {"fickle": fickle.entry})
-    seen = _on_a_terminal([*isthmus(*words), "--config", str(config)], tmp_path)
+    seen = _on_a_terminal([*quick_isthmus(*words), "--config", str(config)], tmp_path)
     own = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and cursor movements of our own tables
     rest = own.sub("", seen.replace("\r\n", "\n"))
     assert "\x1b" not in rest

@@ -32,7 +32,7 @@ OWN_SAY = {
     "isthmus/code/virtual_tools.py",  # the same
     "isthmus/core/calls/tool_search.py",  # the same
     "isthmus/core/catalog/fleets.py",  # the same, of `fleet_members`
-    "isthmus/config/approvals.py",  # documentation of a rule, which believes a hint only where it holds a call
+    "isthmus/config/named_tables.py",  # documentation of a rule, which believes a hint only where it holds a call
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
     "isthmus/library/tools.py",  # the same
     "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)

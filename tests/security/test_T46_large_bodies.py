@@ -41,7 +41,9 @@ async def test_what_says_that_it_is_too_large_is_not_read(
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_who_asks_first_is_told_not_to_send_it(guarded: tuple[HubProcess, Ledger], name: str) -> None:
+async def test_a_client_that_expects_continue_is_refused_before_it_sends(
+    guarded: tuple[HubProcess, Ledger], name: str
+) -> None:
     async with connected(guarded[0].port) as wire:
         await wire.say(head(POSTS[name], f"Content-Length: {LIMIT + 1}", "Expect: 100-continue"))
         assert (await wire.reader.readline()).startswith(b"HTTP/1.1 413")

@@ -125,7 +125,7 @@ async def test_an_odd_answer_to_plain_json_rpc_costs_its_call(tmp_path: Path) ->
         await costs_its_call(tmp_path, entry, tmp_path / "odd.json", ODD)
 
 
-async def test_an_odd_answer_of_who_dialled_in_costs_its_call(tmp_path: Path) -> None:
+async def test_an_odd_answer_of_a_dial_in_server_costs_its_call(tmp_path: Path) -> None:
     class Odd(RawServer):
         text = ""
 

@@ -35,7 +35,7 @@ def test_the_times_are_what_they_are_said_to_be() -> None:
 @pytest.mark.parametrize(
     "addresses", [["10.0.0.1"] * 3, ["2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::3"], ["::ffff:10.0.0.1"] * 3]
 )
-def test_who_has_a_network_has_no_more_room(addresses: list[str]) -> None:
+def test_a_network_address_gets_no_more_room(addresses: list[str]) -> None:
     """Of IPv6 everybody has 2^64 addresses."""
     rooms = AddressCounts(2)
     assert [rooms.has_room_for(address) for address in addresses] == [True, True, False]
@@ -45,7 +45,7 @@ def test_who_has_a_network_has_no_more_room(addresses: list[str]) -> None:
     assert rooms.has_room_for("2001:db8:0:1::1")
 
 
-async def test_who_is_turned_away_on_a_websocket_has_no_more_room_than_others(tmp_path: Path) -> None:
+async def test_rejected_websockets_get_no_more_room_than_others(tmp_path: Path) -> None:
     """A token that is none is answered on the socket, as relays before this one did."""
     upgrade = encoded_upgrade("/mcp_endpoint/mcp/?token=none")
     async with opened(tmp_path, limits={"connections_per_address": 20}) as (hub, _):
@@ -118,7 +118,7 @@ async def has_ended(wire: Wire) -> bool:
     return True
 
 
-async def test_who_does_not_read_is_cut_and_costs_little(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_is_disconnected_and_costs_little(tmp_path: Path) -> None:
     """Each asks again and again for a list of which it reads nothing."""
     ask = encoded(legacy("tools/list"))
     lines = "".join(f"{name}: {value}\r\n" for name, value in [*BASE, *key_header(KEY)])

@@ -17,7 +17,7 @@ import pytest
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, TimedOut
 from isthmus.model.names import ServerName
-from tests.faults.scripted import EVENTS, Heard, Scripted, hub_of
+from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, hub_of
 from tests.faults.watching import eventually, resident_bytes
 
 TIMEOUT = 0.4
@@ -34,7 +34,7 @@ class Endless(Scripted):
         self.sent = 0
         self.ended = asyncio.Event()
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         token = str(heard.message["params"].get("_meta", {}).get("progressToken", 0))
         out.write(EVENTS)
         piece = self._piece.replace(b"TOKEN", token.encode())

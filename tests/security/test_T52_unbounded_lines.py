@@ -28,7 +28,7 @@ CHUNK = 64 * 1024
 STALL_SECONDS = 0.05
 
 
-def test_sixty_four_mebibytes_without_an_end_are_told_once_and_never_kept() -> None:
+def test_sixty_four_mebibytes_without_an_end_are_reported_once_and_never_kept() -> None:
     limit = Limits().reply_bytes
     decoder = LineDecoder(limit)
     chunk = b"x" * CHUNK

@@ -1,7 +1,7 @@
 """T55: something leads back to where it began: a list to its first page, a question to itself, a hub to a hub.
 
-Answer: a list is read for a thousand pages and a thousand entries at most, and ends where a cursor comes again; a call
-is sent again with answers ten times at most; a hub that finds itself behind a server, by MCP or by A2A, does without
+Answer: a list is read for so many pages and entries as the limits allow, and ends where a cursor comes again; a call is
+sent again with answers ten times at most; a hub that finds itself behind a server, by MCP or by A2A, does without
 that server and says why, and hubs that start each other by stdio do so eight times. Two hubs that are each other's
 servers: `tests/faults/test_loop_detection.py`.
 """
@@ -21,11 +21,10 @@ from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.faults import Unanswered
 from isthmus.model.names import ServerName
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.listing import PAGES_MAX
-from isthmus.upstream.loop_detection import HOPS_MAX, find_loop
+from isthmus.upstream.reconnector import HOPS_MAX, find_loop
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.upstream.waiters import ROUNDS_MAX
-from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
+from tests.faults.scripted import ReceivedRequest, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving, write_config
 
@@ -37,7 +36,7 @@ class Turning(Scripted):
         super().__init__()
         self._is_new = is_new
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.method != "tools/list":
             await super().on(heard, out)
             return
@@ -45,9 +44,10 @@ class Turning(Scripted):
         out.write(reply(heard.result({"tools": [tool("t")], "nextCursor": str(at) if self._is_new else "again"})))
 
 
-@pytest.mark.parametrize(("is_new", "pages"), [(False, 2), (True, PAGES_MAX)])
+@pytest.mark.parametrize(("is_new", "pages"), [(False, 2), (True, 300)])
 async def test_a_list_that_goes_on_for_ever_is_read_for_a_while(tmp_path: Path, *, is_new: bool, pages: int) -> None:
-    async with Turning(is_new=is_new) as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+    limits = {"list_pages": 300}
+    async with Turning(is_new=is_new) as server, hub_of(tmp_path, {"a": server.entry}, limits=limits) as hub:
         await hub.ready("a")
         assert server.count("tools/list") == pages
         server_status = hub.running.hub.snapshot.server_statuses[ServerName("a")]
@@ -58,7 +58,7 @@ async def test_a_list_that_goes_on_for_ever_is_read_for_a_while(tmp_path: Path, 
 class Asking(Scripted):
     """A server of the modern era that answers every call with another wish to be called again."""
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if heard.method == "server/discover":
             info = {"name": "x", "version": "1"}
             told = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info}
@@ -66,7 +66,7 @@ class Asking(Scripted):
         else:
             await super().on(heard, out)
 
-    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         state = str(self.count("tools/call"))
         out.write(reply(heard.result({"resultType": "input_required", "requestState": state})))
 

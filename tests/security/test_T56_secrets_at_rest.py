@@ -80,7 +80,7 @@ def test_a_file_is_bound_to_what_it_is_of(tmp_path: Path, member: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"5", b"[" * 100_000, b'[["a","!"]]', b'[["a","AAAA"]]', b"\xff"])
-def test_a_damaged_key_file_is_told_and_replaced_by_no_other(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_key_file_is_reported_and_not_replaced(tmp_path: Path, content: bytes) -> None:
     Vault(tmp_path).put(TENANT_SLOT, b"secret")
     file = tmp_path / "credentials" / KEY_FILE
     file.write_bytes(content)
@@ -116,7 +116,7 @@ def test_every_byte_of_a_sealed_login_counts(tmp_path: Path) -> None:
             vault.get(Slot("s"))
 
 
-def test_keys_are_changed_while_somebody_reads(tmp_path: Path) -> None:
+def test_keys_are_changed_during_a_read(tmp_path: Path) -> None:
     """Another process, such as the hub, goes on reading with what it knows of the keys; the old key ends with it."""
     reader, writer = Vault(tmp_path), Vault(tmp_path)
     slots = [Slot(f"s{number}") for number in range(5)]
@@ -134,7 +134,7 @@ def test_keys_are_changed_while_somebody_reads(tmp_path: Path) -> None:
     assert modes_of(tmp_path / "credentials") == {0o600}
 
 
-def test_keys_are_changed_while_somebody_writes(tmp_path: Path) -> None:
+def test_keys_are_changed_during_a_write(tmp_path: Path) -> None:
     """Nothing is sealed under a key that is about to go, and nothing newer replaced by what was read before."""
     slot, kept = Slot("s"), []
     Vault(tmp_path).put(slot, b"old")
@@ -152,7 +152,7 @@ def test_keys_are_changed_while_somebody_writes(tmp_path: Path) -> None:
     assert Vault(tmp_path).get(slot) == b"new"
 
 
-def test_what_is_there_now_is_not_replaced_by_who_knows_only_what_was(tmp_path: Path) -> None:
+def test_a_writer_with_an_old_version_does_not_replace_the_current_one(tmp_path: Path) -> None:
     vault, slot = Vault(tmp_path), Slot("s")
     assert not vault.replace(slot, b"old", b"new"), "somebody has logged out"
     assert vault.get(slot) is None
@@ -161,7 +161,7 @@ def test_what_is_there_now_is_not_replaced_by_who_knows_only_what_was(tmp_path: 
     assert vault.get(slot) == b"another"
 
 
-def test_who_was_ended_while_it_wrote_leaves_no_key_behind(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_no_key_behind(tmp_path: Path) -> None:
     vault = Vault(tmp_path)
     vault.put(Slot("s"), b"secret")
     draft = tmp_path / "credentials" / ".key.0123"
@@ -172,7 +172,7 @@ def test_who_was_ended_while_it_wrote_leaves_no_key_behind(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["", "first-key-of-sixteen"])
-def test_who_is_ended_anywhere_in_a_change_of_keys_loses_nothing(
+def test_a_kill_anywhere_in_a_change_of_keys_loses_nothing(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = [Slot(f"s{number}") for number in range(3)]

@@ -330,9 +330,7 @@ MISTAKES: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
-def test_what_is_wrong_with_a_file_is_told_without_the_secret_that_is_in_the_wrong_place(
-    tmp_path: Path, number: int
-) -> None:
+def test_errors_of_a_file_are_reported_without_the_secret_in_the_wrong_place(tmp_path: Path, number: int) -> None:
     file = tmp_path / "isthmus.json"
     wrong = MISTAKES[number]
     named = {"identity": ["x"], **wrong["extensions"]} if "extensions" in wrong else None
@@ -345,7 +343,7 @@ def test_what_is_wrong_with_a_file_is_told_without_the_secret_that_is_in_the_wro
     assert C not in "".join(map(repr, findings))
 
 
-async def test_the_password_of_a_database_is_told_to_nobody(tmp_path: Path) -> None:
+async def test_no_output_has_the_password_of_a_database(tmp_path: Path) -> None:
     made = Scene(tmp_path)
     url = f"postgresql://hub:{made.canaries['the password of a database']}@127.0.0.1:9/x"
     write_config(tmp_path, {}, storage={"url": "env:DATABASE"}, log={"level": "debug"})

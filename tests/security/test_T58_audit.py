@@ -43,6 +43,7 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
 from tests.conftest import Ledger
 from tests.databases import running as database_running
+from tests.fork_server import quick_isthmus
 from tests.frontends.wire import until
 from tests.hubs import (
     CHECKOUT,
@@ -51,7 +52,6 @@ from tests.hubs import (
     HubProcess,
     Raw,
     environment,
-    isthmus,
     serving,
     started,
     stdio,
@@ -88,8 +88,8 @@ async def paying(hub: HubProcess) -> None:
     await until(is_there)
 
 
-async def rows_of(state: Path, seat: int = MAIN_LOG) -> list[AuditRow]:
-    async with audit_sqlite.open_reader(slot_file(state, seat) if seat else state / FILE) as log:
+async def rows_of(state: Path, slot: int = MAIN_LOG) -> list[AuditRow]:
+    async with audit_sqlite.open_reader(slot_file(state, slot) if slot else state / FILE) as log:
         return [row async for row in log.rows()]
 
 
@@ -144,7 +144,7 @@ def run_sql(folder: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_what_nobody_touched_is_whole(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_untouched_log_is_whole(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, told = verify(tampered, capsys)
     assert (code, told["good"], told["bad"]) == (0, True, None)
     assert told["records"] == told["last"] >= 10
@@ -195,7 +195,7 @@ def test_what_was_changed_in_the_database_is_named(
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_what_somebody_else_wrote_at_the_end_is_not_said_to_be_signed(
+def test_records_that_another_program_appended_are_not_reported_as_signed(
     tampered: Path, capsys: pytest.CaptureFixture[str], *, is_whole: bool
 ) -> None:
     """The chain goes on without the hub's key; how far the hub vouches for it does not."""
@@ -313,7 +313,7 @@ async def test_the_log_is_in_a_database_too(tmp_path: Path, ledger: Ledger) -> N
 
 
 @pytest.mark.timeout(60 + KILLS)
-def test_no_call_ran_or_was_told_that_is_not_in_the_log_though_the_hub_was_killed(tmp_path: Path) -> None:
+def test_every_call_that_ran_or_was_answered_is_in_the_log_though_the_hub_was_killed(tmp_path: Path) -> None:
     chance = random.Random(58)
     words = [sys.executable, "-m", "tests.security.audited_child"]
     paths = {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), environment()["PYTHONPATH"]])}
@@ -347,11 +347,11 @@ def killing(words: list[str], env: dict[str, str]) -> Iterator[Callable[[str], N
         assert process.wait(20) == 0
 
 
-async def check(state: Path, kills: int, seat: int) -> None:
+async def check(state: Path, kills: int, slot: int) -> None:
     """Every call that ran has begun in the log, and every one that anybody was told of has ended there."""
-    keys = read_keys(state, seat)
-    verification = Verification(None, read_checkpoint(state, keys, seat), keys.is_signed)
-    rows = await rows_of(state, seat)
+    keys = read_keys(state, slot)
+    verification = Verification(None, read_checkpoint(state, keys, slot), keys.is_signed)
+    rows = await rows_of(state, slot)
     for row in rows:
         verification.take(row)
     assert verification.end() is None
@@ -361,7 +361,7 @@ async def check(state: Path, kills: int, seat: int) -> None:
     scribe = RecordEncoder(keys.digesting)
 
     def digests(file: str) -> list[str]:
-        lines = (state / f"{file}{BESIDE if seat else ''}").read_text().split()
+        lines = (state / f"{file}{BESIDE if slot else ''}").read_text().split()
         return [scribe.digest(msgspec.json.encode({"nonce": nonce})) for nonce in lines]
 
     ran = digests(LEDGER)
@@ -375,9 +375,9 @@ async def check(state: Path, kills: int, seat: int) -> None:
 async def check_ends(state: Path) -> None:
     """Once a hub has started and ended, every call that began has one end: its own, or that it was lost."""
     configuration = Configuration(None, HubSettings(state=str(state), audit="strict"))
-    for seat, journal in ((MAIN_LOG, await open_journal(configuration)), (1, MemoryJournal())):
+    for slot, journal in ((MAIN_LOG, await open_journal(configuration)), (1, MemoryJournal())):
         await close_audit(await open_audit(configuration, journal), journal)
-        told = records(await rows_of(state, seat))
+        told = records(await rows_of(state, slot))
         begun = Counter(each["id"] for each in told if each["event"] == "call.begun")
         ended = Counter(each["id"] for each in told if each["event"] in ("call", "call.lost") and each.get("id"))
         assert begun == ended
@@ -450,7 +450,7 @@ class OverStreams:
     @classmethod
     async def start(cls, config: Path) -> OverStreams:
         pipe = asyncio.subprocess.PIPE
-        words = isthmus("stdio", "--config", str(config))
+        words = quick_isthmus("stdio", "--config", str(config))
         process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=-3, env=environment())
         streams = cls(process)
         streams.ask(1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=WHO)
@@ -500,7 +500,7 @@ async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when
     await verify_log(config, is_json=True)
     told = msgspec.json.decode(capsys.readouterr().out)
     assert (told["good"], told["records"]) == (True, 0)
-    assert [(each["open"], each["lost"]) for each in told["seats"]] == [(0, 1), (0, 0)]
+    assert [(each["open"], each["lost"]) for each in told["slots"]] == [(0, 1), (0, 0)]
     found = records(await rows_of(tmp_path / "state", 1))
     assert [(each["frontend"], each["outcome"]) for each in found if each["event"] == "call"] == [("stdio", "result")]
     (lost,) = [each for each in found if each["event"] == "call.lost"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cli.edit import ImportOptions, import_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.imports import ImportOptions, import_servers
 from isthmus.config.client_files import HostContext, read_client_files
 from isthmus.config.files import FILE_BYTES_MAX, read_document
 from isthmus.config.findings import ConfigError, Place
@@ -125,5 +125,5 @@ def test_nothing_is_imported_over_the_network() -> None:
             name
         )
         # The reader of long messages is a child of the hub, which loads only classes of its own from its answers.
-        modules = ("marshal.", "shelve.") if name == "app/reading_worker.py" else ("pickle.", "marshal.", "shelve.")
+        modules = ("marshal.", "shelve.") if name == "app/parser_worker.py" else ("pickle.", "marshal.", "shelve.")
         assert not any(each.startswith(modules) for each in called), name

@@ -53,7 +53,7 @@ async def test_what_was_decided_before_another_took_over_is_not_written(tmp_path
     await journal.aclose()
 
 
-async def test_without_the_credentials_of_nats_nobody_joins(tmp_path: Path) -> None:
+async def test_without_the_credentials_of_nats_no_node_joins(tmp_path: Path) -> None:
     async with (
         nats_server(tmp_path, 'authorization: { user: "hub", password: "right-password" }') as nats,
         node(tmp_path, nats.url.replace("//", "//hub:right-password@"), "a") as a,

@@ -142,7 +142,7 @@ OURS = Document("task", "me", "mine", 1, 1.0, b"{}", "talk", "working")
 ROUNDS = 40
 
 
-async def test_whatever_is_said_is_a_value_and_leads_to_nobody_elses(journal: SqliteJournal | PostgresJournal) -> None:
+async def test_any_input_is_a_value_and_reaches_no_other_callers_rows(journal: SqliteJournal | PostgresJournal) -> None:
     assert await write(journal, OURS) == "kept"
     for said in generated():
         await say_everywhere(journal, *said)

@@ -1,7 +1,7 @@
 """T63: arguments that take long to validate hold the event loop, and with it every other call.
 
 Validation is synchronous, and schemas and arguments come from strangers. Work is estimated before it is done
-(`core.catalog.schema_cost`); what is over budget is validated in a worker process with a time limit.
+(`core.catalog.argument_validation`); what is over budget is validated in a worker process with a time limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def busiest(raw: Raw, hub: HubProcess) -> float:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("label", REFUSED)
-async def test_a_check_that_takes_too_long_is_refused_and_holds_nobody_up(label: str, tmp_path: Path) -> None:
+async def test_a_check_that_takes_too_long_is_refused_and_delays_no_other_call(label: str, tmp_path: Path) -> None:
     schema, arguments = REFUSED[label]
     fickle = Fickle(tmp_path / "lists.json")
     fickle.lists(tool("t0") | {"inputSchema": schema})

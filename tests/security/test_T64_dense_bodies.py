@@ -86,7 +86,7 @@ async def posted(http: httpx2.AsyncClient, hub: HubProcess, endpoint: str, value
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-async def test_a_dense_body_is_refused_and_holds_nobody_up(endpoint: str, tmp_path: Path) -> None:
+async def test_a_dense_body_is_refused_and_delays_no_other_call(endpoint: str, tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, httpx2.AsyncClient(timeout=60) as http:
         for label, value in DENSE.items():
             refused = await posted(http, hub, endpoint, value)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.watching import eventually, watches_files
 from tests.hubs import HubProcess, run, serving
 from tests.relay.peers import device, device_url, raw_server, wired
 from tests.relay.tokens import KEY, java_agent, java_quoted, java_token, python_quoted, python_token
@@ -53,8 +54,9 @@ async def test_blocks_of_valid_tokens_open_no_third_agent(tmp_path: Path) -> Non
         assert await refusal(hub, stranger) == "未登记的agentId"
 
 
-async def test_an_agent_that_nobody_issued_a_token_for_is_refused(tmp_path: Path) -> None:
+async def test_an_agent_without_an_issued_token_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, relay=DEFAULT) as hub:
+        await eventually(lambda: watches_files(hub.pid), "it has read its configuration")
         assert await refusal(hub, python_token("kitchen")) == "未登记的agentId"
         assert await refusal(hub, java_token("42")) == "未登记的agentId"
         config = ("--config", str(tmp_path / "isthmus.json"))

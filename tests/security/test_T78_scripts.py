@@ -13,10 +13,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from isthmus.code.sandbox import CALL, prelude
+from isthmus.code.sandbox_process import CALL, prelude
 from isthmus.code.signatures import HEADER, python_names, signature
-from isthmus.model.features import Tool
-from isthmus.model.names import FeatureName, ServerName
+from isthmus.transport.process_tree import descendants
 from tests.code.script_server import command
 from tests.conftest import Ledger, children
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
@@ -163,6 +162,25 @@ def resident(pid: int) -> int:
         return 0
 
 
+async def test_the_processes_of_scripts_have_nothing_of_the_hubs_environment(field: Field) -> None:
+    assert not (await run(field, "await shop_add(a=1, b=1)"))["isError"]
+    names = {variable.partition("=")[0] for pid in sandbox_processes(field.hub.pid) for variable in of(pid, "environ")}
+    assert "PATH" in names
+    assert names <= {"PATH", "MONTY_BIN", "PYTHONPATH"}
+
+
+def sandbox_processes(hub: int) -> list[int]:
+    return [pid for pid in descendants(hub) if {"isthmus.code.sandbox_process", "subprocess"} & {*of(pid, "cmdline")}]
+
+
+def of(pid: int, file: str) -> list[str]:
+    """The texts in a file of a process; none if it has ended."""
+    try:
+        return [each for each in Path(f"/proc/{pid}/{file}").read_text().split("\0") if each]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 async def test_other_callers_are_served_while_scripts_compute(field: Field) -> None:
     async with field.raw as raw, asyncio.timeout(SECONDS):
         busy = [asyncio.ensure_future(run(field, "while True:\n    pass")) for _ in range(4)]
@@ -208,7 +226,7 @@ async def test_text_of_servers_does_not_become_code() -> None:
     for exposed, name in python_names(names).items():
         assert name.isidentifier()
         assert name not in ("class", "print", "__import__")
-        stub = HEADER + signature(name, exposed, Tool.of(ServerName("s"), FeatureName("t"), definition))
+        stub = HEADER + signature(name, exposed, definition)
         # It compiles, and imports nothing but the header's own names.
         tree = compile(stub, "stub", "exec", dont_inherit=True)
         assert "os" not in tree.co_names

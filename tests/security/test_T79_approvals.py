@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.library import ToolRequest, ToolService
+from tests.choices import IS_FULL
 from tests.faults.test_tasks_crash import killed
 from tests.frontends.test_a2a_grpc import address as grpc_address
 from tests.frontends.test_a2a_grpc import call as grpc_call
@@ -35,7 +36,7 @@ from tests.relay.tokens import KEY
 from tests.security.fickle import Fickle, announced, definitions, until
 from tests.security.fickle_server import tool
 
-EXAMPLES = 12
+EXAMPLES = 12 if IS_FULL else 6
 PENDING = 1_000
 CALLERS_OF_PENDING = 10
 HELD_SECONDS = 0.4

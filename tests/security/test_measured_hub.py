@@ -21,7 +21,7 @@ def work(seconds: float) -> None:
 
 
 @pytest.mark.asyncio
-async def test_one_long_turn_is_told_from_many_short_ones() -> None:
+async def test_one_long_turn_differs_from_many_short_ones() -> None:
     monitor = TurnMonitor()
     monitor.start()
     try:

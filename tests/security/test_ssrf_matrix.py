@@ -35,7 +35,7 @@ from isthmus.upstream.server_settings import (
     ServerSettings,
     WebSocketSettings,
 )
-from tests.faults.scripted import Heard, Scripted, reply
+from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import eventually
 from tests.frontends.test_a2a_grpc import GRPC, address, call
 from tests.frontends.wire import BASE, Reply, Wire, connected
@@ -240,7 +240,7 @@ def at(server: Scripted) -> str:
     return str(server.entry["url"]).removeprefix("http://").removesuffix("/mcp")
 
 
-async def test_a_name_that_changes_its_mind_leads_nobody_in(tmp_path: Path) -> None:
+async def test_a_name_with_changing_addresses_admits_no_connection(tmp_path: Path) -> None:
     """The first answer is public and lets the address pass; the next one, when it is dialled, is not."""
     turns = [[PUBLIC], ["127.0.0.1"], [PUBLIC, "127.0.0.1"], ["::1", "169.254.169.254"]]
     with Sink() as sink:
@@ -270,7 +270,7 @@ class Pointing(Scripted):
         super().__init__()
         self.urls = urls
 
-    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         _, way, number, *_ = heard.path.split("/")
         url = self.urls[int(number)]
         out.write(getattr(self, f"say_{way}")(_in_a_header(url), url))

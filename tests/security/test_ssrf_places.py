@@ -97,7 +97,7 @@ FETCHED = listed("""
 """Written by authorization servers, and fetched by a `Fetcher`, whose rules the matrix shows."""
 
 UNTOUCHED = listed("""
-    app.login.LoginPrompt.address cli.config.ConfigValue.origin cli.rest_client._Page.url
+    app.login.LoginPrompt.address cli.config.ConfigValue.origin cli.rest_client._PageToOpen.url
     config.settings.Configuration.origins
     core.tasks.live_task.NewTask.origin
     core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin

@@ -25,6 +25,7 @@ WAYS_OUT = {
     "credentials/authorization.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/postgres_state.py": "the same database, for what nodes share; its driver dials by itself",
+    "storage/postgres_cluster.py": "the same database, to ask whether it answers; its driver dials by itself",
     "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
     "cluster/nats.py": "the servers that the operator names under [cluster]; their client dials by itself",
@@ -172,7 +173,7 @@ OTHERWISE = {
 """Frontends without an authenticator, and why; each is a row of `endpoints` too."""
 
 
-def test_every_frontend_asks_who_is_calling() -> None:
+def test_every_frontend_authenticates_the_caller() -> None:
     """Every class that takes requests from the listener asks an authenticator who is calling."""
     found = {
         name: _calls_to_authenticators(tree)

@@ -125,7 +125,8 @@ async def trusting(
 
             async def has_keys() -> bool:
                 # Whatever else is wrong with it: as long as there are no keys, nobody can tell.
-                return (await both.ask(both.token())).status_code != 503
+                nodes = [Trusting(node, issuer, http) for node in running.each]
+                return all([(await node.ask(node.token())).status_code != 503 for node in nodes])
 
             await until(has_keys)
             yield both
