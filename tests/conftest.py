@@ -27,14 +27,20 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 
 from isthmus.cli.main import WithoutRich
 from tests import fork_server
+from tests.choices import IS_FULL
 from tests.faults.oracle import read_ledger
+from tests.hubs import NODES
 from tests.peers import forking
 from tests.peers.launch import HttpPeer, http_peer
 
-# How long one example takes says more about the machine than about what is tested. Where fifty examples do not reach
+# How long one example takes says more about the machine than about what is tested. Where twenty examples do not reach
 # the rare case, a test names it or has its own number; `make fuzz` looks for what nobody thought of.
 settings.register_profile(
-    "unhurried", settings.default, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "unhurried",
+    settings.default,
+    deadline=None,
+    max_examples=50 if IS_FULL else 20,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("unhurried")
 
@@ -61,8 +67,6 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 UNIT = Path(__file__).parent / "unit"
 FAULTS = Path(__file__).parent / "faults"
-FIRST = UNIT / "app" / "test_gc_tuning.py"
-"""It has the collector look at everything, which takes seconds once a worker has run much else."""
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
@@ -82,6 +86,13 @@ def process_as_before() -> Iterator[None]:
     if gc.get_threshold() != looks:
         gc.set_threshold(*looks)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WithoutRich)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of one process where each hub is a cluster (`TEST_NODES`)."""
+    mark = item.get_closest_marker("one_process")
+    if mark is not None and NODES > 1:
+        pytest.skip(f"it is about one process: {mark.args[0]}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -115,7 +126,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if FAULTS not in item.path.parents]
     first = next((at for at, item in enumerate(others) if UNIT in item.path.parents), len(others))
     items[:] = [*others[:first], *_spread(waiting, others[first:])]
-    items.sort(key=lambda item: item.path != FIRST)
 
 
 def _spread(waiting: list[pytest.Item], quick: list[pytest.Item]) -> Iterator[pytest.Item]:
@@ -145,7 +155,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

@@ -2,8 +2,9 @@
 
 Most of a hub's start are imports, and the suite starts hundreds of hubs. `tests.hubs` uses this for those that need
 nothing special of their process; a forked hub runs `isthmus serve` from there on, in a process, a folder and an
-environment of its own. Other commands, which tests run to see what a hub did, are forked as well. The tests of the
-command line itself start the real command.
+environment of its own. Other commands, which tests run to see what a hub did, are forked as well; `quick_isthmus` has
+the words that start one from a program or a terminal. Tests of how the command loads, and of what signals and closed
+streams do to it, start the real one.
 
 Each process that runs tests has one server. It ends when that process closes its socket, in whichever way.
 """
@@ -18,10 +19,12 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +59,7 @@ KNOWS_START = "isthmus.app.metrics"
 """It notes when it is loaded, as the start of the hub."""
 
 REQUEST_BYTES = 1 << 20
+CLIENT = str(Path(__file__).with_name("forked_isthmus.py"))
 
 
 class ForkedProcess:
@@ -144,6 +148,8 @@ async def _pipe() -> tuple[asyncio.StreamReader, int]:
 class _Server(NamedTuple):
     process: subprocess.Popen[bytes]
     control: socket.socket
+    folder: str
+    """It has the socket at which `forked_isthmus` asks."""
 
 
 _running: list[_Server] = []
@@ -154,15 +160,24 @@ def start() -> int:
     return _server().process.pid
 
 
+def quick_isthmus(*words: str) -> list[str]:
+    """The words that start `isthmus` forked, with the streams, signals, environment and folder of who starts them."""
+    return [sys.executable, "-S", "-E", CLIENT, f"{_server().folder}/socket", *words]
+
+
 def _server() -> _Server:
     if not _running:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
+        folder = tempfile.mkdtemp(prefix="isthmus-")
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"{folder}/socket")
+            listener.listen()
+            numbers = theirs.fileno(), listener.fileno()
+            words = [sys.executable, "-m", "tests.fork_server", *map(str, numbers)]
             path = os.pathsep.join([str(CHECKOUT / "src"), str(CHECKOUT)])
             environment = {**os.environ, "PYTHONPATH": path}
-            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
-        _running.append(_Server(process, ours))
+            process = subprocess.Popen(words, pass_fds=numbers, stdin=subprocess.DEVNULL, env=environment)
+        _running.append(_Server(process, ours, folder))
         atexit.register(stop)
     return _running[0]
 
@@ -173,6 +188,7 @@ def stop() -> None:
         server = _running.pop()
         server.control.close()
         server.process.wait()
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 # -- the server itself -------------------------------------------------------------------------------------------------
@@ -190,7 +206,7 @@ def main() -> None:
     secrets_drawn = _load()
     sys.meta_path.pop(0)
     gc.freeze()
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    request = _ForkServer(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])).serve()
     if request is None:
         return
     # What Python knows about the standard streams is of the server's.
@@ -258,44 +274,75 @@ def _place_of(module: str, value: bytes) -> _Drawn:
     return _Drawn(value, places)
 
 
-def _serve(control: socket.socket) -> _Request | None:
-    """Fork a process for every request and report its pid and its end.
+class _ForkServer:
+    """Forks a process for every request, and reports its pid and its end."""
 
-    Returns:
-        The request, in a process that was forked for it. None when the socket was closed.
-    """
-    reports: dict[int, tuple[int, socket.socket]] = {}
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor in reports:
-                poll.unregister(descriptor)
-                pid, report = reports.pop(descriptor)
-                os.close(descriptor)
-                _report(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                report.close()
-                continue
-            body, received, _, _ = socket.recv_fds(control, REQUEST_BYTES, 4)
-            if not body:
-                for pid, _ in reports.values():
-                    os.kill(pid, signal.SIGTERM)  # the tests were interrupted
-                return None
-            reported, *streams = received
-            if (pid := os.fork()) == 0:
-                for stream, number in zip(streams, (2, 0, 1), strict=False):
-                    os.dup2(stream, number)
-                for open_socket in (control, *(report for _, report in reports.values())):
-                    open_socket.detach()
-                os.closerange(3, 3 + max(*received, descriptor, *reports, 0) + 1)
-                return _Request(*json.loads(body))
-            for stream in streams:
-                os.close(stream)
-            report = socket.socket(fileno=reported)
-            _report(report, pid)
-            ending = os.pidfd_open(pid)
-            reports[ending] = pid, report
-            poll.register(ending, select.POLLIN)
+    def __init__(self, control: socket.socket, listener: socket.socket) -> None:
+        self._control = control
+        self._listener = listener
+        self._poll = select.poll()
+        self._running: dict[int, tuple[int, socket.socket]] = {}
+        """Each process and where to report its end, by the descriptor that tells it."""
+        self._asking: dict[int, int] = {}
+        """The processes of programs that wait for them, by the descriptors of their sockets."""
+
+    def serve(self) -> _Request | None:
+        """Serve until the tests have ended.
+
+        Returns:
+            The request, in a process that was forked for it. None when the socket was closed.
+        """
+        for each in (self._control, self._listener):
+            self._poll.register(each, select.POLLIN)
+        while True:
+            descriptor = self._poll.poll()[0][0]  # one at a time: what follows may have closed the others
+            if descriptor in self._running:
+                self._end(descriptor)
+            elif descriptor in self._asking:
+                self._poll.unregister(descriptor)
+                os.kill(self._asking.pop(descriptor), signal.SIGKILL)  # who waits for it was killed
+            else:
+                is_asked = descriptor == self._listener.fileno()
+                source = self._listener.accept()[0] if is_asked else self._control
+                body, received, _, _ = socket.recv_fds(source, REQUEST_BYTES, 4)
+                if not body and is_asked:
+                    continue
+                if not body:
+                    for pid, _ in self._running.values():
+                        os.kill(pid, signal.SIGTERM)  # the tests were interrupted
+                    return None
+                report = source if is_asked else socket.socket(fileno=received.pop(0))
+                if (request := self._fork(body, report, received)) is not None:
+                    return request
+
+    def _fork(self, body: bytes, report: socket.socket, streams: list[int]) -> _Request | None:
+        if (pid := os.fork()) == 0:
+            for stream, number in zip(streams, (2, 0, 1), strict=False):
+                os.dup2(stream, number)
+            sockets = (self._control, self._listener, report, *(each for _, each in self._running.values()))
+            highest = max(*(each.detach() for each in sockets), *streams, *self._running)
+            os.closerange(3, highest + 1)
+            return _Request(*json.loads(body))
+        for stream in streams:
+            os.close(stream)
+        _report(report, pid)
+        ending = os.pidfd_open(pid)
+        self._running[ending] = pid, report
+        self._poll.register(ending, select.POLLIN)
+        if report.type == socket.SOCK_SEQPACKET:
+            self._asking[report.fileno()] = pid
+            self._poll.register(report, select.POLLIN)
+        return None
+
+    def _end(self, ending: int) -> None:
+        pid, report = self._running.pop(ending)
+        self._poll.unregister(ending)
+        os.close(ending)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if self._asking.pop(report.fileno(), None) is not None:
+            self._poll.unregister(report)
+        _report(report, code)
+        report.close()
 
 
 def _report(to: socket.socket, number: int) -> None:

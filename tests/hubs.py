@@ -13,11 +13,12 @@ import re
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -36,8 +37,12 @@ ANY_AGENT = {"compatible_agents": "any"}
 """`[relay]` of every hub whose test says nothing else: tests make up agents."""
 TRUSTED = ssl.create_default_context()
 """For every HTTP client here: each would otherwise read all certificate authorities by itself, which takes it 20 ms."""
+OF_A_USER = {"HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "ISTHMUS_DEBUGGABLE"}
 NODES = int(os.environ.get("TEST_NODES", "1"))
 """Nodes of every hub that `serving` starts."""
+BALANCER = "the load balancer"
+CARD_LEADS_HERE = {"public_url": BALANCER} if NODES > 1 else {}
+"""`[hub]` for clients that use the addresses on a card: those of several nodes lead to their load balancer."""
 MODERN = "2026-07-28"
 _URL = re.compile(r"http://[^/\s\"]+:(\d+)")
 
@@ -59,6 +64,8 @@ class HubProcess:
     port: int
     said: list[str] = field(default_factory=list)
     is_killed: bool = False
+    folder: Path = Path()
+    """Where it runs."""
 
     @property
     def url(self) -> str:
@@ -73,6 +80,16 @@ class HubProcess:
     def pid(self) -> int:
         """Its process."""
         return self.process.pid
+
+    @property
+    def config(self) -> Path:
+        """Its file, if `write_config` wrote it."""
+        return self.folder / "isthmus.json"
+
+    @property
+    def each(self) -> list[HubProcess]:
+        """This hub, or the nodes of this cluster."""
+        return [self]
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -97,15 +114,47 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**clean, "PYTHONPATH": paths, "ISTHMUS_DEBUGGABLE": "1", **(extra or {})}
 
 
+NODE_TABLES: dict[Path, dict[Path, dict[str, Any]]] = {}
+"""By the folder of each running cluster: the folders of its nodes, and the tables that each has besides the test's."""
+
+PLACED: set[Path] = set()
+"""The folders of clusters that run each program once."""
+
+NODE_PORTS: dict[int, list[int]] = {}
+"""The ports of nodes, by that of their load balancer."""
+
+
+def node_urls(url: str) -> list[str]:
+    """The same address at each node, if it is that of a load balancer."""
+    port = urlsplit(url).port or 0
+    return [url.replace(f":{port}/", f":{each}/", 1) for each in NODE_PORTS.get(port, [port])]
+
+
 def write_config(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Path:
-    """Write an `isthmus.json` with these servers and whatever other tables the test needs; its state is beside it."""
-    file = folder / "isthmus.json"
+    """Write an `isthmus.json` with these servers and whatever other tables the test needs; its state is beside it.
+
+    If a cluster runs in this folder, each node has such a file.
+    """
+    if folder in PLACED:
+        servers = {
+            name: {"placement": "one", **entry} if isinstance(entry, dict) and "command" in entry else entry
+            for name, entry in servers.items()
+        }
     if "relay" in tables:
         tables["relay"] = {**ANY_AGENT, **tables["relay"]}
-    hub = {"state": str(folder / "state"), **tables.pop("hub", {})}
-    limits = {**UNBRAKED, **tables.pop("limits", {})}
-    file.write_text(json.dumps({"servers": servers, "hub": hub, "limits": limits, **tables}))
-    return file
+    tables["limits"] = {**UNBRAKED, **tables.get("limits", {})}
+    for own, added in NODE_TABLES.get(folder, {folder: {}}).items():
+        hub = {"state": str(own / "state"), **added.get("hub", {}), **tables.get("hub", {})}
+        (own / "isthmus.json").write_text(json.dumps({"servers": servers, **tables, **added, "hub": hub}))
+    return folder / "isthmus.json"
+
+
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the file of a hub, or those of all nodes of its cluster."""
+    for own in NODE_TABLES.get(folder, {folder: {}}):
+        content = json.loads((own / "isthmus.json").read_text())
+        edit(content)
+        (own / "isthmus.json").write_text(json.dumps(content))
 
 
 def stdio(command: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -124,7 +173,8 @@ async def serving(
     if NODES > 1 and env is None and "cluster" not in tables:
         from tests.cluster_hubs.balanced import serving_nodes  # noqa: PLC0415 - it uses this module
 
-        async with serving_nodes(folder, servers, nodes=NODES, **tables) as hub:
+        # Tests look at what the only process of a server did.
+        async with serving_nodes(folder, servers, nodes=NODES, runs_programs_once=True, **tables) as hub:
             yield hub
         return
     config = write_config(folder, servers or {}, **tables)
@@ -139,16 +189,17 @@ async def started(
     env: Mapping[str, str] | None = None,
     module: str = "isthmus",
     command: str = "serve",
+    said: list[str] | None = None,
 ) -> AsyncIterator[HubProcess]:
     """Run a hub in a folder; without further options it looks for its file in the usual places.
 
-    `command` is another one that serves: `record` or `replay`. A hub with an environment of its own is started as users
-    start it; others are forked, which is quicker.
+    `command` is another one that serves: `record` or `replay`. A hub with an environment of its own, beyond a user's
+    folders, is started as users start it; others are forked, which is quicker. What it says is added to `said`.
     """
     process: Process
     words = (command, *options, "--port", "0")
-    if env is None and module == "isthmus":
-        process = await forked(words, environment(), folder)
+    if module == "isthmus" and set(env or ()) <= OF_A_USER:
+        process = await forked(words, environment(env), folder)
     else:
         process = await asyncio.create_subprocess_exec(
             *isthmus(*words, module=module),
@@ -158,11 +209,11 @@ async def started(
             cwd=folder,
             limit=1 << 20,
         )
-    said: list[str] = []
+    said = [] if said is None else said
     try:
         port = await asyncio.wait_for(_listening_port(process, said), START_SECONDS)
         reader = asyncio.ensure_future(_keep_reading(process, said))
-        yield (hub := HubProcess(process, port, said))
+        yield (hub := HubProcess(process, port, said, folder=folder))
     finally:
         await _end(process)
     await reader
@@ -211,12 +262,19 @@ async def _keep_reading(process: Process, said: list[str]) -> None:
 async def _end(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), END_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise AssertionError(f"the hub did not end within {END_SECONDS:g} s of SIGTERM") from None
+        return
+    process.kill()
+    await process.wait()
+    # With what failed before: a test that fails in the middle of a call leaves a hub that waits for this call.
+    raise AssertionError(f"the hub did not end within {END_SECONDS:g} s of SIGTERM")
+
+
+async def at_all_nodes(client: httpx2.AsyncClient, path: str, **options: Any) -> list[Any]:
+    """What each node of a client's hub answers to a GET, as JSON."""
+    ports = NODE_PORTS.get(client.base_url.port or 0, [client.base_url.port])
+    return [(await client.get(f"http://127.0.0.1:{port}{path}", **options)).json() for port in ports]
 
 
 class Raw:

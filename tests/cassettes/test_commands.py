@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from mcp import MCPError
 
+from tests import hubs
 from tests.cassettes.test_replay import odd_server
 from tests.cassettes.wire import teed_client
+from tests.fork_server import quick_isthmus
 from tests.hubs import CHECKOUT, PATIENT, Raw, environment, isthmus, started, write_config
 from tests.peers.client_sdk2 import client_over_http, client_over_stdio
 from tests.peers.launch import mcp1_python
@@ -29,18 +31,8 @@ SQUARES = [{"n": 2, "ms": 0}, {"n": 3, "ms": 0}]
 
 async def run(folder: Path, *words: str) -> tuple[int, str, str]:
     """How a command ended, and what it printed and said."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        env=environment({"HOME": str(folder)}),
-        cwd=folder,
-    )
-    printed, said = await asyncio.wait_for(process.communicate(), SECONDS)
-    assert process.returncode is not None
-    return process.returncode, printed.decode(), said.decode()
+    ended = await hubs.run(*words, folder=folder, env={"HOME": str(folder)})
+    return ended.code, ended.out, ended.err
 
 
 @asynccontextmanager
@@ -76,7 +68,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_a_command_is_recorded_and_replayed_without_its_servers(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"odd": odd_server()}, limits=PATIENT)
-    call = [*isthmus(), "call", "odd.square", "n=7", "ms=0"]
+    call = quick_isthmus("call", "odd.square", "n=7", "ms=0")
     options = ("--config", str(config), "calls.jsonl", "--", *call)
     assert (await run(tmp_path, "record", *options))[:2] == (0, "49\n")
     config.unlink()
@@ -97,7 +89,7 @@ async def test_the_exit_code_and_the_address_are_those_of_the_command(squares: P
     assert re.fullmatch(r"(http://127\.0\.0\.1:\d+) at=\1/mcp\n", printed)
 
 
-async def test_a_command_that_does_not_exist_is_told(squares: Path) -> None:
+async def test_an_unknown_command_is_reported(squares: Path) -> None:
     code, _, said = await run(squares, "replay", "calls.jsonl", "--", "no-such-program")
     assert (code, "'no-such-program' could not be started" in said) == (2, True)
 
@@ -143,7 +135,7 @@ async def test_lenient_replay_takes_any_order_and_repeats(squares: Path) -> None
 
 
 async def test_a_cassette_is_served_over_stdio(squares: Path) -> None:
-    command = isthmus("replay", str(squares / "calls.jsonl"), "--stdio", "-q")
+    command = quick_isthmus("replay", str(squares / "calls.jsonl"), "--stdio", "-q")
     async with client_over_stdio(command, env=environment()) as client:
         assert "odd.square" in {tool.name for tool in (await client.list_tools()).tools}
         assert '"4"' in (await client.call_tool("odd.square", SQUARES[0])).model_dump_json()
@@ -210,7 +202,7 @@ async def test_a_cassette_of_a_legacy_client_answers_a_modern_one(tmp_path: Path
         assert (await client.call_tool("odd.asks", {})).content == before.content
 
 
-async def test_a_client_on_the_sdk_of_the_legacy_era_hears_the_same_and_is_asked_the_same(tmp_path: Path) -> None:
+async def test_a_client_on_the_legacy_sdk_gets_the_same_events_and_questions(tmp_path: Path) -> None:
     forms = {"colour": {"colour": "grün"}, "name": {}}
     person = {"can": ["elicitation"], "action": "accept", "forms": forms}
     steps = {"asks": ["odd.asks", {}], "square": ["odd.square", SQUARES[0]], "refuses": ["odd.refuses", {}]}

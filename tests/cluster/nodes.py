@@ -13,12 +13,13 @@ from typing import Literal
 
 import uvloop
 
-from isthmus.cluster.bus import Bus, BusChannel, BusSettings, ChannelEnd, NodeId
+from isthmus.cluster.bus import Bus, BusChannel, ChannelEnd, NodeId
 from isthmus.cluster.nats import NatsBus, NatsSettings
 from isthmus.cluster.sessions import BaseBus
+from isthmus.cluster.settings import BusSettings
 from isthmus.cluster.unix import UnixBus
 
-CALM = BusSettings(lease_seconds=30.0)
+CALM = BusSettings(lease_seconds=30.0, answer_seconds=10.0)
 """For tests that are not about leases: a busy machine may stop a process for seconds."""
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,7 @@ class Inbox:
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self.end: asyncio.Future[ChannelEnd] = asyncio.get_running_loop().create_future()
         self.writables = 0
+        self.silences: list[int] = []
 
     def message(self, message: bytes) -> None:
         assert not self.end.done()
@@ -43,6 +45,9 @@ class Inbox:
 
     def writable(self) -> None:
         self.writables += 1
+
+    def silent(self, confirmed: int) -> None:
+        self.silences.append(confirmed)
 
     def closed(self, end: ChannelEnd) -> None:
         self.end.set_result(end)

@@ -13,7 +13,6 @@ import pytest
 from isthmus.cluster.bus import (
     ONE_SHOT_BYTES_MAX,
     BusChannel,
-    BusSettings,
     ChannelClosed,
     ChannelFull,
     NodeAway,
@@ -22,8 +21,10 @@ from isthmus.cluster.bus import (
 )
 from isthmus.cluster.frames import HEADER, Kind
 from isthmus.cluster.sessions import BaseBus
+from isthmus.cluster.settings import BusSettings
 from tests.cluster.nodes import CALM, Cluster, EchoInbox, Inbox, open_channel, present
 from tests.cluster.servers import BUSY
+from tests.faults.watching import eventually
 
 ODD_NODE = "näch.ster > *\r\n" + "x" * 30
 
@@ -133,6 +134,38 @@ async def test_a_node_that_stands_still_is_noticed_and_both_sides_agree_when_it_
     channel.start(fresh)
     channel.send(b"hello")
     assert await fresh.next() == b"hello"
+
+
+async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) -> None:
+    a = await cluster.node("a", settings=BusSettings(lease_seconds=30.0))
+    program = await cluster.program("b")
+    await present(a, "b")
+    inbox = Inbox()
+    channel = await a.connect(NodeId("b"), "echo", within=20)
+    channel.start(inbox)
+    before = channel.send(b"one")
+    assert await inbox.next() == b"one"
+    program.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    sent = channel.send(b"two")
+    await eventually(lambda: bool(inbox.silences), "the silence is reported")
+    assert time.monotonic() - began < 1.0 * BUSY
+    assert inbox.silences[0] <= before < sent
+    with pytest.raises(NodeAway, match="answers no ping"):
+        await a.request(NodeId("b"), "echo", b"", within=20)
+    with pytest.raises(NoResponse, match="answers no ping"):
+        await a.connect(NodeId("b"), "echo", within=20)
+    reported = len(inbox.silences)
+    assert not channel.is_confirmed()
+    await eventually(lambda: len(inbox.silences) > reported, "who wants to send is told at once")
+    assert channel.is_open
+    assert inbox.writables == 0
+    assert not channel.is_confirmed()
+    program.send_signal(signal.SIGCONT)
+    assert await inbox.next() == b"two"
+    await eventually(channel.is_confirmed, "the node lives")
+    assert inbox.writables > 0
+    assert await a.request(NodeId("b"), "echo", b"again", within=20) == b"again"
 
 
 async def test_what_a_node_prepares_is_there_when_it_is_first_seen(cluster: Cluster) -> None:

@@ -18,10 +18,11 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nats.aio.client import Client
 
-from isthmus.cluster.bus import BusSettings, NodeAway, NodeId, NoResponse
+from isthmus.cluster.bus import NodeAway, NodeId, NoResponse
 from isthmus.cluster.frames import HEADER, Hello, Kind, encode_hello
 from isthmus.cluster.nats import EPOCH, OVERHEAD_BYTES, MessageReader, NatsBus, NatsSettings, from_subject, in_subject
 from isthmus.cluster.sessions import BaseBus
+from isthmus.cluster.settings import BusSettings
 from tests.cluster.nodes import CALM, Cluster, EchoInbox, Inbox, connected, open_channel, present, until
 from tests.cluster.servers import BUSY, NatsServer, Proxy
 
@@ -275,7 +276,9 @@ async def test_a_lost_frame_of_the_protocol_is_made_good(
     assert lost
 
 
-async def test_frames_of_another_epoch_or_of_nobody_are_ignored(nats_cluster: Cluster, nats_server: NatsServer) -> None:
+async def test_frames_of_another_epoch_or_an_unknown_node_are_ignored(
+    nats_cluster: Cluster, nats_server: NatsServer
+) -> None:
     a = await nats_cluster.node("a")
     b = await nats_cluster.node("b")
     assert isinstance(a, NatsBus)
@@ -493,7 +496,7 @@ def signed(issuer: Ed25519PrivateKey, issuer_kind: int, subject: str, kind: str,
     return f"{text}.{base64.urlsafe_b64encode(issuer.sign(text.encode())).decode().rstrip('=')}"
 
 
-async def test_a_credentials_file_proves_who_the_node_is(
+async def test_a_credentials_file_authenticates_the_node(
     make_server: Callable[..., NatsServer], tmp_path: Path
 ) -> None:
     operator, account, user = (Ed25519PrivateKey.generate() for _ in range(3))

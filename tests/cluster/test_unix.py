@@ -84,7 +84,7 @@ async def test_a_path_that_is_too_long_is_refused(folder: Path) -> None:
     ],
     ids=["http", "zeros", "long", "data", "not-json", "own-id", "version"],
 )
-async def test_a_stranger_is_disconnected_and_costs_nobody_else_anything(folder: Path, garbage: bytes) -> None:
+async def test_a_stranger_is_disconnected_and_affects_no_other_node(folder: Path, garbage: bytes) -> None:
     a, b = await start(folder, "a"), await start(folder, "b")
     await present(a, "b")
     b.respond("echo", lambda _node, payload: payload)
@@ -125,7 +125,7 @@ async def test_silent_strangers_are_disconnected(folder: Path, monkeypatch: pyte
     await a.aclose()
 
 
-def test_names_of_sockets_tell_nodes_apart() -> None:
+def test_socket_names_keep_nodes_apart() -> None:
     names = {socket_name(node) for node in ("a", "A", "a/b", "a.b", "..", "=a", "b32", "ä", "\0")}
     assert len(names) == 9
     assert all("/" not in name and not name.startswith(".") for name in names)

@@ -56,7 +56,7 @@ async def mortal(folder: Path, nats: str, name: str) -> AsyncIterator[HubProcess
             await stack.aclose()
 
 
-async def test_callers_are_told_when_the_owner_is_killed(tmp_path: Path, agent: str) -> None:
+async def test_callers_get_an_error_when_the_owner_is_killed(tmp_path: Path, agent: str) -> None:
     async with (
         nats_server(tmp_path) as nats,
         node(tmp_path, nats.url, "b") as b,
@@ -89,7 +89,7 @@ async def test_callers_are_told_when_the_owner_is_killed(tmp_path: Path, agent: 
         arrived = ledger.arrived()
         assert max(arrived.values()) == 1, "a call was sent twice"
         for hub in (b, c):
-            await stands(hub, f"{agent}_s0", "away", 1.0)
+            await stands(hub, f"{agent}_s0", "away", TOLD_SECONDS)
         error = (await callers[0].call(f"{agent}_s0.echo", {"text": "x"}))["error"]
         assert (error["code"], error["data"]["executed"]) == (-32011, "no")
         # The server comes back at another node, and is there for all that are left.
@@ -170,7 +170,7 @@ async def test_nats_that_stands_still_is_noticed(tmp_path: Path, agent: str) -> 
             assert text_of(await here.call(f"{agent}_s1.echo", {"text": "still"})) == "still"
             async with asyncio.timeout(TOLD_SECONDS):
                 assert (await running)["error"]["data"]["executed"] == "unknown"
-            await stands(b, f"{agent}_s1", "away", 1.0)
+            await stands(b, f"{agent}_s1", "away", TOLD_SECONDS)
         finally:
             nats.signal(signal.SIGCONT)
         assert await stands(b, f"{agent}_s1", "ready") < 5.0 * BUSY

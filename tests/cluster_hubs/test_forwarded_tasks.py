@@ -9,25 +9,32 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
+from isthmus.model.tasks import TextPart
+from isthmus.wire.a2a.operations import SendMessage
 from tests.cluster.servers import BUSY
-from tests.cluster_hubs.balanced import start_nodes
+from tests.cluster_hubs.balanced import grpc_port_of, start_nodes
 from tests.cluster_hubs.nodes import nats_server
-from tests.cluster_hubs.test_forwarding import CALLERS, Node, client_of, servers_of
+from tests.cluster_hubs.test_forwarding import CALLERS, KEY, Node, client_of, servers_of
 from tests.conftest import Ledger
 from tests.databases import running
 from tests.faults.watching import eventually
+from tests.frontends.test_a2a_grpc import call, rest_of
 from tests.frontends.test_rest import PUBLISH, noted
 from tests.frontends.test_streams import Lines
 from tests.hubs import PATIENT
+from tests.unit.upstream.a2a.scripted import DONE, HELLO, TASK, WORKING, ScriptedAgent, stands, streaming
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("forwarded_tasks")]
 
 SECONDS = 30.0
 TASKS: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {"form": {}}}
 VERSION = {"a2a-version": "1.0"}
+COMPLETED, INPUT_REQUIRED = 3, 6
+"""States of tasks in protobuf."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -36,14 +43,24 @@ async def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> AsyncIterator[tuple[Node, Node]]:
+async def agent() -> AsyncIterator[ScriptedAgent]:
+    async with ScriptedAgent() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(
+    tmp_path_factory: pytest.TempPathFactory, ledger: Ledger, agent: ScriptedAgent
+) -> AsyncIterator[tuple[Node, Node]]:
     folder = tmp_path_factory.mktemp("nodes")
     async with AsyncExitStack() as stack:
         database = stack.enter_context(running())
         nats = await stack.enter_async_context(nats_server(folder / "nats"))
         storage = {"url": database.url(schema="shared")}
         tables: dict[str, Any] = {"callers": CALLERS, "limits": PATIENT, "storage": storage, "tasks": {"after": 0.2}}
-        hubs = await start_nodes(folder, stack, nats.url, 2, servers_of(ledger), **tables)
+        tables["a2a"] = {"grpc_port": 0}
+        servers = {**servers_of(ledger), "scholar": {"agent": agent.origin}}
+        hubs = await start_nodes(folder, stack, nats.url, 2, servers, **tables)
         yield await client_of(hubs[0], stack), await client_of(hubs[1], stack)
 
 
@@ -109,6 +126,55 @@ async def test_an_a2a_task_is_answered_through_another_node(nodes: tuple[Node, N
     answer = await rpc(b, "SendMessage", {"message": reply})
     assert "signed by Ada" in json.dumps(answer["result"], ensure_ascii=False), answer
     assert await state(a) == await state(b) == "TASK_STATE_COMPLETED"
+
+
+async def test_a_task_is_followed_and_answered_over_grpc_at_another_node(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    task = await send(a, "g1", "workshop.publish", PUBLISH)
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port_of(b.hub)}") as channel,
+        asyncio.timeout(SECONDS),
+    ):
+        stream = call(channel, "SubscribeToTask", {"id": task}, KEY)
+        states = [(await stream.read()).task.status.state]
+        while states[-1] != INPUT_REQUIRED:
+            states.append((await stream.read()).status_update.status.state)
+        reply = {"messageId": "g2", "role": "ROLE_USER", "taskId": task, "parts": [{"data": {"signed_by": "Ada"}}]}
+        done = (await call(channel, "SendMessage", {"message": reply}, KEY)).task
+        assert "signed by Ada" in str(done.artifacts), done
+        items = [item async for item in rest_of(stream)]
+        assert items[-1].status_update.status.state == done.status.state == COMPLETED
+
+
+async def test_push_notifications_are_configured_over_grpc_at_another_node(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    task = await send(a, "g3", "workshop.publish", PUBLISH)
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port_of(b.hub)}") as channel,
+        asyncio.timeout(SECONDS),
+    ):
+        which = {"taskId": task, "id": "c1"}
+        await call(channel, "CreateTaskPushNotificationConfig", {**which, "url": "https://1.1.1.1/hook"}, KEY)
+        assert (await call(channel, "GetTaskPushNotificationConfig", which, KEY)).id == "c1"
+        await call(channel, "DeleteTaskPushNotificationConfig", which, KEY)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, "GetTaskPushNotificationConfig", which, KEY)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "grpc-status-details-bin" in dict(refused.value.trailing_metadata())
+    await rpc(a, "CancelTask", {"id": task})
+
+
+async def test_the_task_of_a_remote_agent_is_continued_at_another_node(
+    nodes: tuple[Node, Node], agent: ScriptedAgent
+) -> None:
+    a, b = nodes
+    agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
+    asked = await a.modern("tools/call", {"name": "scholar.research", "arguments": {"message": "go"}})
+    agent.scripts[SendMessage] = streaming(HELLO, DONE)
+    again = {"message": "the red one", "task_id": asked["result"]["structuredContent"]["task_id"]}
+    answer = await b.modern("tools/call", {"name": "scholar.research", "arguments": again})
+    assert answer["result"]["content"][0]["text"] == "hello", answer
+    assert [sent.task for sent in agent.sent()] == [None, TASK]
 
 
 async def test_a_task_of_a_modern_mcp_caller_is_cancelled_and_answered_elsewhere(
@@ -194,5 +260,6 @@ async def test_an_idempotency_key_that_reaches_two_nodes_runs_once(nodes: tuple[
     headers = {**VERSION, "idempotency-key": "only-once"}
     sent = [node.http.post("/a2a", json=body, headers=headers) for node in nodes * 3]
     answers = [answer.json() for answer in await asyncio.gather(*sent)]
+    assert [answer["error"] for answer in answers if "result" not in answer] == []
     assert len({answer["result"]["task"]["id"] for answer in answers}) == 1, answers
     assert sum('"nonce": "k1"' in line for line in ledger.lines()) == 1, ledger.lines()

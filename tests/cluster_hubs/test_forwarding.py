@@ -25,7 +25,7 @@ from tests.faults.watching import eventually
 from tests.frontends.test_rest import PUBLISH, events_in, noted
 from tests.frontends.test_streams import Lines
 from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, stdio
-from tests.peers.launch import command
+from tests.peers.launch import command, quick_command
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("forwarding")]
 
@@ -97,7 +97,7 @@ def answered(answer: httpx2.Response) -> Any:
 
 def servers_of(ledger: Ledger) -> dict[str, Any]:
     return {
-        "shelf": stdio(command("full_sdk2")),
+        "shelf": stdio(quick_command("full_sdk2")),
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
         "workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")]),
     }
@@ -354,7 +354,7 @@ def rss_of(pid: int) -> int:
 # -- nodes that go -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_death_of_the_owner_is_told_with_a_true_executed(tmp_path: Path) -> None:
+async def test_the_death_of_the_owner_is_reported_with_a_true_executed(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(nats_server(tmp_path / "nats"))

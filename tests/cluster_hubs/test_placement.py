@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from tests.cluster.servers import BUSY
 from tests.cluster_database.nodes import LEASE, forked_hub
-from tests.cluster_hubs.nodes import nats_server, rest_of
+from tests.cluster_hubs.nodes import nats_server, rest_of, stands
 from tests.cluster_hubs.test_forwarding import BOTH, Node, client_of, message, servers_of
 from tests.conftest import Ledger
 from tests.databases import Database, running
@@ -26,11 +28,13 @@ from tests.faults.watching import eventually, with_mark
 from tests.frontends.test_rest import PUBLISH, noted
 from tests.hubs import HubProcess, Raw, run, serving, stdio, write_config
 from tests.peers.launch import http_peer
+from tests.tck import server as tck
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("cluster")]
 
 Json = dict[str, Any]
 TOLD_SECONDS = 3.0
+SAMPLE = {"messages": [{"role": "user", "content": {"type": "text", "text": "2+2?"}}], "maxTokens": 5}
 TAKEOVER_SECONDS = LEASE + 20.0
 
 
@@ -286,6 +290,66 @@ async def test_a_pool_of_two_runs_on_two_of_three_nodes(tmp_path: Path, database
         pids = {note["nonce"]: note["pid"] for note in nodes.notes()}
         assert pids[owners[0]] != pids[owners[1]], "a call at a node with a process stays there"
         assert len(set(pids.values())) == 2
+        # The third node uses the process that is less busy.
+        (third,) = {*"abc"} - {*owners}
+        busy = next(name for name in owners if pids[name] == pids[third])
+        held = [asyncio.create_task(nodes.pay(busy, f"held{n}", "hold")) for n in range(4)]
+        tries = count()
+
+        async def has_moved() -> bool:
+            nonce = f"more{next(tries)}"
+            assert is_good(await nodes.pay(third, nonce))
+            return bool(next(note["pid"] for note in nodes.notes() if note["nonce"] == nonce) != pids[busy])
+
+        await eventually(has_moved, "its calls go to the other process", 20.0 * BUSY)
+        for task in held:
+            task.cancel()
+        assert max(nodes.ran().values()) == 1
+
+
+async def test_a_program_that_does_not_start_is_retrying_at_every_node_until_it_does(
+    tmp_path: Path, database: Database, ledger: Ledger
+) -> None:
+    program = tmp_path / "program"
+    async with three(tmp_path, database, ledger, {"late": stdio([str(program)])}, placement="one") as nodes:
+        for hub in nodes.hubs.values():
+            await stands(hub, "late", "retrying")
+        answers = [await nodes.pay(name, name, server="late") for name in "abc"]
+        assert all(answer["error"]["data"]["executed"] == "no" for answer in answers), answers
+        async with rest_of(nodes.hubs["a"]) as at_a, rest_of(nodes.hubs["b"]) as at_b, rest_of(nodes.hubs["c"]) as at_c:
+            shown = [(await rest.get("/v1/servers/late")).json()["reason"] for rest in (at_a, at_b, at_c)]
+        assert all(str(program) in reason for reason in shown), shown
+        assert sum("does not start" in reason for reason in shown) == 2, "two nodes say where it does not start"
+
+        program.write_text("#!/bin/sh\nexec " + shlex.join(quick_server.command(ledger.path)) + "\n")
+        program.chmod(0o755)
+        waits = [await stands(hub, "late", "ready") for hub in nodes.hubs.values()]
+        assert max(waits[1:]) < TOLD_SECONDS * BUSY, "all nodes learn of it at once"
+        answers = [await nodes.pay(name, name, server="late") for name in "abc"]
+        assert all(map(is_good, answers)), answers
+
+
+async def test_a_legacy_program_gets_refusals_and_its_results_stay_as_they_are_at_every_node(
+    tmp_path: Path, database: Database, ledger: Ledger
+) -> None:
+    others = {"legacy": stdio(tck.command())}
+    async with three(tmp_path, database, ledger, others, placement="one") as nodes, AsyncExitStack() as stack:
+        for name, hub in nodes.hubs.items():
+            async with rest_of(hub) as rest:
+                plain = (await rest.post("/v1/tools/legacy.tck", json={"message_id": name})).json()
+            assert list(plain) == ["content"], (name, plain)
+            caller = await client_of(hub, stack, None)
+            session = await caller.open_session(sampling={})
+            arguments = {"method": "sampling/createMessage", "params": SAMPLE}
+            body = message("tools/call", {"name": "legacy.ask", "arguments": arguments}, 3)
+            async with caller.stream("POST", session, json=body) as lines:
+                asked = json.loads((await lines.until('data: {"jsonrpc":"2.0","id":"isthmus-'))[5:])
+                refusal = {"code": -1, "message": "User rejected sampling"}
+                reply = {"jsonrpc": "2.0", "id": asked["id"], "error": refusal}
+                sent = await caller.http.post("/mcp", json=reply, headers={"accept": BOTH, **session})
+                assert sent.status_code == 202
+                answer = json.loads((await lines.until('data: {"jsonrpc":"2.0","id":3'))[5:])
+            assert answer["result"] == {"content": [], "structuredContent": refusal}, (name, answer)
 
 
 async def test_a_reload_changes_the_placement(tmp_path: Path, database: Database, ledger: Ledger) -> None:

@@ -9,9 +9,6 @@ from tests.hubs import HubProcess
 from tests.relay import test_devices
 from tests.relay.test_devices import *  # noqa: F403
 
-# Methods that the hub does not know are not carried between nodes.
-del globals()["test_an_error_of_one_is_beside_the_answers_and_of_all_is_an_error"]
-
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch, hub: HubProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest_asyncio
 from tests.cluster.servers import BUSY
 from tests.cluster_hubs.nodes import cluster, nats_server, node, rest_of, stands
 from tests.faults.watching import eventually
+from tests.fork_server import quick_isthmus
 from tests.hubs import META, HubProcess, Raw, environment, isthmus, stdio
 from tests.relay.dialling import child
 from tests.relay.peers import Manner, device, raw_server
@@ -51,6 +53,57 @@ async def test_it_is_listed_and_called_at_the_node_without_its_socket(pair: Sequ
         error = (await caller.call(f"{agent}_s1.refuse", {"text": "no"}))["error"]
         assert (error["code"], error["message"], error["data"]["executed"]) == (-32050, "no", "yes")
         assert error["data"]["why"] == "it would not"
+
+
+async def test_a_list_waits_for_a_server_that_connects_to_another_node(pair: Sequence[HubProcess], agent: str) -> None:
+    a, b = pair
+    silent = Manner(silent_at={"initialize"})
+    async with raw_server(a.port, agent, "s1", manner=silent, is_awaited=False) as server:
+        await server.until(lambda: "initialize" in server.asked, "it is greeted")
+        async with device(b.port, agent) as robot:
+            await robot.answer(1)
+            assert not robot.is_ready, "its list waits"
+            server.manner = Manner()
+            for frame in list(server.frames):
+                await server.heard(frame)
+            await robot.ready()
+            assert list(robot.tools) == ["echo"]
+            assert await robot.call("echo", {"text": "across"}) == "across"
+
+
+async def test_a_call_that_reaches_the_owner_after_the_server_has_left_says_that_it_did_not_run(
+    pair: Sequence[HubProcess], agent: str
+) -> None:
+    a, b = pair
+    async with device(b.port, agent) as robot:
+        for id in range(5000, 5010):  # in most rounds the call is faster than the news
+            async with raw_server(a.port, agent, "s1") as server:
+                await stands(b, f"{agent}_s1", "ready")
+                await server.socket.close()
+                error = (await robot.ask("tools/call", {"name": "echo", "arguments": {"text": "so"}}, id=id))["error"]
+            assert (error["code"], error["data"]["executed"]) == (-32001, "no"), error
+            await stands(b, f"{agent}_s1", "away")
+
+
+async def test_servers_of_several_nodes_have_one_order_and_devices_are_shown_at_all(
+    pair: Sequence[HubProcess], agent: str
+) -> None:
+    a, b = pair
+    async with (
+        raw_server(b.port, agent, "first", manner=Manner(tools=("one",))),
+        raw_server(a.port, agent, "second", manner=Manner(tools=("two",))),
+    ):
+        for hub in pair:
+            await stands(hub, f"{agent}_first", "ready")
+            await stands(hub, f"{agent}_second", "ready")
+        async with device(a.port, agent) as here, device(b.port, agent) as there:
+            for robot in (here, there):
+                await robot.ready()
+                assert list(robot.tools) == ["one", "two"]
+            for hub in pair:
+                async with rest_of(hub) as rest:
+                    shown = (await rest.get("/v1/relay/devices", params={"agent": agent})).json()["devices"]
+                assert len(shown) == 2, shown
 
 
 async def test_long_results_and_long_arguments_arrive_whole(pair: Sequence[HubProcess], agent: str) -> None:
@@ -215,7 +268,7 @@ async def test_the_calling_node_decides_and_the_owner_knows_the_caller(tmp_path:
                 await eventually(is_audited, "the audit log has it")
 
 
-async def test_nobody_but_a_node_names_the_caller(pair: Sequence[HubProcess], agent: str) -> None:
+async def test_only_a_node_may_name_the_caller(pair: Sequence[HubProcess], agent: str) -> None:
     a, b = pair
     async with raw_server(a.port, agent, "s1") as server, Raw(b.url) as caller:
         await stands(b, f"{agent}_s1", "ready")
@@ -236,7 +289,7 @@ async def test_status_shows_nodes_and_their_servers(pair: Sequence[HubProcess], 
     a, b = pair
     async with raw_server(a.port, agent, "s1"):
         await stands(b, f"{agent}_s1", "ready")
-        words = isthmus("cluster", "status", "--hub", f"http://127.0.0.1:{b.port}", "--json")
+        words = quick_isthmus("cluster", "status", "--hub", f"http://127.0.0.1:{b.port}", "--json")
         process = await asyncio.create_subprocess_exec(
             *words, stdout=asyncio.subprocess.PIPE, env=environment(), cwd=tmp_path
         )
@@ -246,7 +299,13 @@ async def test_status_shows_nodes_and_their_servers(pair: Sequence[HubProcess], 
         assert (found["node"], found["bus"]["state"]) == ("b", "connected")
         assert [(each["name"], each["isSelf"]) for each in found["nodes"]] == [("b", True), ("a", False)]
         assert f"{agent}_s1" in found["nodes"][1]["servers"]
-        words = isthmus("cluster", "status", "--hub", f"http://127.0.0.1:{a.port}")
+        own, other = found["nodes"]
+        assert (own["silence"], own["lag"]) == (None, None)
+        assert 0 <= other["silence"] < 2.4, "its heartbeats come"
+        assert 0 < other["lag"] < 1
+        assert int(other["epoch"]) > 0
+        assert own["epoch"] != other["epoch"]
+        words = quick_isthmus("cluster", "status", "--hub", f"http://127.0.0.1:{a.port}")
         process = await asyncio.create_subprocess_exec(
             *words, stdout=asyncio.subprocess.PIPE, env=environment(), cwd=tmp_path
         )
@@ -254,6 +313,7 @@ async def test_status_shows_nodes_and_their_servers(pair: Sequence[HubProcess], 
         assert process.returncode == 0
         assert f"{agent}_s1" in said.decode()
         assert "a (this node)" in said.decode()
+        assert re.search(r"^b .* \d\.\d s ago +\d+\.\d ms ", said.decode(), re.MULTILINE)
         async with rest_of(b) as rest:
             assert (await rest.get("/readyz", params={"verbose": ""})).json()["cluster"] == "ok"
 

@@ -62,6 +62,22 @@ async def test_what_was_denied_at_one_node_is_denied_at_another(nodes: list[HubP
         assert (await there.call({"n": 3}))["reason"] == "approval_denied"
 
 
+async def test_of_two_decisions_at_once_the_first_counts_at_both_nodes(nodes: list[HubProcess]) -> None:
+    a, b = nodes
+    async with client(b, "agent") as agent, client(a, "boss") as one, client(b, "boss") as other:
+        for number in range(100, 110):
+            call = asyncio.ensure_future(agent.call({"n": number}))
+            id = await one.id_of({"n": number})
+            await other.id_of({"n": number})
+            denied, allowed = await asyncio.gather(one.decide("deny", id), other.decide("allow", id))
+            # What was allowed can be denied until it is used, and the call waits at the node that allowed it.
+            assert {denied.status_code, allowed.status_code} <= {200, 409}, (denied.text, allowed.text)
+            assert 200 in {denied.status_code, allowed.status_code}
+            ended = await call
+            if allowed.status_code == 409:
+                assert ended["reason"] == "approval_denied"
+
+
 async def _is_used(boss: Person, id: str) -> None:
     async def is_used() -> bool:
         return id not in [each["id"] for each in await boss.pending()]

@@ -12,15 +12,18 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx2
 import pytest
 import pytest_asyncio
 
+from tests.cluster.servers import free_port
 from tests.cluster_database.nodes import forked_hub
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults import quick_server
 from tests.faults.watching import eventually
+from tests.frontends.test_a2a_grpc import call
 from tests.hubs import TRUSTED, HubProcess, run, stdio, write_config
 from tests.relay.peers import Manner, raw_server
 from tests.relay.tokens import KEY
@@ -253,3 +256,28 @@ async def test_what_is_missing_is_reported_once(tmp_path: Path, database: Databa
     ended = await run(*words, folder=tmp_path)
     assert ended.code == 3, ended
     assert ended.err.count("the configuration cannot be used") == 1, ended
+
+
+async def test_workers_share_the_port_of_grpc(tmp_path: Path, database: Database, ledger: Ledger) -> None:
+    refused = config_of(tmp_path, database, ledger, a2a={"grpc_port": 0})
+    ended = await run("serve", "--config", str(refused), "--port", "0", "--workers", "2", folder=tmp_path)
+    assert (ended.code, "each worker would choose another one" in ended.err) == (3, True), ended
+    port = free_port()
+    async with workers(config_of(tmp_path, database, ledger, a2a={"grpc_port": port})) as hub, asyncio.timeout(60):
+        tasks = []
+        for number in range(TRIES):
+            # A connection of its own each: gRPC would share one for all channels of the same address.
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+                made = await call(channel, "SendMessage", sent(f"9-{number}"), key="")
+                tasks.append(made.task.id)
+        for task in tasks:
+
+            async def is_done(task: str = task) -> bool:
+                found = await rpc(hub, "/a2a", "GetTask", {"id": task}, {"a2a-version": "1.0"})
+                return bool(found["result"]["status"]["state"] == "TASK_STATE_COMPLETED")
+
+            await eventually(is_done, f"{task} is completed", 20)
+        assert set(ledger.ran().values()) == {1}
+        # Each worker has a process of its own.
+        assert len({json.loads(line)["pid"] for line in ledger.lines()}) == 2

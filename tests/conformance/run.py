@@ -32,7 +32,7 @@ from tests.conformance.suite import (
     run_suite,
 )
 from tests.conformance.verdict import GAPS_FILE, Gap, Verdict, failures, judge, judge_client, read_gaps
-from tests.hubs import META, HubProcess, Raw, serving, stdio
+from tests.hubs import META, NODES, HubProcess, Raw, serving, stdio
 from tests.peers.launch import CHECKOUT, listening_peer
 from tests.peers.serving import MODERN_VERSION, Era
 
@@ -44,9 +44,12 @@ CLIENT_REVISIONS: tuple[ClientRevision, ...] = get_args(ClientRevision)
 SERVERS: tuple[Server, ...] = get_args(Server)
 ROLES: tuple[Role, ...] = get_args(Role)
 LIMITS = {"listing_seconds": 30.0, "call_seconds": 20.0, "max_calls": 16, "max_queued": 32}
-CLIENT = [sys.executable, "-m", "tests.conformance.client"]
+CLIENT = ["env", "TEST_NODES=1", sys.executable, "-m", "tests.conformance.client"]
+"""Always one process: to the suite's server, several nodes are several clients."""
 ASKABLE = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
 """The envelope of a modern caller whom one can ask."""
+ONCE = {"placement": "one"} if NODES > 1 else {}
+"""Of several nodes one runs a program with state: here its lists, which calls change."""
 IDLE = ["true"]
 """A client that does nothing: what passes with it says nothing of the hub."""
 
@@ -188,9 +191,9 @@ async def set_stage(folder: Path) -> AsyncIterator[Stage]:
             folder,
             {
                 "legacy-http": {"url": legacy.url},
-                "legacy-stdio": stdio(fixture("stdio", "legacy")),
+                "legacy-stdio": stdio(fixture("stdio", "legacy"), **ONCE),
                 "modern-http": {"url": modern.url},
-                "modern-stdio": stdio(fixture("stdio", "modern")),
+                "modern-stdio": stdio(fixture("stdio", "modern"), **ONCE),
             },
             callers={"suite": {"key": key, "allow": [f"{server}.*" for server in SERVERS]}},
             limits=LIMITS,

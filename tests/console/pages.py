@@ -6,12 +6,14 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any, Literal
 
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from tests.browser import FLAGS, program
+from tests.choices import IS_FULL
 from tests.hubs import HubProcess, Raw
 
 SECONDS = 30.0
@@ -86,7 +88,7 @@ async def console(
 
 
 async def serious_findings(page: Page) -> list[Any]:
-    """What axe finds serious or critical in the page as it is, wide and narrow, light and dark.
+    """What axe finds serious or critical in the page: narrow and light, wide and dark; all four with `ISTHMUS_FULL`.
 
     A page gets axe once, and sends only its findings: that takes a third.
     """
@@ -95,13 +97,13 @@ async def serious_findings(page: Page) -> list[Any]:
     run = "axe.run({resultTypes: ['violations']}).then((told) => told.violations)"
     size, found = page.viewport_size, []
     assert size is not None
-    for width in (WIDTHS[0], WIDTHS[-1]):
+    widths = (WIDTHS[0], WIDTHS[-1])
+    for width, scheme in product(widths, SCHEMES) if IS_FULL else zip(widths, SCHEMES, strict=True):
         await page.set_viewport_size({**size, "width": width})
-        for scheme in SCHEMES:
-            await page.emulate_media(color_scheme=scheme)
-            await expect(page.locator("html")).to_have_attribute("data-theme", scheme)
-            violations = [each for each in await page.evaluate(run) if each["impact"] in ("serious", "critical")]
-            found += [(width, scheme, each) for each in violations]
+        await page.emulate_media(color_scheme=scheme)
+        await expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+        violations = [each for each in await page.evaluate(run) if each["impact"] in ("serious", "critical")]
+        found += [(width, scheme, each) for each in violations]
     await page.emulate_media(color_scheme=SCHEMES[0])
     await page.set_viewport_size(size)
     return found

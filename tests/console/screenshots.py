@@ -1,7 +1,8 @@
 """`make screenshots`: every page of the console, of a hub with real servers and callers, into docs/images/console.
 
 The servers are those of `examples/` and of the tests. One does not start, one needs a login, one is away, and one has
-changed its definitions. Two calls wait for approval. The pages are those that the console's navigation has.
+changed its definitions. Two calls wait for approval. Another node has another configuration. The pages are those that
+the console's navigation has; `python -m tests.console.screenshots cluster` takes only those of one page.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ import httpx2
 from playwright.async_api import Browser, Page, expect
 
 from isthmus.cli.main import main as isthmus_main
+from tests.cluster_hubs.nodes import nats_server, node
 from tests.console.pages import Scheme, chromium, console
 from tests.faults.watching import eventually
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, stdio
+from tests.relay.peers import raw_server
+from tests.relay.tokens import KEY
 
 FOLDER = CHECKOUT / "docs/images/console"
 EXAMPLES = CHECKOUT / "examples"
@@ -85,14 +89,14 @@ async def demo(folder: Path) -> AsyncIterator[HubProcess]:
         "mail": {"command": "mail-mcp-server", "args": ["--account", "office"]},
         "tickets": {"url": f"http://127.0.0.1:{locked.sockets[0].getsockname()[1]}/mcp", "type": "http"},
     }
-    tables: dict[str, Any] = {
-        "callers": CALLERS,
-        "approvals": RULES,
-        "relay": {"enabled": True},
-        "hub": {"pin": "strict"},
-    }
+    tables: dict[str, Any] = {"callers": CALLERS, "approvals": RULES, "relay": {"key": KEY}, "hub": {"pin": "strict"}}
+    tables["limits"] = PATIENT
+    others = {**tables, "servers": servers, "limits": {**PATIENT, "max_calls": 7}}
     async with (
-        serving(folder, servers, limits=PATIENT, **tables) as hub,
+        nats_server(folder) as nats,
+        serving(folder, servers, cluster={"nats": nats.url, "node": "bergen"}, **tables) as hub,
+        node(folder, nats.url, "porto", **others) as other,
+        raw_server(other.port, "garden", "pump"),
         client(hub, "ops") as http,
         client(hub, "planner") as planner,
     ):
@@ -277,12 +281,12 @@ async def with_palette(page: Page, picture: bytes) -> bytes:
 
 
 async def take(browser: Browser, hub: HubProcess, scheme: Scheme, width: int) -> None:
-    """Take the pictures of one theme and width."""
+    """Take the pictures of one theme and width; only of the pages that the command line names, if it names any."""
     async with console(browser, hub.port, width=width, height=900, scheme=scheme, may_fail=True) as page:
         painter = await browser.new_page()
         pages = await sign_in(page)
         name = scheme if width > 1000 else str(width)
-        for each in pages:
+        for each in [each for each in pages if each in sys.argv[1:] or not sys.argv[1:]]:
             await show(page, DETAILS.get(each, each))
             picture = await with_palette(painter, await page.screenshot())
             (FOLDER / f"{each}-{name}.png").write_bytes(picture)

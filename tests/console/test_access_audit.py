@@ -263,7 +263,7 @@ async def test_both_pages_are_accessible_and_fit_when_they_are_full(browser: Bro
         await check(page)
 
 
-async def test_a_record_of_a_key_does_not_name_its_caller_as_who_created_it(
+async def test_a_record_of_a_key_does_not_name_its_caller_as_the_creator(
     browser: Browser, locked: HubProcess, folder: Path
 ) -> None:
     with redirect_stdout(io.StringIO()):
@@ -287,7 +287,7 @@ async def check(page: Page) -> None:
         assert await is_too_wide(page) == [], width
 
 
-async def test_an_altered_log_is_told_in_plain_words(browser: Browser, tmp_path: Path) -> None:
+async def test_an_altered_log_is_reported_in_plain_words(browser: Browser, tmp_path: Path) -> None:
     async with serving(tmp_path) as hub:
         with closing(sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)) as journal:
             journal.execute("UPDATE audit SET content = replace(content, 'hub', 'bad') WHERE number = 1")

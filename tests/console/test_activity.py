@@ -187,7 +187,7 @@ async def test_arguments_and_results_are_captured_on_request_only(watched: Watch
     assert "one" not in json.dumps(records)
 
 
-async def test_a_capture_ends_by_itself_and_everybody_who_looks_sees_it(watched: Watched) -> None:
+async def test_a_capture_ends_by_itself_and_every_viewer_sees_it(watched: Watched) -> None:
     stream = watched.http.stream("GET", "/v1/activity?limit=0", headers={"accept": "text/event-stream"})
     async with stream as answer:
         lines = aiter(answer.aiter_lines())

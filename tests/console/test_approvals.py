@@ -120,7 +120,7 @@ async def test_the_page_is_accessible_and_fits_a_phone(browser: Browser, held_hu
         await waiting
 
 
-async def test_a_call_that_somebody_else_decided_stays_in_its_place(browser: Browser, held_hub: HubProcess) -> None:
+async def test_a_call_that_another_operator_decided_stays_in_its_place(browser: Browser, held_hub: HubProcess) -> None:
     async with (
         # Chromium logs the 404 of what was allowed and used.
         console(browser, held_hub.port, "approvals", height=2400, may_fail=True) as wide,

@@ -30,13 +30,14 @@ VIEWS = (
     "access/local",
     "audit",
     "audit/0:1",
+    "cluster",
     "doctor",
 )
 
 
 async def test_every_page_is_accessible_in_both_themes(browser: Browser, hub: HubProcess) -> None:
     await call(hub, "desk.add", a=1, b=2)
-    # Without a relay the page of devices gets 404, which Chromium logs.
+    # Without a relay the page of devices gets 404, and without a cluster that of the cluster, which Chromium logs.
     async with console(browser, hub.port, may_fail=True) as page:
         for view in VIEWS:
             await show(page, view)

@@ -241,7 +241,8 @@ async def test_a_phone_has_no_empty_strip_and_the_key_fits(browser: Browser, tmp
 
 
 async def test_everything_can_be_reached_by_keyboard(browser: Browser, hub: HubProcess) -> None:
-    async with console(browser, hub.port) as page:
+    # Without a cluster its page gets 404, which Chromium logs.
+    async with console(browser, hub.port, may_fail=True) as page:
         await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
         await expect(page.get_by_role("navigation")).to_contain_text(re.compile(r"Tools[1-9]"))
         await page.keyboard.press("/")

@@ -16,7 +16,8 @@ from playwright.async_api import Browser, expect
 
 from tests.console.conftest import SERVER
 from tests.console.pages import WIDTHS, console, is_too_wide, serious_findings
-from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, serving, stdio, write_config
 from tests.security.authority import Authority, Protected, entry_of, visit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("console_servers")]
@@ -117,7 +118,7 @@ async def test_a_login_is_seen_to_arrive(browser: Browser, tmp_path: Path) -> No
             about = page.get_by_role("region", name="search", exact=True)
             await expect(about.locator(".cmd code")).to_have_text("isthmus login search")
             process = await asyncio.create_subprocess_exec(
-                *isthmus("login", "search", "--config", str(config)),
+                *quick_isthmus("login", "search", "--config", str(config)),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=environment(), cwd=tmp_path,
             )  # fmt: skip
             assert process.stdout is not None
@@ -127,7 +128,7 @@ async def test_a_login_is_seen_to_arrive(browser: Browser, tmp_path: Path) -> No
             await expect(about.locator(".cmd")).to_have_count(0)
 
 
-async def test_callers_who_are_no_operators_see_neither_switch_nor_paste(browser: Browser, tmp_path: Path) -> None:
+async def test_callers_without_operator_rights_see_neither_switch_nor_paste(browser: Browser, tmp_path: Path) -> None:
     callers = {"cal": {"key": OPERATOR, "allow": ["*"]}}
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
     async with (

@@ -16,7 +16,8 @@ import pytest_asyncio
 from tests.console.a2a_tasks import client, gate, opened, say, start
 from tests.console.conftest import SERVER
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, HubProcess, Raw, environment, isthmus, serving, started, stdio, write_config
+from tests.fork_server import quick_isthmus
+from tests.hubs import PATIENT, HubProcess, Raw, environment, serving, started, stdio, write_config
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("console_tasks")]
 
@@ -266,7 +267,7 @@ async def test_sessions_are_for_operators_and_hold_nothing_to_take_over(locked: 
             assert secret not in answer.text
 
 
-async def test_callers_that_cannot_be_told_apart_get_a_task_by_its_id_and_no_list(tmp_path: Path) -> None:
+async def test_indistinguishable_callers_get_a_task_by_its_id_and_no_list(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"desk": stdio([sys.executable, str(SERVER)])}, limits=PATIENT)
     # Not a local hub: everybody who reaches it is the same anonymous caller, and nobody an operator.
     async with (
@@ -293,7 +294,7 @@ async def test_what_an_operator_does_with_anothers_task_is_in_the_audit_log(tmp_
         await task(ops, id)
         await task(ops, id, content="true")
         assert (await ops.post(f"/v1/cancel/{id}")).status_code == 200
-    words = isthmus("audit", "export", "--config", str(tmp_path / "isthmus.json"))
+    words = quick_isthmus("audit", "export", "--config", str(tmp_path / "isthmus.json"))
     export = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment())
     records = [json.loads(line)["record"] for line in (await export.communicate())[0].splitlines()]
     about = {"id": id, "caller": "ada", "tenant": "default", "by": "ops"}
@@ -302,7 +303,7 @@ async def test_what_an_operator_does_with_anothers_task_is_in_the_audit_log(tmp_
     assert all(about.items() <= each.items() for each in noted)
 
 
-async def test_two_callers_tasks_with_one_id_are_told_apart_by_caller(locked: HubProcess) -> None:
+async def test_tasks_of_two_callers_with_one_id_differ_by_caller(locked: HubProcess) -> None:
     for key in (ADA, EVE):
         async with client(locked, key) as http:  # only this generation lets callers choose the id
             message = {

@@ -39,6 +39,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import quick_isthmus
 from tests.hubs import CHECKOUT
 from tests.peers.node import find_node
 
@@ -342,7 +343,7 @@ def programs(python: str) -> dict[str, str]:
     python, own = shlex.quote(python), shlex.quote(sys.executable)
     found = {"isthmus": f"{python} -m isthmus", "python": python}
     if python == own:
-        found["python3"] = python
+        found |= {"python3": python, "isthmus": shlex.join(quick_isthmus())}
     toys = shlex.quote(str(CHECKOUT / "tests" / "docs" / "toy_server.py"))
     found |= {"files-server": f"{own} {toys} read write delete", "web-server": f"{own} {toys} fetch"}
     if (curl := shutil.which("curl")) is not None:

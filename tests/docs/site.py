@@ -31,6 +31,7 @@ SETTINGS = ROOT / "mkdocs.yml"
 OUTSIDE = {
     "README.md": "index.md",
     "DESIGN.md": "design.md",
+    "RELIABILITY.md": "reliability.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing/index.md",
     "SECURITY.md": "security-policy.md",

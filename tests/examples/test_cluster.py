@@ -14,7 +14,8 @@ import pytest
 
 from tests import databases
 from tests.examples.test_examples import EXAMPLES, run
-from tests.hubs import environment, isthmus
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment
 
 START_SECONDS = 240.0
 
@@ -43,9 +44,9 @@ async def test_a_cluster_starts_with_one_command_and_stops_with_ctrl_c() -> None
         found = re.search(r"http://127\.0\.0\.1:\d+(?=/mcp)", said)
         assert found is not None, said
         for words in re.findall(r"^    isthmus call (.*)$", said, re.MULTILINE):
-            code, output = await run(*isthmus("call", *re.sub("'", "", words).split(" ", 3)))
+            code, output = await run(*quick_isthmus("call", *re.sub("'", "", words).split(" ", 3)))
             assert (code, output.strip()) in [(0, "42"), (0, "kept as number 1")], words
-        code, output = await run(*isthmus("cluster", "status", "--hub", found[0], "--json"))
+        code, output = await run(*quick_isthmus("cluster", "status", "--hub", found[0], "--json"))
         assert code == 0, output
         nodes = json.loads(output)["nodes"]
         assert sorted(node["name"] for node in nodes) == ["node1", "node2", "node3"]

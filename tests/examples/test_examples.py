@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hubs import CHECKOUT, PATIENT, Raw, environment, isthmus, serving, stdio
+from tests.fork_server import quick_isthmus
+from tests.hubs import CHECKOUT, PATIENT, Raw, environment, serving, stdio
 
 EXAMPLES = CHECKOUT / "examples"
 NOTES = stdio([sys.executable, str(EXAMPLES / "notes_server.py")])
@@ -26,11 +27,12 @@ async def run(*words: str, **env: str) -> tuple[int | None, str]:
 
 async def test_the_first_call_of_the_example_configuration_works() -> None:
     config = str(EXAMPLES / "mcp.json")
-    assert await run(*isthmus("call", "--config", config, "notes.add", "text=buy milk")) == (0, "kept as number 1\n")
+    words = quick_isthmus("call", "--config", config, "notes.add", "text=buy milk")
+    assert await run(*words) == (0, "kept as number 1\n")
 
 
 async def test_the_example_for_two_callers_is_a_good_configuration() -> None:
-    check = isthmus("config", "check", str(EXAMPLES / "isthmus.toml"))
+    check = quick_isthmus("config", "check", str(EXAMPLES / "isthmus.toml"))
     code, output = await run(*check, PLANNER_KEY="0123456789abcdef-planner", READER_KEY="0123456789abcdef-reader")
     assert code == 0, output
 
@@ -57,7 +59,7 @@ async def test_the_example_agent_reads_back_what_it_noted(tmp_path: Path) -> Non
 )
 async def test_the_example_functions_are_tools(words: tuple[str, ...], output: str) -> None:
     config = str(EXAMPLES / "python_tools" / "isthmus.toml")
-    code, said = await run(*isthmus("call", "--config", config, *words))
+    code, said = await run(*quick_isthmus("call", "--config", config, *words))
     assert code == 0, said
     assert said.endswith(output), said
 
@@ -99,5 +101,5 @@ async def test_the_scene_with_a_device_plays_to_its_end() -> None:
 
 
 async def test_the_example_for_agents_is_a_good_configuration() -> None:
-    code, said = await run(*isthmus("config", "check", str(EXAMPLES / "a2a" / "isthmus.toml")))
+    code, said = await run(*quick_isthmus("config", "check", str(EXAMPLES / "a2a" / "isthmus.toml")))
     assert code == 0, said

@@ -154,7 +154,7 @@ async def test_what_is_kept_after_a_crash_in_the_middle_of_a_line_is_kept(tmp_pa
     await journal.aclose()
 
 
-async def test_an_installed_package_that_nobody_names_is_not_loaded(installed: Path, tmp_path: Path) -> None:
+async def test_an_installed_package_that_no_configuration_names_is_not_loaded(installed: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, {}, callers={"planner": {"key": "mounted:planner-0123456789", "allow": ["*"]}})
     code = (
         "import sys; from pathlib import Path; from isthmus.config.load import load;"
@@ -183,7 +183,7 @@ async def test_servers_of_the_other_program_are_taken_over_for_good(installed: P
     assert "notes_server.py" in written
 
 
-async def test_access_tells_what_a_policy_refuses(installed: Path, folder: Path) -> None:
+async def test_access_shows_what_a_policy_refuses(installed: Path, folder: Path) -> None:
     (folder / "secrets" / "reader-key").write_text("reader-0123456789abcdef\n")
     told = tables(folder)
     told["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}

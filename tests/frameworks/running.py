@@ -1,4 +1,4 @@
-"""Run a file of `inside` by a pytest of the frameworks' environment, and read what became of each test.
+"""Run the files of `inside` by a pytest of the frameworks' environment, and read what became of each test.
 
 `conftest` and `test_inside` stand on this. The frameworks cannot share an environment with the other tests, which
 hold newer versions of what they need.
@@ -10,7 +10,7 @@ import ast
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ INSIDE = Path(__file__).parent / "inside"
 TEST_SECONDS = 60
 """How long one test inside may take; it includes the import of a framework, which takes seconds on a busy machine."""
 RUN_SECONDS = 280.0
-"""How long a whole file may take: less than the time that a test outside has."""
+"""How long a whole run may take: less than the time that a test outside has."""
 LENIENT = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning", "UserWarning")
 """Warnings that frameworks give about themselves. All others fail a test, as they do everywhere else."""
 
@@ -40,9 +40,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a file: its cases by the test's name, and all that was said."""
+    """What came of some files: the cases by the file and the test's name, and all that was said."""
 
-    cases: Mapping[str, list[Case]] = field(default_factory=dict)
+    cases: Mapping[tuple[str, str], list[Case]] = field(default_factory=dict)
     output: str = ""
 
 
@@ -51,6 +51,11 @@ def inner_tests() -> Iterator[tuple[str, str]]:
     for file in sorted(INSIDE.glob("*.py")):
         for name in names_of_tests(file.read_text()):
             yield file.name, name
+
+
+def run_of(file: str) -> str:
+    """The run that a file belongs to. Two processes load the hub, pytest and the servers' SDK instead of eight."""
+    return "adk" if file.startswith("adk_") else "others"
 
 
 def names_of_tests(source: str) -> list[str]:
@@ -71,21 +76,22 @@ def names_of_tests(source: str) -> list[str]:
     return names
 
 
-def run_inside(file: str, folder: Path) -> Run:
-    """Run all tests of one file; whatever goes wrong, a `Run` says what was said."""
-    report = folder / f"{file}.xml"
-    code, output = _run_to_the_end([sdk_python("frameworks"), *_words(INSIDE / file, report)])
+def run_inside(name: str, folder: Path) -> Run:
+    """Run all files of one run; whatever goes wrong, a `Run` says what was said."""
+    report = folder / f"{name}.xml"
+    files = dict.fromkeys(file for file, _ in inner_tests() if run_of(file) == name)
+    code, output = _run_to_the_end([sdk_python("frameworks"), *_words(files, report)])
     cases = read_report(report.read_text()) if report.exists() else {}
     return Run(cases, f"{output}\n(pytest ended with {code})")
 
 
-def _words(file: Path, report: Path) -> list[str]:
+def _words(files: Iterable[str], report: Path) -> list[str]:
     lenient = [word for kind in LENIENT for word in ("-W", f"default::{kind}")]
     return [
         *("-m", "pytest", "-q", "--tb=short", "--color=no", "-p", "no:cacheprovider"),
         # The other tests' fixtures import what this environment does not have.
         *(f"--rootdir={CHECKOUT}", f"--confcutdir={INSIDE}", f"--junitxml={report}", "-o", "junit_logging=all"),
-        *(f"--timeout={TEST_SECONDS}", *lenient, str(file)),
+        *(f"--timeout={TEST_SECONDS}", *lenient, *(str(INSIDE / file) for file in files)),
     ]
 
 
@@ -115,19 +121,25 @@ def _environment() -> dict[str, str]:
     return {**ours, "PYTHONPATH": os.pathsep.join([str(CHECKOUT / "src"), str(CHECKOUT)])}
 
 
-def read_report(report: str) -> dict[str, list[Case]]:
-    """The cases of a JUnit report by the name of their test, without parameters."""
-    found: dict[str, list[Case]] = {}
+def read_report(report: str) -> dict[tuple[str, str], list[Case]]:
+    """The cases of a JUnit report by their file and the name of their test, without parameters."""
+    found: dict[tuple[str, str], list[Case]] = {}
     for element in ElementTree.fromstring(report).iter("testcase"):
         case = _read_case(element)
-        found.setdefault(case.name.partition("[")[0], []).append(case)
+        module = element.get("classname", "").removesuffix(f".{_owner(element)}").rpartition(".")[2]
+        found.setdefault((f"{module}.py", case.name.partition("[")[0]), []).append(case)
     return found
+
+
+def _owner(element: ElementTree.Element) -> str:
+    """The class that a case is in, if it is in one."""
+    name = element.get("classname", "").rpartition(".")[2]
+    return name if name.startswith("Test") else ""
 
 
 def _read_case(element: ElementTree.Element) -> Case:
     name = element.get("name", "")
-    owner = element.get("classname", "").rpartition(".")[2]
-    if owner.startswith("Test"):
+    if owner := _owner(element):
         name = f"{owner}.{name}"
     if troubles := [*element.iter("failure"), *element.iter("error")]:
         said = [trouble.text or trouble.get("message") or "" for trouble in troubles]

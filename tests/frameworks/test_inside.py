@@ -9,11 +9,12 @@ from __future__ import annotations
 import pytest
 
 from tests.frameworks.conftest import Inside
-from tests.frameworks.running import inner_tests
+from tests.frameworks.running import inner_tests, run_of
 
 PARAMETERS = [
-    # One worker runs a file, another worker the next.
-    pytest.param(file, name, id=f"{file.removesuffix('.py')}-{name}", marks=pytest.mark.xdist_group(f"inside_{file}"))
+    pytest.param(
+        file, name, id=f"{file.removesuffix('.py')}-{name}", marks=pytest.mark.xdist_group(f"inside_{run_of(file)}")
+    )
     for file, name in inner_tests()
 ]
 
@@ -21,7 +22,7 @@ PARAMETERS = [
 @pytest.mark.parametrize(("file", "name"), PARAMETERS)
 def test_beside_the_frameworks(inside: Inside, file: str, name: str) -> None:
     run = inside(file)
-    cases = run.cases.get(name, [])
+    cases = run.cases.get((file, name), [])
     if not cases:
         pytest.fail(f"{file} did not run {name}:\n{run.output}", pytrace=False)
     # Also one that was skipped: the environment is made for these tests, so that nothing in it can be missing.

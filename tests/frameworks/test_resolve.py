@@ -91,7 +91,7 @@ def test_an_environment_says_what_is_installed_in_it_however_much_is_said_before
     assert versions["pytest"] == pytest.__version__
 
 
-def test_what_cannot_be_imported_is_told_in_its_own_words() -> None:
+def test_an_import_error_is_reported_in_its_own_words() -> None:
     with pytest.raises(EnvironmentFailed, match="No module named 'isthmus_nothing'"):
         resolve._run(sys.executable, "-c", LOOK_INSIDE, "isthmus_nothing")
 
@@ -102,7 +102,7 @@ def test_this_checkout_is_not_seen_where_it_is_not_installed(monkeypatch: pytest
     assert seen.split() == [b"None"]
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_wait_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "STEP_SECONDS", 0.1)
     with pytest.raises(EnvironmentFailed, match=r"this took over 0\.1 s"):
         resolve._run(sys.executable, "-c", "import threading; threading.Event().wait()")

@@ -30,10 +30,10 @@ def test_tests_are_found_without_importing_a_framework() -> None:
 
 def test_a_report_says_how_every_case_ended() -> None:
     assert read_report(REPORT) == {
-        "test_one": [Case("test_one", "passed")],
-        "test_two": [
+        ("adk.py", "test_one"): [Case("test_one", "passed")],
+        ("adk.py", "test_two"): [
             Case("test_two[a]", "passed"),
             Case("test_two[b]", "failed", "def test_two: assert 1 == 2\nwhat it said"),
         ],
-        "TestThree.test_four": [Case("TestThree.test_four", "skipped", "no model")],
+        ("adk.py", "TestThree.test_four"): [Case("TestThree.test_four", "skipped", "no model")],
     }

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -116,7 +117,8 @@ class Caller:
     def _record(self, request: Json, *, executed: bool) -> None:
         nonce = _arguments(request).get("nonce")
         if params_of(request).get("name") == "pay":
-            self.protocol.ledger.record(**({"nonce": nonce} if executed else {"cancelled": nonce}))
+            told = {"cancelled": nonce, "at": time.monotonic()}
+            self.protocol.ledger.record(**({"nonce": nonce} if executed else told))
 
     async def _misbehave_before_answer(self, request: Json, exchange: Exchange, modes: Modes) -> None:
         if "garbage" in modes:

@@ -34,6 +34,8 @@ KNOWN = {
     "notify_flood": ":N list changes and progress for unknown tokens before the answer",
     "lying_list": ":KIND a wrong tools/list: mixed, not_list, nameless, duplicates, bad_schema, cyclic, circle",
     "many": ":N tools more, in 200 pages",
+    "pages": ":N pages instead, with `many`",
+    "described": ":BYTES of description for each of them, with `many`",
     "churn": ":N times a second the list changes, and says so",
     "no_endpoint": "over HTTP+SSE: never say where messages go",
     "absolute_endpoint": "over HTTP+SSE: say it with the whole address",

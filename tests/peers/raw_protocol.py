@@ -24,6 +24,7 @@ CAPABILITIES = {"tools": {"listChanged": True}}
 MANY_TOOLS = 10_000
 MANY_PAGES = 200
 MANY_PREFIX = "many_"
+PROSE = "It reads the named document and returns each line that fits. "
 CIRCLE = {"b": "c", "c": "d", "d": "b"}
 """Cursors, each with the next one, that never come to an end."""
 
@@ -124,11 +125,12 @@ class RawProtocol:
         return lying_listing(self.modes.given["lying_list"] or "mixed", self.tools, cursor)
 
     def _page(self, page: int) -> Json:
-        """One of 200 pages; the first begins with the tools that are always there."""
-        total = self.modes.count("many", MANY_TOOLS)
-        numbers = range(total * page // MANY_PAGES, total * (page + 1) // MANY_PAGES)
-        listed = [tool(many_name(number), f"Number {number}.") for number in numbers]
-        last = page == MANY_PAGES - 1
+        """One page of `many`; the first begins with the tools that are always there."""
+        total, pages = self.modes.count("many", MANY_TOOLS), self.modes.count("pages", MANY_PAGES)
+        numbers = range(total * page // pages, total * (page + 1) // pages)
+        more = PROSE * (self.modes.count("described", 0) // len(PROSE))
+        listed = [tool(many_name(number), f"Number {number}. {more}", text="string") for number in numbers]
+        last = page == pages - 1
         return {"tools": listed if page else [*self.tools, *listed], **({} if last else {"nextCursor": str(page + 1)})}
 
     def is_one_of_many(self, name: str) -> bool:

@@ -26,11 +26,11 @@ from tests.peers.sdk1_steps import Answer, Step
 MODERN = "2026-07-28"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 
-Connect = Callable[["Ear"], AbstractAsyncContextManager[Client]]
+Connect = Callable[["MessageListener"], AbstractAsyncContextManager[Client]]
 
 
 @dataclass(slots=True)
-class Ear:
+class MessageListener:
     """Hears a client's messages of either era, and wakes whoever waits for one."""
 
     announced: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Ear:
 
 async def survey(steps: Mapping[str, Step], connect: Connect) -> dict[str, Answer]:
     """Do the steps in one session; the answers by the steps' names."""
-    ear = Ear()
+    ear = MessageListener()
     async with connect(ear) as client, AsyncExitStack() as stack:
         surveyor = _Surveyor(client, ear, stack)
         return {name: await surveyor.run(step) for name, step in steps.items()}
@@ -76,7 +76,7 @@ async def survey(steps: Mapping[str, Step], connect: Connect) -> dict[str, Answe
 class _Surveyor:
     """Does one step after the other; a refusal is an answer too."""
 
-    def __init__(self, client: Client, ear: Ear, stack: AsyncExitStack) -> None:
+    def __init__(self, client: Client, ear: MessageListener, stack: AsyncExitStack) -> None:
         self._client = client
         self._ear = ear
         self._stack = stack

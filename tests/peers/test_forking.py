@@ -54,7 +54,7 @@ async def test_a_peer_ends_with_the_program_that_stands_for_it(tmp_path: Path) -
     await eventually(lambda: state(peer) == "gone", "the peer is gone")
 
 
-async def test_the_signal_that_ended_a_peer_is_told_as_a_shell_does(tmp_path: Path) -> None:
+async def test_the_signal_that_ended_a_peer_is_reported_as_a_shell_does(tmp_path: Path) -> None:
     process = await started(tmp_path)
     os.kill(await peer_of(process), signal.SIGTERM)
     await process.communicate()

@@ -17,7 +17,7 @@ from tests.peers.forms import FORMS, SOCKET, SUPPORTS, Form
 from tests.peers.launch import command, http_peer
 from tests.peers.sdk1_steps import Answer, Step, run_sdk1
 from tests.peers.survey import Survey, changing, logging, looking
-from tests.peers.surveyor import Ear, survey
+from tests.peers.surveyor import MessageListener, survey
 
 KINDS = {"tools", "prompts", "resources", "completions", "logging"}
 
@@ -37,7 +37,7 @@ def steps_for(form: Form) -> dict[str, Step]:
 
 
 @asynccontextmanager
-async def connected(form: Form, ear: Ear) -> AsyncIterator[Client]:
+async def connected(form: Form, ear: MessageListener) -> AsyncIterator[Client]:
     """An mcp 2.x client with a server of its own, in the server's era."""
     mode: Mode = "legacy" if form.era == "legacy" else "auto"
     if form.carrier == "stdio":

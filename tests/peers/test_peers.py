@@ -65,7 +65,7 @@ async def connected(
 
 
 @pytest.mark.parametrize(("server", "carrier", "mode"), COMBINATIONS)
-async def test_a_new_client_lists_calls_hears_progress_and_cancels_and_hears_of_changes_where_the_server_can(
+async def test_a_new_client_lists_calls_cancels_and_gets_progress_and_changes_where_the_server_can(
     server: str, carrier: Carrier, mode: Mode, ledger: Ledger
 ) -> None:
     listener = Listener()

@@ -114,7 +114,7 @@ async def open_session(peer: HttpPeer) -> str:
 @pytest.mark.parametrize(
     ("era", "legacy", "modern"), [("both", True, True), ("legacy", True, False), ("modern", False, True)]
 )
-async def test_it_answers_in_the_eras_it_was_told(era: str, *, legacy: bool, modern: bool, ledger: Ledger) -> None:
+async def test_it_answers_in_the_configured_eras(era: str, *, legacy: bool, modern: bool, ledger: Ledger) -> None:
     async with raw_pipe(ledger, "--era", era) as pipe:
         hello = await pipe.ask("initialize", protocolVersion="2025-06-18")
         found = await pipe.ask("server/discover", _meta=MODERN_META)
@@ -155,7 +155,7 @@ async def test_dying_in_the_middle_leaves_exactly_so_many_bytes(ledger: Ledger, 
     assert broken.value.partial == b"HTTP/1."
 
 
-async def test_lies_are_told_on_a_pipe(ledger: Ledger) -> None:
+async def test_lies_are_sent_on_a_pipe(ledger: Ledger) -> None:
     async with raw_pipe(ledger) as pipe:
         pipe.send(pay("a", "dup_reply"))
         assert await pipe.hear() == await pipe.hear()
@@ -223,7 +223,7 @@ async def test_a_stubborn_server_outlives_sigterm_and_the_end_of_its_stdin(ledge
         assert state(child)[0] in "RS"
 
 
-async def test_a_session_is_needed_and_expires_when_told(spawn: Spawn, ledger: Ledger) -> None:
+async def test_a_session_is_required_and_expires_on_request(spawn: Spawn, ledger: Ledger) -> None:
     peer = await spawn("raw_server", "--ledger", str(ledger.path), "--mode", "session_expire:2")
     session = await open_session(peer)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from isthmus.library.catalog import Catalog
 from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
 from isthmus.model.calls import EVERYTHING
+from tests.choices import IS_FULL
 from tests.unit.core.doubles import tool
 from tests.unit.library.catalogs import routes_of
 
@@ -20,7 +21,7 @@ PAIRS = st.lists(st.tuples(SERVERS, TOOLS), min_size=1, max_size=12, unique=True
 
 LLM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-steady = settings(deadline=None, derandomize=True, max_examples=100)
+steady = settings(deadline=None, derandomize=True, max_examples=100 if IS_FULL else 33)
 """The same examples every time, however busy the machine is."""
 
 

@@ -19,6 +19,7 @@ from isthmus.library.contracts import ToolResult, ToolStatus
 from isthmus.library.manager import MCPManager, ToolRegistry, _RegisteredTools
 from isthmus.library.server_config import MCPConfigLoader, MCPServerConfig
 from isthmus.model.names import FeatureName, ServerName, loses_letters
+from tests.choices import IS_FULL
 from tests.faults import light_server
 from tests.unit.library.benches import Bench
 
@@ -64,7 +65,7 @@ INVALID = st.one_of(
     st.sampled_from([None, [], "npx", 3]),
 )
 
-steady = settings(deadline=None, derandomize=True, max_examples=100)
+steady = settings(deadline=None, derandomize=True, max_examples=100 if IS_FULL else 33)
 """The same examples every time, however busy the machine is."""
 
 

@@ -18,9 +18,10 @@ from isthmus.core.catalog.snapshot import Snapshot, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Style, Surface
 from isthmus.model.names import FeatureName, ServerName
+from tests.choices import IS_FULL
 from tests.unit.core.doubles import ready, tool
 
-steady = settings(deadline=None, derandomize=True, max_examples=150)
+steady = settings(deadline=None, derandomize=True, max_examples=150 if IS_FULL else 50)
 """The same examples every time, however busy the machine is."""
 
 # Few letters, so that names meet: own names, full names, names for models and names that a set gives.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from random import Random
@@ -37,10 +36,11 @@ from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import Implementation
+from tests.choices import IS_FULL
 from tests.property.bodies import any_body
 from tests.unit.core.doubles import DONE, Listener
 
-CASES = 100_000 if os.environ.get("ISTHMUS_SOAK") else 30_000
+CASES = 100_000 if IS_FULL else 20_000
 ME = Implementation("isthmus", "0")
 GRANTED = {"files.read", "web.search"}
 LIMITED = Caller("limited", "default", Grants(tuple(GRANTED)))
@@ -230,7 +230,7 @@ def test_tens_of_thousands_of_bodies_send_nothing_but_what_was_authorised(bench:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500 if IS_FULL else 100, deadline=None, derandomize=True)
 def test_a_body_sends_nothing_but_what_was_authorised(bench: Bench, random: Random) -> None:
     body = any_body(random)
     judge(body, bench.feed(body))

@@ -15,12 +15,13 @@ from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Resource, Template
 from isthmus.model.names import FeatureName, ServerName
+from tests.choices import IS_FULL
 
 ALL = Grants(("*",))
 EVERYTHING = Surface()
 ABLE: frozenset[Ability] = frozenset({"resources"})
 
-steady = settings(deadline=None, derandomize=True, max_examples=150)
+steady = settings(deadline=None, derandomize=True, max_examples=150 if IS_FULL else 50)
 """The same examples every time, however busy the machine is."""
 
 # URIs that meet: few letters, the hub's own form, and templates that take everything.

@@ -19,11 +19,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService, UserContext, UserPermissions
+from tests.fork_server import quick_isthmus
 from tests.frontends.set_server import command
 from tests.frontends.test_sets import command_line, send_message
 from tests.frontends.test_task_lists import SessionClient
 from tests.frontends.wire import connected, until
-from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, stdio, write_config
+from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, serving, stdio, write_config
 from tests.peers.client_sdk2 import Listener, Mode, call_with_progress, client_over_http, client_over_stdio
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -317,7 +318,7 @@ async def test_a_legacy_session_is_notified_and_lists_what_it_found(hub: HubProc
 async def test_stdio_searches_and_lists_what_a_legacy_session_found(tmp_path: Path, mode: Mode) -> None:
     config = write_config(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT, hub={"expose": "search"})
     listener = Listener()
-    words = isthmus("stdio", "--config", str(config))
+    words = quick_isthmus("stdio", "--config", str(config))
     async with client_over_stdio(words, mode=mode, env=environment(), listener=listener) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == VIRTUAL
         await client.call_tool("search_tools", {"query": "create issue", "limit": 1})

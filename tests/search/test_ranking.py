@@ -68,7 +68,7 @@ def test_every_recorded_server_has_a_licence_that_lets_its_definitions_be_copied
     assert {each.licence for each in read_servers()} <= {"MIT", "Apache-2.0", "BSD-3-Clause", "ISC"}
 
 
-def test_the_ranking_beats_plain_ones_by_a_margin_also_for_queries_that_nobody_looked_at() -> None:
+def test_the_ranking_beats_plain_ones_by_a_margin_also_for_unseen_queries() -> None:
     routes, queries = read_routes(), read_queries()
     ours, bm25, substring = (make(routes) for make in (by_index, by_plain_bm25, by_substring))
     for half, first, five in (("tuning", 0.12, 0.15), ("held-out", 0.08, 0.06)):

@@ -32,7 +32,7 @@ Ask = Callable[[Sequence[Pin], str], str]
 
 
 @dataclass(slots=True)
-class Told:
+class FileAudit:
     """What is known of the packages of one file."""
 
     file: str
@@ -58,13 +58,13 @@ def ask(pins: Sequence[Pin], service: str) -> str:
             return ""
 
 
-def look_at(files: Sequence[Path], ask: Ask = ask) -> list[Told]:
+def look_at(files: Sequence[Path], ask: Ask = ask) -> list[FileAudit]:
     """Ask about every pin of these files, until somebody has answered of each; who answers nothing is asked no more."""
     services = list(SERVICES)
-    found: list[Told] = []
+    found: list[FileAudit] = []
     for file in files:
         pins = pins_of(file)
-        told = Told(file.name, {_called(pin) for pin in pins})
+        told = FileAudit(file.name, {_called(pin) for pin in pins})
         for service in list(services):
             missing = _rounds([pin for pin in pins if _called(pin) in told.unknown])
             answered = [_take(told, ask(each, service)) for each in missing]
@@ -89,7 +89,7 @@ def _rounds(pins: Sequence[Pin]) -> list[list[Pin]]:
     return [list(each.values()) for each in rounds]
 
 
-def _take(told: Told, answer: str) -> bool:
+def _take(told: FileAudit, answer: str) -> bool:
     """Note what was answered; return whether that was anything."""
     try:
         dependencies = json.loads(answer)["dependencies"]
@@ -106,7 +106,7 @@ def _take(told: Told, answer: str) -> bool:
     return bool(answered)
 
 
-def report(found: Sequence[Told], *, is_strict: bool) -> tuple[list[str], int]:
+def report(found: Sequence[FileAudit], *, is_strict: bool) -> tuple[list[str], int]:
     """What to say, and how to end."""
     lines = [line for told in found for line in _lines(told)]
     is_shipped = any(told.flaws for told in found if told.file == f"{SHIPPED}.txt")
@@ -118,7 +118,7 @@ def report(found: Sequence[Told], *, is_strict: bool) -> tuple[list[str], int]:
     return lines, 1 if is_shipped else 2 if is_unknown and is_strict else 0
 
 
-def _lines(told: Told) -> list[str]:
+def _lines(told: FileAudit) -> list[str]:
     lines = [f"{told.file}: {len(told.known)} packages asked about, {len(told.flaws)} known vulnerabilities"]
     lines += [f"  {flaw}" for flaw in sorted(told.flaws.values())]
     if told.unknown:

@@ -42,20 +42,20 @@ def test_a_vulnerability_in_what_is_shipped_fails_and_is_named(capsys: pytest.Ca
     assert "(PYSEC-1), mended by 9" in capsys.readouterr().out
 
 
-def test_one_in_what_only_tests_run_on_is_told_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vulnerability_in_a_test_package_is_reported_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main([], answering({"hypothesis": [FLAW]})) == 0
     assert "PYSEC-1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("said", ["", "no JSON", "[]", '{"dependencies": []}'])
-def test_silence_is_told_loudly_and_fails_whoever_releases(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silence_is_reported_loudly_and_fails_a_release(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main([], lambda *_: said) == 0
     told = capsys.readouterr().out
     assert len([line for line in told.splitlines() if line.startswith(NOT_AUDITED)]) == len(list(FOLDER.glob("*.txt")))
     assert audit.main(["--strict"], lambda *_: said) == 2
 
 
-def test_a_package_that_was_skipped_is_asked_about_elsewhere_and_then_told() -> None:
+def test_a_skipped_package_is_looked_up_elsewhere_and_then_reported() -> None:
     asked: list[tuple[str, tuple[str, ...]]] = []
 
     def ask(pins: Sequence[Pin], service: str) -> str:
@@ -68,7 +68,7 @@ def test_a_package_that_was_skipped_is_asked_about_elsewhere_and_then_told() -> 
     assert asked[1][1] == ("click",)
 
 
-def test_who_answers_nothing_is_not_asked_again() -> None:
+def test_a_database_that_does_not_answer_is_not_asked_again() -> None:
     asked: list[str] = []
 
     def ask(pins: Sequence[Pin], service: str) -> str:

@@ -22,7 +22,7 @@ def test_it_names_every_package_that_is_shipped_with_its_version_and_hashes() ->
         assert set(pin.hashes) <= {said["value"] for said in each["properties"]}
 
 
-def test_it_says_who_needs_whom() -> None:
+def test_it_lists_which_package_needs_which() -> None:
     needs = {each["ref"]: each["dependsOn"] for each in bill.bill(PINS)["dependencies"]}
     purls = {pin.name: f"pkg:pypi/{pin.name}@{pin.version}" for pin in PINS}
     assert purls["anyio"] in needs[purls["watchfiles"]]

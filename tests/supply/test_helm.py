@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,9 @@ DRAIN_SECONDS = 30
 
 
 def helm(*words: str) -> str:
-    """What helm prints. Without it a test is skipped with the reason, also in CI: no system package has it."""
-    program = os.environ.get("HELM") or shutil.which("helm")
+    """What helm prints. Where its package has no program for this machine, a test is skipped with the reason."""
+    ours = Path(sys.executable).with_name("helm")
+    program = os.environ.get("HELM") or (str(ours) if ours.exists() else shutil.which("helm"))
     if program is None:
         pytest.skip("no helm on this machine; install it from https://helm.sh, or name it in HELM")
     done = subprocess.run([program, *words], capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ REGISTRIES = [f"{name}.{end}" for name, end in (
 
 
 @pytest.mark.parametrize("file", PINNED, ids=lambda file: file.stem)
-def test_every_pin_has_hashes_and_whoever_asked_for_it(file: Path) -> None:
+def test_every_pin_has_hashes_and_its_origin(file: Path) -> None:
     pins = pins_of(file)  # refuses every line that is no pin, hash or reason
     assert pins
     assert all(pin.hashes and pin.whose for pin in pins)

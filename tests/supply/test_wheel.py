@@ -112,7 +112,7 @@ def test_a_release_has_the_address_of_its_repository_in_its_urls_and_links(tmp_p
     ]
     readme = str(said.get_payload())
     assert f"]({url}/raw/{tag}/docs/images/overview.svg)" in readme
-    assert f"]({url}/blob/{tag}/DESIGN.md#not-built-yet)" in readme
+    assert f"]({url}/blob/{tag}/docs/cluster.md#what-is-not-there)" in readme
     assert re.findall(r"\]\((?!https?:|#)[^)]*\)", readme) == []
 
 

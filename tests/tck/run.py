@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.hubs import serving, stdio
+from tests.hubs import CARD_LEADS_HERE, serving, stdio
 from tests.tck.server import Others, command
 
 GAPS_FILE = Path(__file__).resolve().parent / "gaps.toml"
@@ -110,7 +110,8 @@ def tables_for(relay_port: int, grpc_port: int | None) -> dict[str, Any]:
     a2a: dict[str, Any] = {"text_tool": "tck.tck"}
     if grpc_port is not None:
         a2a["grpc_port"] = grpc_port
-    return {"limits": LIMITS, "a2a": a2a, "targets": {"allow": [f"http://localhost:{relay_port}"]}}
+    targets = {"allow": [f"http://localhost:{relay_port}"]}
+    return {"limits": LIMITS, "a2a": a2a, "targets": targets, "hub": CARD_LEADS_HERE}
 
 
 def words_for(generation: str, port: int, relay_port: int, options: argparse.Namespace) -> list[str]:

@@ -11,11 +11,11 @@ import pytest
 from mcp import Client
 
 from tests.conftest import Ledger, Spawn
-from tests.hubs import environment, isthmus, serving, stdio
+from tests.fork_server import quick_isthmus
+from tests.hubs import environment, serving, stdio
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import Listener, client_over_http
 from tests.peers.launch import command
-from tests.peers.raw_protocol import MANY_TOOLS, many_name
 
 OWN = {"pay", "echo", "meta", "grow"}
 """The tools that a raw server has in any mode."""
@@ -42,7 +42,7 @@ def readings(ledger: Ledger) -> int:
 async def doctor(folder: Path) -> str:
     """What the doctor says of the servers in the configuration there."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("doctor", "--config", str(folder / "isthmus.json")),
+        *quick_isthmus("doctor", "--config", str(folder / "isthmus.json")),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         env=environment({"COLUMNS": "200"}),
@@ -51,34 +51,6 @@ async def doctor(folder: Path) -> str:
     async with asyncio.timeout(30):
         said, _ = await process.communicate()
     return said.decode()
-
-
-async def test_ten_thousand_tools_over_two_hundred_pages_are_all_there_where_they_may_be(tmp_path: Path) -> None:
-    servers = {"many": stdio(command("raw_server", "--mode", "many"))}
-    async with serving(tmp_path, servers, limits={"tools_per_server": 20_000}) as hub:
-        await until_complete(hub.url)
-        async with client_over_http(hub.url_of("many")) as client:
-            names = await all_tools(client)
-            called = await client.call_tool(many_name(MANY_TOOLS - 1), {})
-
-    assert len(names) == len(set(names)) == MANY_TOOLS + len(OWN)
-    assert {*OWN, many_name(0), many_name(MANY_TOOLS - 1)} <= set(names)
-    assert called.content[0].model_dump()["text"] == many_name(MANY_TOOLS - 1)
-
-
-async def test_of_ten_thousand_tools_no_more_are_taken_than_allowed_and_the_operator_is_told(tmp_path: Path) -> None:
-    servers = {"many": stdio(command("raw_server", "--mode", "many"))}
-    async with serving(tmp_path, servers) as hub:
-        await until_complete(hub.url)
-        told = await doctor(tmp_path)
-        async with client_over_http(hub.url_of("many")) as client:
-            names = await all_tools(client)
-            first = await client.call_tool(many_name(0), {})
-
-    assert "over 1000" in told
-    assert len(names) == 1000
-    assert set(names) >= OWN
-    assert not first.is_error
 
 
 @pytest.mark.parametrize("kind", ["cyclic", "circle"])
@@ -93,6 +65,7 @@ async def test_cursors_in_a_circle_are_followed_once(kind: str, tmp_path: Path) 
     assert "circle" in told
 
 
+@pytest.mark.one_process("it counts how often one process reads a list; each node reads it for itself")
 async def test_a_list_that_changes_a_thousand_times_a_second_is_read_once_a_second(
     tmp_path: Path, spawn: Spawn
 ) -> None:

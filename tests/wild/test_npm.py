@@ -21,7 +21,7 @@ from tests.peers.client_sdk2 import call_with_progress, client_over_http
 from tests.peers.npm_servers import everything_over_http, npm_command
 from tests.peers.sdk1_steps import Step, run_sdk1
 from tests.peers.survey import HEARD_SECONDS
-from tests.peers.surveyor import Ear, plain, subscribed
+from tests.peers.surveyor import MessageListener, plain, subscribed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("npm")]
 
@@ -107,8 +107,8 @@ async def test_everything_answers_each_kind_of_request(hub: HubProcess, server: 
 
 
 @every_everything
-async def test_everything_tells_of_watched_resources_and_of_new_ones(hub: HubProcess, server: str) -> None:
-    ear = Ear()
+async def test_the_everything_server_notifies_of_watched_and_new_resources(hub: HubProcess, server: str) -> None:
+    ear = MessageListener()
     async with (
         asyncio.timeout(HEARD_SECONDS),
         client_over_http(hub.url_of(server), mode="legacy", listener=ear) as client,
@@ -179,7 +179,7 @@ async def test_the_file_server_asks_each_conversation_for_its_own_roots(hub: Hub
 
 
 async def test_the_memory_server_shows_tools_and_its_graph(hub: HubProcess) -> None:
-    ear = Ear()
+    ear = MessageListener()
     async with (
         asyncio.timeout(HEARD_SECONDS),
         client_over_http(hub.url_of("memory"), mode="legacy", listener=ear) as client,

@@ -86,7 +86,7 @@ async def test_a_users_header_reaches_the_server_that_receives_it_and_no_other(
     assert refused.executed == "no"
 
 
-async def test_conversations_of_who_cannot_be_asked_share_one_process(tmp_path: Path, ledger: Ledger) -> None:
+async def test_conversations_of_callers_without_capabilities_share_one_process(tmp_path: Path, ledger: Ledger) -> None:
     async with inside(tmp_path, {"own": stdio(command("raw_server", "--ledger", str(ledger.path)))}) as hub:
         for number in range(3):
             outcome = await hub.ask("own.pay", {}, {"nonce": f"n{number}"}, session=f"conversation {number}")

@@ -151,7 +151,7 @@ async def test_a_call_whose_connection_breaks_is_unknown_once_and_the_next_one_w
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-async def test_an_answer_under_a_wrong_id_is_nobodys(
+async def test_an_answer_under_a_wrong_id_is_dropped(
     transport: str, tmp_path: Path, spawn: Spawn, ledger: Ledger
 ) -> None:
     peer = await spawn("raw_server", "--transport", transport, "--ledger", str(ledger.path))

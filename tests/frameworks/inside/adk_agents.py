@@ -181,7 +181,7 @@ async def test_a_task_s_tools_are_shown_as_far_as_its_user_may_use_them(service:
     assert [result.status for result in response.tool_results] == [ToolStatus.UNAUTHORIZED]
 
 
-async def test_whom_nobody_named_is_nobody_else(service: ToolService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unnamed_caller_is_a_caller_of_its_own(service: ToolService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service tells those apart that have no id, by whatever else there is of them."""
     asked: list[Any] = []
     plain = ToolService.execute_tool_stream
@@ -222,13 +222,15 @@ async def erasing(path: str, **metadata: Any) -> TaskRequest:
     return task
 
 
-async def test_nobody_is_asked_unless_a_tool_requires_approval(service: ToolService) -> None:
+async def test_no_question_is_asked_unless_a_tool_requires_approval(service: ToolService) -> None:
     response = await execute(agent_of({"mcp_docs_erase": {"path": "a"}}, repeat_answer), await erasing("a"))
     assert response.text == "{'result': 'a is gone'}"
 
 
 @pytest.mark.parametrize("is_approved", [True, False])
-async def test_who_decides_is_asked_and_obeyed(service: ToolService, ledger: Ledger, *, is_approved: bool) -> None:
+async def test_the_decision_function_is_asked_and_its_answer_applies(
+    service: ToolService, ledger: Ledger, *, is_approved: bool
+) -> None:
     asked = []
 
     async def approve(tool_name: str, arguments: dict[str, Any]) -> bool:
@@ -243,7 +245,7 @@ async def test_who_decides_is_asked_and_obeyed(service: ToolService, ledger: Led
     assert (f"erased {path}" in ledger.lines()) is is_approved
 
 
-async def test_where_nobody_decides_the_response_says_what_waits_and_a_later_request_decides(
+async def test_without_a_decision_the_response_names_what_waits_and_a_later_request_decides(
     service: ToolService,
 ) -> None:
     agent = agent_of({"mcp_docs_erase": {"path": "c"}}, repeat_answer)
@@ -276,7 +278,7 @@ async def test_a_tools_failure_is_in_the_results_and_the_agent_goes_on(service: 
         ("mcp_docs_erase", "unauthorized", "user 'ann' may not use docs.erase: its permissions do not cover it."),
     ],
 )
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, name: str, status: str, words: str
 ) -> None:
     task = await create_task_request(tool_names=["search", "erase"], description="Try.", user_context=ANN)
@@ -299,7 +301,7 @@ async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
     assert sorted(await refused_in(tmp_path)) == sorted([*LOGGED, ("builtin.chat_log", "not_approved")])
 
 
-async def test_a_model_that_calls_a_tool_where_there_are_none_is_told_so() -> None:
+async def test_a_model_that_calls_a_tool_without_having_any_gets_an_error() -> None:
     response = await execute(agent_of({"mcp_docs_search": {}}, repeat_answer), TaskRequest(description="Try."))
     assert response.text == "There is no tool 'mcp_docs_search'."
     assert [result.status for result in response.tool_results] == [ToolStatus.NOT_FOUND]
@@ -315,7 +317,7 @@ def test_a_configuration_may_be_a_mapping_and_nothing_else() -> None:
             AdkDomainAgent("helper", nothing)  # type: ignore[arg-type]
 
 
-async def test_names_that_are_no_tools_a_task_without_words_and_a_model_that_breaks_are_told(
+async def test_unknown_names_empty_tasks_and_broken_models_are_reported(
     service: ToolService,
 ) -> None:
     agent = agent_of(tool_service=service)
@@ -356,7 +358,7 @@ async def test_without_a_service_an_agent_says_how_to_get_one(service: ToolServi
     assert "tool_service" in response.error.message
 
 
-async def test_a_service_that_was_shut_down_is_told() -> None:
+async def test_a_service_that_was_shut_down_is_reported() -> None:
     async with ToolService() as closed:
         task = await create_task_request(tool_names=["echo"], tool_service=closed, description="Echo.")
     response = await execute(agent_of("never", tool_service=closed), task)
@@ -367,7 +369,7 @@ async def test_a_service_that_was_shut_down_is_told() -> None:
     )
 
 
-async def test_who_stops_waiting_stops_the_tool_at_its_server(service: ToolService, ledger: Ledger) -> None:
+async def test_cancelling_the_wait_cancels_the_tool_at_its_server(service: ToolService, ledger: Ledger) -> None:
     task = await create_task_request(tool_names=["hang"], description="Hang.")
     agent = agent_of({"mcp_docs_hang": {"token": "agent"}}, "never")
     async with asyncio.timeout(20):

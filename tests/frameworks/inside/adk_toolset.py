@@ -103,7 +103,7 @@ async def test_a_function_may_choose_tools(service: ToolService) -> None:
     assert all(name.startswith("mcp_docs_") for name in await names(HubToolset(service, tool_filter=is_of_docs)))
 
 
-async def test_a_name_that_is_no_tools_is_told_once_and_costs_only_itself(
+async def test_an_unknown_tool_name_is_reported_once_and_costs_only_itself(
     service: ToolService, caplog: pytest.LogCaptureFixture
 ) -> None:
     toolset = HubToolset(service, tool_filter=["docs.serch", "docs.go"])
@@ -348,7 +348,7 @@ async def test_each_way_of_failing_has_its_own_status_and_never_ends_the_agent(
         ("my_mcp_docs_erse", ONLY_SEARCH, "not_found", "my_mcp_docs_erse'. Did you mean my_mcp_docs_search?"),
     ],
 )
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, name: str, user: UserContext | None, status: str, words: str
 ) -> None:
     toolset = HubToolset(service, user_context=user, tool_name_prefix="my")
@@ -388,7 +388,7 @@ async def test_a_tool_of_a_server_that_did_not_come_is_unavailable(tmp_path: Pat
     await toolset.close()
 
 
-async def test_of_several_toolsets_the_one_that_denies_is_heard_and_all_suggest(service: ToolService) -> None:
+async def test_of_several_toolsets_the_one_that_denies_counts_and_all_suggest(service: ToolService) -> None:
     async with ToolService() as plain:
         both = [HubToolset(plain), HubToolset(service, user_context=ONLY_SEARCH)]
         talk = Conversation(both, {"mcp_docs_go": {}, "mcp_docs_serch": {}, "mcp_builtin_ehco": {}}, "well")
@@ -465,7 +465,7 @@ async def test_a_tool_with_a_name_of_adks_own_gets_another(service: ToolService)
     assert text_of(await talk.say("go")) == "{'result': 'went'}"
 
 
-async def test_who_stops_listening_stops_the_tool_at_its_server(service: ToolService, ledger: Ledger) -> None:
+async def test_closing_the_stream_cancels_the_tool_at_its_server(service: ToolService, ledger: Ledger) -> None:
     talk = Conversation([HubToolset(service)], {"mcp_docs_hang": {"token": "left"}}, "never said")
     async with asyncio.timeout(10):
         stream = talk.stream("hang")
@@ -542,7 +542,7 @@ async def test_a_name_that_a_server_and_the_built_in_tools_have_is_asked_about_f
         tool.remove("erase")
 
 
-async def test_a_tool_is_asked_about_when_the_model_is_told_another_name_of_it(service: ToolService) -> None:
+async def test_a_tool_needs_approval_under_its_other_name_too(service: ToolService) -> None:
     service.register_tool(Named("delete_all", "shelf"))
     toolset = HubToolset(service, require_confirmation=["mcp_shelf_delete_all"])
     assert await confirmed(toolset) == ["shelf.delete_all"]
@@ -551,7 +551,7 @@ async def test_a_tool_is_asked_about_when_the_model_is_told_another_name_of_it(s
     assert "shelf.delete_all" in await confirmed(toolset)
 
 
-async def test_nobody_is_asked_by_default_nor_for_harmless_arguments(service: ToolService) -> None:
+async def test_by_default_and_for_harmless_arguments_no_question_is_asked(service: ToolService) -> None:
     for how in (False, lambda path: path.startswith("/")):
         toolset = HubToolset(service, require_confirmation=how)
         talk = Conversation([toolset], {"mcp_docs_erase": {"path": "scratch"}}, repeat_answer)
@@ -615,7 +615,7 @@ async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_aud
     assert await refused_in(tmp_path) == [("builtin.chat_log", "overloaded")]
 
 
-async def test_failures_in_the_background_are_told_and_closing_stops_what_runs(
+async def test_failures_in_the_background_are_reported_and_closing_stops_what_runs(
     service: ToolService, ledger: Ledger
 ) -> None:
     toolset = HubToolset(service, run_in_background=True)
@@ -721,7 +721,7 @@ def test_a_forked_worker_has_a_service_of_its_own() -> None:
     assert UNAVAILABLE not in child
 
 
-async def test_a_hub_that_cannot_be_reached_is_told_to_the_model_and_does_not_end_the_agent() -> None:
+async def test_the_model_learns_of_an_unreachable_hub_and_the_agent_goes_on() -> None:
     toolset = HubToolset(hub="http://127.0.0.1:1/mcp")
     talk = Conversation([toolset], {UNAVAILABLE: {}}, repeat_answer)
     told = text_of(await talk.say("hello"))

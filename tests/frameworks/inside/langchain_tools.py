@@ -237,7 +237,7 @@ def unreadable(name: str, arguments: str, id: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "arguments", "status", "words"), UNREADABLE)
-async def test_arguments_that_cannot_be_read_are_told_and_the_model_is_asked_again(
+async def test_unreadable_arguments_are_reported_and_the_model_tries_again(
     service: ToolService, name: str, arguments: str, status: str, words: str
 ) -> None:
     broken = AIMessage("", invalid_tool_calls=[unreadable(name, arguments, "broken")])
@@ -295,7 +295,7 @@ async def test_an_unreadable_call_of_a_made_up_name_is_answered_and_one_of_anoth
         assert [each.tool_call_id for each in tool_messages(state)] == answered
 
 
-async def test_two_hubs_with_the_same_tool_tell_what_is_wrong_once(service: ToolService) -> None:
+async def test_two_hubs_with_the_same_tool_report_a_problem_once(service: ToolService) -> None:
     broken = AIMessage("", invalid_tool_calls=[unreadable("mcp_docs_search", "{", "broken")])
     model = Scripted(messages=iter([broken, AIMessage("I give up"), AIMessage("asked too often")]), offered=[])
     hubs = [HubMiddleware(service, ["docs.search"]), _Another(service, ["docs.search"])]
@@ -324,7 +324,7 @@ async def test_of_a_list_of_tools_it_is_langgraph_that_answers_other_names(servi
 
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, name: str, user: UserContext | None, status: str, words: str
 ) -> None:
     hub = HubMiddleware(service, user_context=user)
@@ -376,7 +376,7 @@ async def test_a_name_that_one_hub_does_not_have_may_be_anothers(service: ToolSe
 
 
 @pytest.mark.parametrize("is_denied_first", [True, False])
-async def test_of_several_hubs_the_one_that_denies_is_heard(service: ToolService, *, is_denied_first: bool) -> None:
+async def test_of_several_hubs_the_one_that_denies_counts(service: ToolService, *, is_denied_first: bool) -> None:
     class Other(HubMiddleware):
         """LangChain takes one middleware of a name."""
 
@@ -388,7 +388,7 @@ async def test_of_several_hubs_the_one_that_denies_is_heard(service: ToolService
     assert told.artifact["status"] == "unauthorized"
 
 
-async def test_a_node_of_tools_may_be_told_whom_to_ask_about_other_names(service: ToolService) -> None:
+async def test_a_tool_node_can_name_the_hub_for_other_names(service: ToolService) -> None:
     hub = HubMiddleware(service, user_context=SEARCHER)
     tools = await hub_tools(service, user_context=SEARCHER)
     graph = StateGraph(MessagesState)
@@ -441,7 +441,7 @@ async def test_a_failure_can_be_had_as_an_exception(service: ToolService) -> Non
     assert caught.value.result.status == "error"
 
 
-async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
     (hang,) = await hub_tools(service, ["docs.hang"], on_event=lambda chunk: started.set())
     started = asyncio.Event()
     running = asyncio.create_task(hang.ainvoke({"token": "chain"}))

@@ -149,7 +149,7 @@ async def test_a_user_s_server_has_no_prompts(service: ToolService) -> None:
         await server.get_prompt("docs.any")
 
 
-async def test_progress_is_told_before_the_end(service: ToolService) -> None:
+async def test_progress_is_reported_before_the_end(service: ToolService) -> None:
     seen: list[tuple[str, ToolStreamChunk]] = []
 
     async def hear(context: ToolContext[Any], chunk: ToolStreamChunk) -> None:
@@ -210,7 +210,7 @@ async def test_the_same_by_the_server(service: ToolService, name: str, arguments
 
 
 @pytest.mark.parametrize(("name", "arguments", "status", "words"), UNREADABLE)
-async def test_what_the_sdk_cannot_read_is_told_by_the_server_all_the_same(
+async def test_arguments_that_the_sdk_cannot_read_are_reported_by_the_server(
     service: ToolService, name: str, arguments: str, status: str, words: str
 ) -> None:
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[HubServer(service)])
@@ -238,7 +238,7 @@ async def test_what_a_program_says_of_other_failures_of_its_servers_stays_its_ow
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
 @pytest.mark.parametrize("is_server", [True, False])
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, name: str, user: UserContext | None, status: str, words: str, *, is_server: bool
 ) -> None:
     refusals: list[tuple[str, ToolResult]] = []
@@ -356,7 +356,7 @@ async def test_what_a_run_says_of_other_errors_stays_its_own(service: ToolServic
     assert own.tool_not_found_behavior == "raise_error"
 
 
-async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
     started = asyncio.Event()
     tools = await hub_tools(service, ["docs.hang"], on_event=lambda context, chunk: started.set())
     agent = Agent("librarian", model=scripted(("mcp_docs_hang", {"token": "run"})), tools=[*tools])

@@ -84,7 +84,7 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, provider: Provider, name: str, user: UserContext | None, status: str, words: str
 ) -> None:
     (done,) = await Dispatcher(service, user_context=user).execute(reply(provider, name, {}))
@@ -113,7 +113,7 @@ async def test_a_task_from_typed_names_to_the_answer(service: ToolService) -> No
     assert searched.result.result_data["meta"]["isthmus/session"] == "task 1"
 
 
-async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
     started = asyncio.Event()
     dispatcher = Dispatcher(service, on_event=lambda chunk: started.set())
     running = asyncio.create_task(dispatcher.dispatch(reply("openai", "mcp_docs_hang", {"token": "plain"})))

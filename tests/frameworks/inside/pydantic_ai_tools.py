@@ -186,7 +186,7 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
 
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
-async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+async def test_an_unlisted_name_is_answered_with_its_status(
     service: ToolService, name: str, user: UserContext | None, status: str, words: str
 ) -> None:
     script = Scripted((name, {}), "so be it")
@@ -239,7 +239,7 @@ async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_st
 
 
 @pytest.mark.parametrize("is_denied_first", [True, False])
-async def test_of_several_toolsets_the_one_that_denies_is_heard(service: ToolService, *, is_denied_first: bool) -> None:
+async def test_of_several_toolsets_the_one_that_denies_counts(service: ToolService, *, is_denied_first: bool) -> None:
     async with ToolService() as other:
         toolsets = [HubToolset[None](other, ["echo"]), HubToolset[None](service, ["docs.search"], SEARCHER)]
         script = Scripted(("mcp_docs_go", {}), "well")
@@ -255,7 +255,7 @@ async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolServic
     assert (told.metadata["status"], told.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
 
 
-async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
     started = asyncio.Event()
 
     async def hear(ctx: Any, events: Any) -> None:
