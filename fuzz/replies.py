@@ -90,7 +90,9 @@ def of_server(data: bytes) -> None:
     if not isinstance(checked, msgspec.Raw):
         return  # the link refuses it before anybody reads on
     for shape in SHAPES:
-        lists.read_list(shape, checked)
+        page = lists.read_page(shape, checked)
+        for raw in () if isinstance(page, str) else page:
+            lists.read_entry(shape, raw)
     legacy.read_initialize_result(checked)
     legacy.read_server_info(checked)
     modern.read_discover_result(checked)
