@@ -25,6 +25,10 @@ SECONDS = 10.0
 CLIENT_METADATA = "https://conformance-test.local/client-metadata.json"
 """What the suite expects of clients that are described by a document; it is never fetched."""
 
+CONNECTED = ("server ready", "not connected")
+NOTICED = ("login changed", *CONNECTED)
+"""What the hub says after a login."""
+
 _COMMAND = re.compile(r"run isthmus login (\S+)(?: --scope '([^']*)')?")
 
 
@@ -107,9 +111,14 @@ class Operator:
             raise SystemExit(f"isthmus login ended with {process.returncode}: {said.decode()}")
 
     async def _settled(self, http: httpx2.AsyncClient, said: int) -> None:
-        """Wait until the hub has taken the login up, however that ended; it had said so much before."""
+        """Wait until the hub has noticed the login, and says how it went; it had said so much before.
+
+        A call that is made before that still has the old token, and would only ask for one more login.
+        """
         async with asyncio.timeout(SECONDS):
-            while not any("server ready" in line or "not connected" in line for line in self._hub.said[said:]):
+            while not any(word in line for line in self._hub.said[said:] for word in NOTICED):
+                await asyncio.sleep(0.02)
+            while not any(word in line for line in self._hub.said[said:] for word in CONNECTED):
                 listed = (await http.get(self._url("/v1/tools"))).json()
                 if self._server not in listed["missing"]:
                     return
