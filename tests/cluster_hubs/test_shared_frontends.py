@@ -24,6 +24,7 @@ from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.ears import listening
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events, reply, tool
+from tests.faults.test_retracted import server_of
 from tests.faults.watching import eventually
 from tests.frontends import task_server
 from tests.frontends.test_a2a import Agent as RawAgent
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(
 
 HUB = "https://hub.example"
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ops", "few", "many", "ann", "bob")}
-COMMON = ["s.*", "bank.*", "list.*", "builtin.*"]
+COMMON = ["s.*", "bank.*", "list.*", "doubt.*", "builtin.*"]
 CALLERS = {name: {"key": key, "allow": COMMON, "operator": name == "ops"} for name, key in KEYS.items()}
 ALONE = {name: f"key-of-{name}-0123456789" for name in ("una", "uno")}
 """Callers with processes of their own."""
@@ -121,6 +122,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
                 "list": announcing.entry,
                 "note": stdio(notebook, isolation="caller"),
                 "page": stdio(notebook, placement="one"),
+                "doubt": await server_of(stack, "sse"),
                 "job": stdio([sys.executable, task_server.__file__, "legacy"]),
             }
             a, b = await start_nodes(folder, stack, nats.url, 2, servers, **tables)
@@ -290,6 +292,31 @@ async def test_a_list_change_that_reaches_one_node_is_read_by_all(world: World) 
             return await tools() == ["list.t", "list.grown"]
 
         await eventually(is_there, "the other node has read the list again")
+
+
+async def test_a_question_that_names_no_call_parts_programs_at_all_nodes(world: World, tmp_path: Path) -> None:
+    """A call that was cancelled may still ask, so the question of the next call on its link could be either's."""
+    silent = tmp_path / "silent"
+
+    async def begin(agent: httpx2.AsyncClient, **more: Any) -> Any:
+        params = run("doubt.doubt", nonce="n", folder=str(tmp_path), leave=True, **more)
+        if more:
+            params["configuration"] = {"returnImmediately": True}
+        return (await agent.post("/a2a", json=envelope("SendMessage", params))).json()["result"]["task"]
+
+    async with world.at(world.a, "ann") as a, world.at(world.b, "ann") as b, world.at(world.a) as operator:
+        try:
+            async with asyncio.timeout(20):
+                assert (await begin(a))["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+                # When B has confirmed this, it has what A published before.
+                assert (await operator.post("/v1/enable/s")).status_code == 200
+                task = await begin(b, silent=True)
+                await eventually(silent.exists, "the call is at the server")
+                await b.post("/a2a", json=envelope("CancelTask", {"id": task["id"]}))
+                await eventually(lambda: not silent.exists(), "the call is cancelled")
+                assert (await begin(b))["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        finally:
+            (tmp_path / "end").touch()
 
 
 async def test_what_a_caller_may_store_is_counted_at_all_nodes(world: World) -> None:

@@ -1,7 +1,8 @@
 """A server of the earlier era that asks in the middle of a call and thinks better of it; over any carrier.
 
 `doubt` asks, and takes the question back as soon as the file `back` is in the folder that it was given (not if it is to
-`leave` it open); when `end` is there it answers, and tells how many answers it got. Over HTTP it asks on the stream of
+`leave` it open); when `end` is there it answers, and tells how many answers it got. If it is to be `silent`,
+it asks nothing, and the file of that name is there until it is cancelled. Over HTTP it asks on the stream of
 the call, or (`--asks get`) on the one that all calls share. It says on which port it listens.
 """
 
@@ -33,6 +34,7 @@ class Mind:
     def __init__(self) -> None:
         self.questions = 0
         self.answers = 0
+        self.silent: Path | None = None
 
     async def take(self, message: dict[str, Any], say: Say, ask: Say) -> None:
         """Do what a message wants; `say` is where its answer goes and `ask` where questions do."""
@@ -45,6 +47,8 @@ class Mind:
                 await self._doubt(message, say, ask)
             case None:
                 self.answers += 1
+            case "notifications/cancelled" if self.silent is not None:
+                self.silent.unlink(missing_ok=True)
             case _ if "id" in message:
                 error = {"code": -32601, "message": "unknown"}
                 await say({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -53,6 +57,10 @@ class Mind:
 
     async def _doubt(self, message: dict[str, Any], say: Say, ask: Say) -> None:
         words = message["params"]["arguments"]
+        if words.get("silent"):
+            self.silent = Path(words["folder"]) / "silent"
+            self.silent.touch()
+            await asyncio.Event().wait()
         folder, question = Path(words["folder"]), f"q{self.questions}"
         self.questions += 1
         params = {"message": words["nonce"], "requestedSchema": FORM}
@@ -121,6 +129,7 @@ class Over:
         self._asks_on_get = asks_on_get
         self._minds: dict[str, Mind] = {}
         self._streams: dict[str, Say] = {}
+        self._tasks = set[asyncio.Task[None]]()
 
     async def serve(self) -> None:
         """Listen for ever."""
@@ -151,7 +160,7 @@ class Over:
                 session = path.partition("?")[2]
                 out.write(_reply(202))
                 say = self._streams[session]
-                await self._minds[session].take(body, say, say)
+                self._tasks.add(asyncio.create_task(self._minds[session].take(body, say, say)))
             case "POST", "/mcp":
                 await self._post(session or self._open(), body, out)
             case _:

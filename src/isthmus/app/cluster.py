@@ -87,6 +87,9 @@ RESTARTED: Final = "restarted"
 LISTS: Final = "lists"
 """The topic of lists of configured servers that have changed. A server may announce that to one node only."""
 
+ASKING: Final = "asking"
+"""The topic of configured servers whose questions do not name their call: programs may not share a link to these."""
+
 SESSION_ENDED: Final = "session-ended"
 """The topic of sessions that have ended: the node that runs a program has their processes."""
 
@@ -165,6 +168,8 @@ class Cluster:
         self._own: OwnServers | None = None
         self._remote: RemoteServers | None = None
         self._announced: dict[str, str] = {"version": ME.version}
+        self._asking: set[ServerName] = set()
+        """Servers that asked something here without naming the call."""
         self._differences: dict[str, tuple[str, ...]] = {}
         """By node: the tables of its configuration that differ from this one's."""
         self.placed = PlacedServers(bus, settings.lease_seconds)
@@ -214,6 +219,9 @@ class Cluster:
         self.bus.subscribe(RESTARTED, lambda _, server: _restart(running, server))
         running.supervisor.on_lists_changed = partial(self._publish_lists, running)
         self.bus.subscribe(LISTS, lambda _, payload: _lists_changed(running, payload))
+        running.supervisor.on_asked = self._note_asking
+        self.bus.subscribe(ASKING, lambda _, payload: _asked_elsewhere(running, payload))
+        self.bus.on_peers_changed(self._publish_asking)
         running.hub.on_session_ended = partial(self._publish_session_end, running)
         self.bus.subscribe(SESSION_ENDED, lambda _, session: running.hub.session_ended_here(session.decode()))
         running.on_switched = self._switch_others
@@ -236,6 +244,15 @@ class Cluster:
         if reconnector is not None and isinstance(reconnector.active_link, PlacedLink):
             return  # the node that runs the program tells all
         self.bus.publish(LISTS, msgspec.json.encode([server, topics]))
+
+    def _note_asking(self, server: ServerName) -> None:
+        self._asking.add(server)
+        self._publish_asking()
+
+    def _publish_asking(self) -> None:
+        """Also when a node joins. A name that has been removed since changes nothing there."""
+        if self._asking:
+            self.bus.publish(ASKING, msgspec.json.encode(sorted(self._asking)))
 
     def _publish_session_end(self, running: RunningHub, session: str) -> None:
         if any(server.owners for server in running.configuration.servers):
@@ -468,6 +485,12 @@ def _lists_changed(running: RunningHub, payload: bytes) -> None:
     reconnector = running.supervisor.reconnectors.get(ServerName(server))
     if reconnector is not None:
         reconnector.lists_changed(topics)
+
+
+def _asked_elsewhere(running: RunningHub, payload: bytes) -> None:
+    for server in msgspec.json.decode(payload, type=list[str]):
+        if (reconnector := running.supervisor.reconnectors.get(ServerName(server))) is not None:
+            reconnector.asked_elsewhere()
 
 
 async def _switch(running: RunningHub, node: NodeId, payload: bytes) -> bytes:

@@ -150,6 +150,8 @@ class LinkPool:
         """The shared link, if it leads to the node that runs the program: callers have their own links there."""
         self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _client_caps, _topic: None
         """Called with changes that servers announce on these links, and the client capabilities of the link."""
+        self.on_asked: Callable[[], None] = lambda: None
+        """Called once, after a question on these links that did not name its call."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
         """Called for a link whose server lost its session."""
 
@@ -600,12 +602,17 @@ class LinkPool:
             member.is_done = True
             self._rest(member)
 
+    def divide_by_program(self) -> None:
+        """The server's questions do not name their call: from now on no two programs share a link."""
+        self._asks = True
+
+    def _note_question(self) -> None:
+        if not self._asks:
+            self.divide_by_program()
+            self.on_asked()
+
     def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """Handle notifications of this link."""
-
-        def asked() -> None:
-            # The server's questions do not name their call: from now on no two programs share a link.
-            self._asks = True
 
         def changed(topic: Topic) -> None:
             if topic == "tools":
@@ -619,8 +626,9 @@ class LinkPool:
             self.on_renewed(link)
             self._subscription_sync.resume_own(link)
 
-        link.questions.on_question, link.on_changed = asked, changed
-        self._asks |= link.questions.has_asked
+        link.questions.on_question, link.on_changed = self._note_question, changed
+        if link.questions.has_asked:
+            self._note_question()
         if not client_caps and "tasks" in link.abilities():
             link.listen()  # task status may arrive there
         link.on_renewed = renewed

@@ -170,6 +170,7 @@ class Reconnector:
         "grace",
         "is_hidden",
         "is_leaving",
+        "on_asked",
         "on_lists_changed",
         "server_queue",
         "server_status",
@@ -206,6 +207,8 @@ class Reconnector:
         """How long calls wait for a new link after the last one."""
         self.on_lists_changed: Callable[[Sequence[Topic]], None] = lambda _: None
         """Called when lists are others than before."""
+        self.on_asked: Callable[[], None] = lambda: None
+        """Called once, after a question of the server that did not name its call."""
         self._awaited: frozenset[Topic] = frozenset()
         """Lists that another node has found changed, and that are not read since: lists of all servers wait for it."""
         self._holds_calls = False
@@ -293,6 +296,7 @@ class Reconnector:
         )
         pool.on_changed = self._note_change_for
         pool.on_renewed = self._log_level_sync.renew
+        pool.on_asked = lambda: self.on_asked()
         return pool
 
     def show(self, *, is_awaited: bool = False) -> None:
@@ -715,6 +719,11 @@ class Reconnector:
         self._lists_by_capability.changed_elsewhere(topics)
         self._schedule.announce_elsewhere(topics, asyncio.get_running_loop().time())
         self._wake()  # also if they are stale already: they may be due sooner now
+
+    def asked_elsewhere(self) -> None:
+        """Another node found that the server's questions do not name their call."""
+        if self._pool is not None:
+            self._pool.divide_by_program()
 
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list once, however often it repeats that."""

@@ -37,6 +37,8 @@ class Supervisor:
         """How long calls of a server wait for a new link after the last one."""
         self.on_lists_changed: Callable[[ServerName, Sequence[Topic]], None] = lambda _server, _topics: None
         """Called when lists of a server are others than before."""
+        self.on_asked: Callable[[ServerName], None] = lambda _server: None
+        """Called once per server whose questions do not name their call."""
         self._lists = lists
         self._hub = hub
         self._background = background
@@ -75,6 +77,7 @@ class Supervisor:
         reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
         reconnector.grace = server_queue.grace = self.grace_of(settings)
         reconnector.on_lists_changed = lambda topics: self.on_lists_changed(settings.name, topics)
+        reconnector.on_asked = lambda: self.on_asked(settings.name)
         task = self._background.spawn(
             f"reconnector of {settings.name}", reconnector.run(), on_crash=reconnector.crashed
         )
