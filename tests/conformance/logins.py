@@ -116,7 +116,7 @@ class Operator:
         A call that is made before that still has the old token, and would only ask for one more login.
         """
         async with asyncio.timeout(SECONDS):
-            while not any(word in line for line in self._hub.said[said:] for word in NOTICED):
+            while not any(word in line for line in self._hub.said[said:] for word in NOTICED):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             while not any(word in line for line in self._hub.said[said:] for word in CONNECTED):
                 listed = (await http.get(self._url("/v1/tools"))).json()

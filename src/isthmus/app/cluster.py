@@ -38,7 +38,7 @@ from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.watch.server_tasks import ListedTask, ServerTask
 from isthmus.frontends.http.auth import Authenticator, FailedAuthLimit
 from isthmus.frontends.http.health import RenderMetrics
-from isthmus.frontends.mcp.methods import QUERY_SECONDS, TaskList
+from isthmus.frontends.mcp.methods import QUERY_SECONDS, LegacyTaskList
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.frontends.mcp.tasks import public_state
 from isthmus.frontends.relay.http import RelayHttp
@@ -690,7 +690,7 @@ class ServerTasksRequest(msgspec.Struct, frozen=True):
     most: int
 
 
-class TaskStatus(msgspec.Struct, frozen=True):
+class ServerTaskStatus(msgspec.Struct, frozen=True):
     """The status of a caller's task, with the id that the caller uses."""
 
     tenant: str
@@ -732,7 +732,7 @@ class SharedServerTasks:
     async def _respond(self, _node: NodeId, payload: bytes) -> bytes:
         request = msgspec.json.decode(payload, type=ServerTasksRequest)
         caller = Caller(request.name, request.tenant, Grants(tuple(f"{server}.*" for server in request.servers)))
-        task_list = TaskList(McpClient(self._hub, caller, EVERYTHING))
+        task_list = LegacyTaskList(McpClient(self._hub, caller, EVERYTHING))
         return msgspec.json.encode(await task_list.own(request.servers, request.after, request.most))
 
     def report(self, task: ServerTask, *, is_other: bool) -> None:
@@ -740,11 +740,11 @@ class SharedServerTasks:
         tenant, name = task.owner
         members = object_members(public_state(task, Caller(name, tenant, Grants(())))) or {}
         self._bus.publish(
-            TASK_STATUS, msgspec.json.encode(TaskStatus(tenant, name, task.server, dict(members), is_other))
+            TASK_STATUS, msgspec.json.encode(ServerTaskStatus(tenant, name, task.server, dict(members), is_other))
         )
 
     def _receive(self, _node: NodeId, payload: bytes) -> None:
-        status = msgspec.json.decode(payload, type=TaskStatus)
+        status = msgspec.json.decode(payload, type=ServerTaskStatus)
         if (state := state_of(status.state)) is not None:
             owner = status.tenant, status.name
             self._hub.tasks.reported_elsewhere(owner, status.server, state, is_other=status.is_other)

@@ -32,7 +32,7 @@ ONE_SHOT_BYTES_MAX: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerNode:
     """Another node that is present."""
 
     node: NodeId
@@ -206,7 +206,7 @@ class Bus(Protocol):
 
     @property
     def epoch(self) -> int:
-        """This life of this node; see `Peer.epoch`."""
+        """This life of this node; see `PeerNode.epoch`."""
 
     @property
     def state(self) -> BusState:
@@ -217,7 +217,7 @@ class Bus(Protocol):
 
     # presence
 
-    def peers(self) -> Mapping[NodeId, Peer]:
+    def peers(self) -> Mapping[NodeId, PeerNode]:
         """The other nodes that are present now; none while the bus is not connected."""
 
     def silence_of(self, node: NodeId) -> float | None:

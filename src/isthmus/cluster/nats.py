@@ -136,14 +136,14 @@ def from_subject(token: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class NatsCredentials:
     """What a credentials file has: a JWT, and the seed of the key that it names."""
 
     jwt: bytes = field(repr=False)
     seed: bytes = field(repr=False)
 
     @classmethod
-    def read(cls, path: Path) -> Credentials:
+    def read(cls, path: Path) -> NatsCredentials:
         """Read a credentials file.
 
         Raises:
@@ -249,7 +249,7 @@ class NatsBus(BaseBus):
         """
         _client_class()
         if nats.credentials is not None:
-            Credentials.read(nats.credentials)
+            NatsCredentials.read(nats.credentials)
         bus = cls(nats, node, attributes or {}, settings or BusSettings())
         if prepare is not None:
             prepare(bus)
@@ -313,7 +313,7 @@ class NatsBus(BaseBus):
             await _discard(client)
 
     async def _open(self, client: Client, server: str) -> None:
-        credentials = None if self._nats.credentials is None else Credentials.read(self._nats.credentials)
+        credentials = None if self._nats.credentials is None else NatsCredentials.read(self._nats.credentials)
 
         self._complaint = ""
         is_connecting = True

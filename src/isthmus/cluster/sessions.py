@@ -32,7 +32,7 @@ from isthmus.cluster.bus import (
     NodeAway,
     NodeId,
     NoResponse,
-    Peer,
+    PeerNode,
     Responder,
     Subscriber,
     Unsubscribe,
@@ -123,7 +123,7 @@ class _Pending:
 class PeerSession:
     """The conversation with one life of another node."""
 
-    def __init__(self, bus: BaseBus, peer: Peer, pipe: FramePipe) -> None:
+    def __init__(self, bus: BaseBus, peer: PeerNode, pipe: FramePipe) -> None:
         self.node = peer.node
         self.peer = peer
         self.pipe = pipe
@@ -740,7 +740,7 @@ class BaseBus:
         """A peer is here, in a new epoch: begin a session."""
         node = NodeId(hello.node)
         before = self.sessions.get(node)
-        peer = Peer(node, hello.epoch, time.time(), dict(hello.attributes))
+        peer = PeerNode(node, hello.epoch, time.time(), dict(hello.attributes))
         session = PeerSession(self, peer, pipe)
         self.sessions[node] = session
         logger.info("node joined", node=node, epoch=hello.epoch)
@@ -760,7 +760,7 @@ class BaseBus:
         session.note_received()
         if session.peer.attributes != hello.attributes:
             peer = session.peer
-            session.peer = Peer(peer.node, peer.epoch, peer.joined, dict(hello.attributes))
+            session.peer = PeerNode(peer.node, peer.epoch, peer.joined, dict(hello.attributes))
             self._report_peers()
 
     def leave(self, session: PeerSession, reason: str) -> None:
@@ -821,7 +821,7 @@ class BaseBus:
         """See `bus.Bus`."""
         return _register(self._state_watchers, changed)
 
-    def peers(self) -> Mapping[NodeId, Peer]:
+    def peers(self) -> Mapping[NodeId, PeerNode]:
         """See `bus.Bus`."""
         return {node: session.peer for node, session in self.sessions.items()}
 

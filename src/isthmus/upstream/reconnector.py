@@ -296,7 +296,7 @@ class Reconnector:
         )
         pool.on_changed = self._note_change_for
         pool.on_renewed = self._log_level_sync.renew
-        pool.on_asked = lambda: self.on_asked()
+        pool.on_asked = lambda: self.on_asked()  # noqa: PLW0108 - `on_asked` is set after this
         return pool
 
     def show(self, *, is_awaited: bool = False) -> None:

@@ -157,7 +157,7 @@ class McpMethods:
                 return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
                 view = await self.hub.view_for(caller, surface, client_caps)
-                return await self._list_tasks(request, TaskList(client, self._enabled_tasks()), view)
+                return await self._list_tasks(request, LegacyTaskList(client, self._enabled_tasks()), view)
             case _ if (shape := SHAPES.get(request.method)) is not None:
                 view = client.with_found(await self.hub.view_for(caller, surface, client_caps))
                 can_ask = era == "legacy" and version >= TASKS_VERSION
@@ -210,7 +210,7 @@ class McpMethods:
         """The hub tasks, if the operator wants them."""
         return self.hub_tasks if self.hub_tasks is not None and self.hub_tasks.is_enabled else None
 
-    async def _list_tasks(self, request: Request, task_list: TaskList, view: View) -> JsonRpcReply:
+    async def _list_tasks(self, request: Request, task_list: LegacyTaskList, view: View) -> JsonRpcReply:
         if self._enabled_tasks() is None and not tasks.is_task_method(request.method, "legacy", view):
             return _method_not_found(request)
         cursor = request.params.get("cursor", msgspec.Raw(b"null"))
@@ -475,7 +475,7 @@ def list_passes(
     return rendered
 
 
-class TaskList:
+class LegacyTaskList:
     """The `tasks/list` of one legacy caller, as one of its sessions sees it: hub tasks first, then those of servers."""
 
     def __init__(self, client: McpClient, hub_tasks: HubTasks | None = None) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.mcp import methods as module
-from isthmus.frontends.mcp.methods import TaskList
+from isthmus.frontends.mcp.methods import LegacyTaskList
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
@@ -41,7 +41,7 @@ def hosted(*ids: str) -> Hosted:
 async def page(
     host: Hosted, cursor: str | None = None, client_caps: ClientCapabilities = frozenset(), session: str = ""
 ) -> Any:
-    pages = TaskList(McpClient(host.hub, ANYONE, EVERYTHING, client_caps, session))
+    pages = LegacyTaskList(McpClient(host.hub, ANYONE, EVERYTHING, client_caps, session))
     view = host.hub.snapshot.view(ANYONE.grants, EVERYTHING, client_caps)
     async with asyncio.timeout(SECONDS):
         result = await pages.page(view, cursor)
@@ -55,7 +55,7 @@ async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> 
         host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
     view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
     for session, expected in (("one", [public_id(anybody, SERVER, "of one")]), ("", [])):
-        result = await TaskList(McpClient(host.hub, anybody, EVERYTHING, session=session)).page(view, None)
+        result = await LegacyTaskList(McpClient(host.hub, anybody, EVERYTHING, session=session)).page(view, None)
         assert [task["taskId"] for task in msgspec.json.decode(result or b"")["tasks"]] == expected
 
 
