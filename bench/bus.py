@@ -36,7 +36,7 @@ ROUNDS = 5
 LOADS = (1, 32)
 LONG_BYTES = 10_000_000
 PEER = NodeId("peer")
-SETTINGS = BusSettings(lease_seconds=30.0)
+SETTINGS = BusSettings(silence_seconds=30.0)
 
 
 class Cost(NamedTuple):

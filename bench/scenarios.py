@@ -21,7 +21,7 @@ import uvloop
 
 from bench.messages import call_body
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from isthmus.core.catalog.search_ranking import ToolIndex
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.catalog.tool_index import ToolIndex
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 

@@ -21,7 +21,7 @@ from bench.steps import steps_of
 from isthmus.core.ports import Recorder
 from isthmus.model.calls import EVERYTHING, Call
 from isthmus.telemetry.activity import RecentCalls
-from isthmus.telemetry.metrics import CallMetrics, Exposition, write_calls
+from isthmus.telemetry.call_metrics import CallMetrics, Exposition, write_calls
 from isthmus.telemetry.otlp import Sampler, SpanEncoder, TracedCall, TracingRecorder, envelope, scope
 
 CALLS = 256

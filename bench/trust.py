@@ -35,7 +35,7 @@ from bench.scenarios import CALLER, RESULT, SERVER, Silent, Work, hub_with_insta
 from bench.scenarios import Instant as SentLink
 from bench.stage import HUB_MODULE, READY_SECONDS, Scenario, Target, post, wait_until_served
 from isthmus.core.audit import START, Fact, RecordEncoder, follow
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import OnWritten
 from isthmus.identity.issuers import Issuer, Issuers
 from isthmus.identity.jwt import read_keys
@@ -43,7 +43,7 @@ from isthmus.identity.keys import AccessTokens, KeyRing, credential_of, digest_o
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.calls import EVERYTHING, Call, Result
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 
 PROMISED_MICROSECONDS = 25.0
 """At most this much CPU for identity, permission and audit of a call, together."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import base64
 from contextlib import suppress
 
-from isthmus.credentials.authorization import LoginRefused, read_callback
-from isthmus.credentials.authorization import read_device_login as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded, read_challenge
 from isthmus.credentials.fetch import FetchFailed
+from isthmus.credentials.interactive_login import LoginRefused, read_callback
+from isthmus.credentials.interactive_login import read_device_login as read_device
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal, read_token_response
 from isthmus.frontends.oauth.http import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token

@@ -17,7 +17,7 @@ from isthmus.wire.a2a.cards import read_card
 from isthmus.wire.a2a.client import RestClientBinding, RestClientV03, RpcClientBinding, client_of, read_http_error
 from isthmus.wire.a2a.operations import GetTask
 from isthmus.wire.lines import LineDecoder
-from isthmus.wire.mcp import calls, legacy, lists, messages, modern, tasks
+from isthmus.wire.mcp import forwarded_methods, legacy, lists, messages, modern, tasks
 from isthmus.wire.relay import messages as relay_messages
 from isthmus.wire.relay import mux
 from isthmus.wire.sse import SseDecoder, SseEvent
@@ -99,9 +99,9 @@ def of_server(data: bytes) -> None:
     modern.is_version_supported(checked)
     modern.as_modern(checked)
     modern.as_legacy(checked)
-    calls.read_input_required(checked)
-    calls.read_url_elicitations(checked)
-    calls.tool_result(checked)
+    forwarded_methods.read_input_required(checked)
+    forwarded_methods.read_url_elicitations(checked)
+    forwarded_methods.tool_result(checked)
     tasks.read_state(checked)
     tasks.read_poll_seconds(checked)
     tasks.rename_ids(checked, str.upper)

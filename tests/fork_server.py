@@ -55,7 +55,7 @@ PRELOADED = (
 """What a hub loads anyway, with all that these load. Some draw a secret as they are loaded: each forked hub draws that
 again."""
 
-KNOWS_START = "isthmus.app.metrics"
+KNOWS_START = "isthmus.app.hub_metrics"
 """It notes when it is loaded, as the start of the hub."""
 
 REQUEST_BYTES = 1 << 20

@@ -25,13 +25,13 @@ import isthmus
 from isthmus import library
 from isthmus.cli.main import SECTIONS, cli
 from isthmus.config.callers import CALLER_KEYS
-from isthmus.config.codes import CODES
+from isthmus.config.finding_codes import CODES
 from isthmus.config.named_tables import APPROVAL_KEYS, BUDGET_KEYS, FLEET_KEYS, SET_KEYS, SET_TOOL_KEYS
 from isthmus.config.tables import HUB_TABLES
 from isthmus.frontends.rest import openapi
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.library.connection import BlockingHub, ConnectedHub, HubConnection
-from isthmus.model.faults import FAULTS
+from isthmus.model.fault_table import FAULTS
 from isthmus.upstream.server_settings import SERVER_KEYS, WAYS
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import pytest
 
 from isthmus.app.cassette import ReplayPlace, open_player, replay_configuration
-from isthmus.core.cassette import CassetteError, Player
+from isthmus.core.cassette_matching import CassetteError, Player
 from isthmus.library.connection import BlockingHub, ConnectedHub, HubConnection
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.questions import Questions

@@ -19,7 +19,7 @@ from isthmus.cluster.sessions import BaseBus
 from isthmus.cluster.settings import BusSettings
 from isthmus.cluster.unix import UnixBus
 
-CALM = BusSettings(lease_seconds=30.0, answer_seconds=10.0)
+CALM = BusSettings(silence_seconds=30.0, answer_seconds=10.0)
 """For tests that are not about leases: a busy machine may stop a process for seconds."""
 
 ROOT = Path(__file__).parents[2]

@@ -137,7 +137,7 @@ async def test_a_node_that_stands_still_is_noticed_and_both_sides_agree_when_it_
 
 
 async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) -> None:
-    a = await cluster.node("a", settings=BusSettings(lease_seconds=30.0))
+    a = await cluster.node("a", settings=BusSettings(silence_seconds=30.0))
     program = await cluster.program("b")
     await present(a, "b")
     inbox = Inbox()
@@ -333,7 +333,7 @@ async def test_messages_of_any_size_arrive_once_and_in_order(cluster: Cluster) -
 
 
 async def test_a_reader_that_stands_still_stops_its_writer_and_no_other_channel(cluster: Cluster) -> None:
-    settings = BusSettings(lease_seconds=30.0, unsent_bytes_max=1_000_000)
+    settings = BusSettings(silence_seconds=30.0, unsent_bytes_max=1_000_000)
     a, b = await cluster.pair(settings)
     still_here, still_there = await open_channel(a, b)
     lively_here, lively_there = await open_channel(a, b)
@@ -426,7 +426,7 @@ async def test_both_may_close_at_the_same_time(cluster: Cluster) -> None:
 
 
 async def test_a_closed_channel_that_is_not_read_breaks_in_time(cluster: Cluster) -> None:
-    settings = BusSettings(beat_seconds=0.05, lease_seconds=30.0, close_seconds=0.2)
+    settings = BusSettings(beat_seconds=0.05, silence_seconds=30.0, close_seconds=0.2)
     a, b = await cluster.pair(settings)
     here, there = await open_channel(a, b)
     inbox, reader = Inbox(), Inbox()
@@ -454,7 +454,7 @@ async def test_aborting_breaks_the_other_end(cluster: Cluster) -> None:
 
 
 async def test_a_channel_that_cannot_be_opened_says_so(cluster: Cluster) -> None:
-    settings = BusSettings(lease_seconds=30.0, channels_max=2)
+    settings = BusSettings(silence_seconds=30.0, channels_max=2)
     a, b = await cluster.pair(settings)
 
     def fail(_channel: BusChannel) -> None:
@@ -555,7 +555,7 @@ async def test_a_writer_that_ignores_credit_breaks_its_channel(cluster: Cluster)
 
 
 async def test_the_loss_of_a_last_frame_is_noticed_with_the_next_heartbeat(cluster: Cluster) -> None:
-    a, b = await cluster.pair(BusSettings(beat_seconds=0.05, lease_seconds=30.0))
+    a, b = await cluster.pair(BusSettings(beat_seconds=0.05, silence_seconds=30.0))
     here, there = await open_channel(a, b)
     inbox, reader = Inbox(), Inbox()
     here.start(inbox)
@@ -585,7 +585,7 @@ async def test_thousands_of_channels_live_side_by_side_and_end_with_their_peer(c
 
 async def test_what_was_not_sent_when_the_peer_died_has_provably_not_left(cluster: Cluster) -> None:
     a = await cluster.node("a")
-    program = await cluster.program("b", {"lease_seconds": 30.0})
+    program = await cluster.program("b", {"silence_seconds": 30.0})
     await present(a, "b")
     channel = await a.connect(NodeId("b"), "silence", within=20)
     inbox = Inbox()

@@ -26,7 +26,7 @@ from isthmus.cluster.settings import BusSettings
 from tests.cluster.nodes import CALM, Cluster, EchoInbox, Inbox, connected, open_channel, present, until
 from tests.cluster.servers import BUSY, NatsServer, Proxy
 
-LIVELY = BusSettings(beat_seconds=0.1, lease_seconds=30.0)
+LIVELY = BusSettings(beat_seconds=0.1, silence_seconds=30.0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from isthmus.cli.main import main
-from isthmus.model.faults import FAULTS
+from isthmus.model.fault_table import FAULTS
 from tests.console.conftest import SERVER
 from tests.console.pages import WIDTHS, console, cut_boxes, is_too_wide, serious_findings
 from tests.faults.watching import eventually

@@ -20,7 +20,7 @@ from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.routes import Routes
 from isthmus.app.serve import Access
 from isthmus.config.load import load
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.rest.http import RestHttp

@@ -10,7 +10,7 @@ import msgspec
 
 from isthmus.app.hub import LOCAL
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import Fault, ServerError
+from isthmus.model.fault_table import Fault, ServerError
 from tests.faults.scripted import Ending, ReceivedRequest, Scripted, hub_of, reply
 
 SECRET = 'sh0wn-"to\\the-server'

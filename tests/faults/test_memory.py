@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.frontends.http.request_cycle import RequestCycle
 from isthmus.model.calls import Result
 from isthmus.upstream import http_shared

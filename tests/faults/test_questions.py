@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.calls import inflight
+from isthmus.core.calls import running_call
 from isthmus.frontends.mcp import input_required
 from isthmus.model.calls import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
@@ -236,7 +236,7 @@ async def test_a_caller_that_never_answers_a_question_gets_an_error(
     async with KINDS[kind]() as server, a_hub(tmp_path, server) as (hub, port):
         ann, line = person_of(port, "ann", "legacy"), await Line.open(port)
         await ann.enter()
-        monkeypatch.setattr(inflight, "QUESTION_SECONDS", 0.2)
+        monkeypatch.setattr(running_call, "QUESTION_SECONDS", 0.2)
         line.write("/mcp", *ann.request("s.ask", "n"))
         async with asyncio.timeout(30):
             await line.head()
@@ -257,7 +257,7 @@ async def test_a_modern_caller_that_answers_too_late_gets_an_error_and_so_did_th
 ) -> None:
     async with Curious() as server, a_hub(tmp_path, server) as (hub, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
-        monkeypatch.setattr(inflight, "QUESTION_SECONDS", 0.2)
+        monkeypatch.setattr(running_call, "QUESTION_SECONDS", 0.2)
         told = await ann.once(line, "s.ask", "n")
         await eventually(lambda: len(server.cancelled) == 1, "the server is told")
         assert hub.running.hub.running() == 0

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from isthmus.model.calls import Result
-from isthmus.model.faults import BadReply
+from isthmus.model.fault_table import BadReply
 from tests.faults.scripted import ReceivedRequest, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 

@@ -18,10 +18,10 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.faults import Fault
+from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.model.fault_table import Fault
 from isthmus.transport.egress import Egress
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.sse import SseLink
 from isthmus.upstream.websocket import SocketLink
 from tests.conftest import Ledger, Spawn

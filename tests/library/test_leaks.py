@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.library import BlockingToolService, ToolRequest, ToolService
 from isthmus.library.loop_thread import LoopThread
 from isthmus.storage import audit_sqlite

@@ -40,7 +40,7 @@ from isthmus.library import (
 )
 from isthmus.library.results import CODES, STATUSES, result_from
 from isthmus.model.calls import Result
-from isthmus.model.faults import Bug, Fault, ServerError, leaves
+from isthmus.model.fault_table import Bug, Fault, ServerError, leaves
 from isthmus.model.names import ServerName
 from tests.conftest import children
 from tests.library.services import pay, raw_server, wait_for_line, with_servers

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
@@ -30,7 +30,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request

@@ -20,8 +20,8 @@ from bench.search import (
     read_queries,
     read_routes,
 )
+from isthmus.core.catalog.search_ranking import NoFullTextSearch, ToolIndex, stem, words_of
 from isthmus.core.catalog.snapshot import Route
-from isthmus.core.catalog.tool_index import NoFullTextSearch, ToolIndex, stem, words_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.search.record import read_servers

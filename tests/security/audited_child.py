@@ -22,7 +22,7 @@ from isthmus.app.audit import open_audit
 from isthmus.app.serve import open_journal
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import ClosableJournal
@@ -36,7 +36,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry import logs
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 
 SERVER = ServerName("bank")
 CALLER = Caller("payer", "acme", Grants(("*",)))

@@ -20,10 +20,10 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.credentials.fetch import Fetcher
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.server_settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings
 from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.security.sink import Sink, dialled

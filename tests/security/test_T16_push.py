@@ -19,7 +19,7 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import PushReceipt
-from isthmus.core.tasks.delivery import ATTEMPTS_MAX, delivery_of
+from isthmus.core.tasks.push_delivery import ATTEMPTS_MAX, delivery_of
 from isthmus.transport import push_client as module
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.transport.http import HttpClient
@@ -27,7 +27,7 @@ from isthmus.transport.push_client import PushClient
 from tests.frontends.receiver import Receiver
 from tests.security.rebinding import PUBLIC, Names
 from tests.security.sink import Sink, dialled
-from tests.unit.core.tasks.test_outbox import BUSY, sending
+from tests.unit.core.tasks.test_push_outbox import BUSY, sending
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ import pytest
 
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.model.calls import Result
-from isthmus.model.faults import UnknownTool
+from isthmus.model.fault_table import UnknownTool
 from tests.faults.scripted import Scripted, hub_of
 from tests.hubs import Raw, serving
 from tests.security.fickle import Fickle, announced, command, said, until

@@ -22,7 +22,7 @@ import structlog
 from isthmus.config.load import load
 from isthmus.model.names import ServerName
 from isthmus.transport.process import INHERITED, INHERITED_ON_WINDOWS, child_environment
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs
 from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio, write_config

@@ -35,7 +35,7 @@ NO_SECRETS = {
         "was.route.feature.digest != is_now.route.feature.digest",
     ): "digests of definitions, which operators read",
     (
-        "credentials/logins.py",
+        "credentials/login_tokens.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
     (

@@ -16,7 +16,7 @@ import pytest
 from msgspec import Raw
 
 import isthmus
-from isthmus.wire.mcp.calls import passed_meta
+from isthmus.wire.mcp.forwarded_methods import passed_meta
 from isthmus.wire.mcp.messages import CONVERSATION_KEY
 from isthmus.wire.mcp.modern import OWN_KEYS
 from tests.conftest import Ledger

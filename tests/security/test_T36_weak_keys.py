@@ -18,7 +18,7 @@ from isthmus.app.identity import Identities
 from isthmus.app.relay_keys import relay_key
 from isthmus.app.tokens import TokenService, secret_in
 from isthmus.cli.main import main
-from isthmus.config.codes import NO_USABLE_CALLER, OPEN_TO_NETWORK, WEAK_KEY
+from isthmus.config.finding_codes import NO_USABLE_CALLER, OPEN_TO_NETWORK, WEAK_KEY
 from isthmus.config.load import load
 from isthmus.identity.keys import digest_of
 from tests.fork_server import quick_isthmus

@@ -29,7 +29,7 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.library import ToolService
 from isthmus.model.calls import Result
-from isthmus.model.faults import NotConnected, UnknownTool
+from isthmus.model.fault_table import NotConnected, UnknownTool
 from isthmus.storage.definitions import FILE, DefinitionStore
 from isthmus.upstream import reconnector as keeping
 from tests.conftest import children

@@ -30,7 +30,7 @@ READER = "isthmus/core/catalog/rules.py"
 OWN_SAY = {
     "isthmus/upstream/python/builtin.py",  # what the hub says of its own tools
     "isthmus/code/virtual_tools.py",  # the same
-    "isthmus/core/calls/tool_search.py",  # the same
+    "isthmus/core/calls/search_tools.py",  # the same
     "isthmus/core/catalog/fleets.py",  # the same, of `fleet_members`
     "isthmus/config/named_tables.py",  # documentation of a rule, which believes a hint only where it holds a call
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, TimedOut
+from isthmus.model.fault_table import BadReply, TimedOut
 from isthmus.model.names import ServerName
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, hub_of
 from tests.faults.watching import eventually, resident_bytes

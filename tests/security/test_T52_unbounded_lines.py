@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.settings import Limits
-from isthmus.model.faults import Lost
+from isthmus.model.fault_table import Lost
 from isthmus.wire.lines import LineDecoder, Oversized
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually

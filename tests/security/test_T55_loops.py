@@ -18,12 +18,12 @@ from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
-from isthmus.model.faults import Unanswered
+from isthmus.model.fault_table import Unanswered
 from isthmus.model.names import ServerName
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.reconnector import HOPS_MAX, find_loop
+from isthmus.upstream.response_waiters import ROUNDS_MAX
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
-from isthmus.upstream.waiters import ROUNDS_MAX
 from tests.faults.scripted import ReceivedRequest, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving, write_config

@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from isthmus.cluster.nats import from_subject, in_subject
 from isthmus.config.callers import _tenant, parse_caller_name
 from isthmus.core.access.tenants import NO_TENANTS
-from isthmus.core.tasks.delivery import delivery_id
+from isthmus.core.tasks.push_delivery import delivery_id
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.identity.issuers import _word
 from isthmus.model.names import parse_server_name

@@ -23,10 +23,10 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.base_link import ConnectFailed, WrongCarrier
 from isthmus.upstream.server_settings import (
     AgentSettings,
     Carrier,

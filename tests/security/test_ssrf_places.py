@@ -45,7 +45,7 @@ OPERATORS = listed("""
     model.credentials.OAuthSettings.idp_issuer model.credentials.OAuthSettings.idp_token_endpoint
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
-    telemetry.metrics.TelemetrySettings.otlp_endpoint telemetry.otlp.OtlpTarget.url
+    telemetry.call_metrics.TelemetrySettings.otlp_endpoint telemetry.otlp.OtlpTarget.url
     upstream.server_settings.AgentSettings.origins upstream.server_settings.AgentSettings.url
     upstream.server_settings.HttpSettings.url
     upstream.server_settings.JsonRpcSettings.url upstream.server_settings.WebSocketSettings.url
@@ -60,9 +60,9 @@ CALLERS = {
     "upstream.targets.named_servers.NamedServer.address": "mcp_target_url",
     "core.tasks.record.PushRecipient.url": "push",
     "core.tasks.record.PushRecipient.host": "push",
-    "core.tasks.outbox.PushRequest.url": "push",
-    "core.tasks.outbox._Due.host": "push",
-    "core.tasks.delivery.Delivery.host": "push",
+    "core.tasks.push_outbox.PushRequest.url": "push",
+    "core.tasks.push_outbox._Due.host": "push",
+    "core.tasks.push_delivery.Delivery.host": "push",
     "wire.a2a.operations.PushConfig.url": "push",
     "wire.a2a.v0_3.PushConfigObject.url": "push, 0.3",
     "wire.a2a.v0_3._PushConfigV03.url": "push, 0.3",
@@ -101,8 +101,8 @@ UNTOUCHED = listed("""
     config.settings.Configuration.origins
     core.tasks.live_task.NewTask.origin
     core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin
-    credentials.authorization.DeviceLogin.verification_uri
-    credentials.authorization.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
+    credentials.interactive_login.DeviceLogin.verification_uri
+    credentials.interactive_login.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.provider_formats.ToolDef.origin

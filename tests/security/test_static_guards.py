@@ -22,7 +22,7 @@ WAYS_OUT = {
     "transport/process.py": "makes pairs of sockets to its own children; connects nothing",
     "transport/flow_control.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
-    "credentials/authorization.py": "listens on loopback for the local user's browser during a login",
+    "credentials/interactive_login.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/postgres_state.py": "the same database, for what nodes share; its driver dials by itself",
     "storage/postgres_cluster.py": "the same database, to ask whether it answers; its driver dials by itself",
@@ -121,7 +121,7 @@ def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
 
 CONFIGURED = {
     "upstream/http_shared.py": "a configured server; what callers name comes with a guard that overrules it",
-    "upstream/rpc.py": "the same",
+    "upstream/plain_jsonrpc.py": "the same",
     "upstream/websocket.py": "a configured server",
     "upstream/a2a/link.py": "a configured agent, at its own host or where `origins` lets its card lead",
     "app/dial.py": "the hub that the operator of this machine dials",

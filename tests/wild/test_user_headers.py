@@ -15,7 +15,7 @@ import pytest
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.config.load import load
 from isthmus.model.calls import EVERYTHING, Call, Outcome, Result
-from isthmus.model.faults import BadArguments
+from isthmus.model.fault_table import BadArguments
 from tests.conftest import Ledger, Spawn
 from tests.hubs import stdio, write_config
 from tests.peers.launch import command

@@ -20,7 +20,7 @@ from isthmus.app.shared_state import push_key_store, sealer_of
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import A2A
-from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
+from isthmus.core.tasks.push_outbox import OwnerStatus, PushOutbox, PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
 from isthmus.credentials.signed_jwts import PushSigner
 from isthmus.frontends.a2a.cards import AgentCards
@@ -189,7 +189,7 @@ class Owners:
         self._keys: dict[tuple[str, str], set[str]] = {}
 
     def judge(self, owner: TaskOwner, key: str) -> OwnerStatus:
-        """Whether an owner and the key it used are still valid; see `core.tasks.outbox.CheckOwner`."""
+        """Whether an owner and the key it used are still valid; see `core.tasks.push_outbox.CheckOwner`."""
         if self._live is not self._identities.live:
             self._live = self._identities.live
             self._keys = {}

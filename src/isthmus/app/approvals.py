@@ -17,7 +17,7 @@ import structlog
 from isthmus.app.hub import RunningHub
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.calls.approvals import Approval
-from isthmus.core.tasks.delivery import host_of, is_delivered, is_hopeless, pause_after
+from isthmus.core.tasks.push_delivery import host_of, is_delivered, is_hopeless, pause_after
 from isthmus.transport.egress import Egress
 from isthmus.transport.push_client import PushClient
 

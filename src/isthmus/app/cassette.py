@@ -13,11 +13,11 @@ from pathlib import Path
 
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.cassette import Match, Player, Timing, read_cassette
+from isthmus.core.calls.running_call import InFlight
+from isthmus.core.cassette_matching import Match, Player, Timing, read_cassette
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
-from isthmus.telemetry.cassette import CassetteRecorder, CassetteSettings, Redact
+from isthmus.telemetry.call_recorder import CassetteRecorder, CassetteSettings, Redact
 from isthmus.upstream.redaction import redact_whole
 from isthmus.upstream.server_settings import ReplaySettings, ServerSettings
 

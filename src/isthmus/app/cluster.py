@@ -20,11 +20,11 @@ import msgspec
 import structlog
 
 from isthmus.app.cluster_servers import OwnServers, RemoteServers
-from isthmus.app.config_diff import digests_of
 from isthmus.app.forwarding import LEASE, Forwarder, prefix_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.placement import PlacedServers
+from isthmus.app.reload_diff import digests_of
 from isthmus.app.shared_state import shared_secret
 from isthmus.cluster.bus import Bus, BusFault, BusState, NodeAway, NodeId, NoResponse
 from isthmus.cluster.settings import ClusterSettings
@@ -45,11 +45,11 @@ from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.rest.http import BusReport, ClusterReport, NodeReport
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Fault, NodeLost, TaskElsewhere
+from isthmus.model.fault_table import Fault, NodeLost, TaskElsewhere
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import RelayDevice
-from isthmus.telemetry.metrics import merge_texts
+from isthmus.telemetry.call_metrics import merge_texts
 from isthmus.upstream.dialin.link import PlacedLink
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.tasks import state_of

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import msgspec
 import structlog
 
-from isthmus.config.codes import BAD_EXTENSION
+from isthmus.config.finding_codes import BAD_EXTENSION
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE

@@ -61,7 +61,7 @@ from isthmus.frontends.mcp.sse import MESSAGES_PATH, SESSION_PARAMETERS
 from isthmus.frontends.rest.http import answer_problem
 from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.model.callers import Caller
-from isthmus.model.faults import Executed, NodeLost
+from isthmus.model.fault_table import Executed, NodeLost
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Text
 

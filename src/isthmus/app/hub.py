@@ -15,15 +15,15 @@ import structlog
 
 from isthmus.app.cassette import open_recorder
 from isthmus.app.code import open_scripts
-from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links, Placing
 from isthmus.app.parser_process import LongReader
-from isthmus.app.server_advice import EntryPlaces, entry_of, fix_of
+from isthmus.app.reload_diff import ConfigDiff, compare
 from isthmus.app.server_edits import NotSaved, ServerEdits
+from isthmus.app.server_findings import EntryPlaces, entry_of, fix_of
 from isthmus.app.shared_state import sealer_of, vault_of
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
+from isthmus.config.finding_codes import IDLE_PATTERN, IDLE_SET_ENTRY, LEFT_OUT_OF_SET
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
@@ -32,9 +32,9 @@ from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
 from isthmus.core.calls.fleets import Fleets
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
-from isthmus.core.calls.tool_search import SearchTools, ToolSearch
+from isthmus.core.calls.running_call import InFlight
+from isthmus.core.calls.search_tools import SearchTools, ToolSearch
 from isthmus.core.event_loop import use_reader
 from isthmus.core.ports import (
     ConfigurationFinding,
@@ -46,7 +46,7 @@ from isthmus.core.ports import (
     SwitchedServer,
 )
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.credentials.logins import Logins
+from isthmus.credentials.login_tokens import Logins
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
@@ -59,11 +59,11 @@ from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.activity import LoggedCalls, RecentCalls
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.metrics import CallMetrics, GroupedCounters
+from isthmus.telemetry.call_metrics import CallMetrics, GroupedCounters
 from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.dialin.registry import DialInRegistry
-from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import

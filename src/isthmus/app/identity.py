@@ -22,7 +22,7 @@ from isthmus.app.hub import LOCAL
 from isthmus.app.key_files import KeyStore, Look, finding_of, reason_of
 from isthmus.app.shared_state import key_store
 from isthmus.config.callers import CALLERS, DEFAULT_TENANT
-from isthmus.config.codes import NO_USABLE_CALLER
+from isthmus.config.finding_codes import NO_USABLE_CALLER
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from isthmus.app.state_folder import NoStateFolder, make_folder
-from isthmus.config.codes import KEY_STORE
 from isthmus.config.files import read_regular_file
+from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.core.ports import SharedState, StateDocument
 from isthmus.identity.minted_keys import Keys, StoreDamaged, read_keys, write_keys

@@ -12,19 +12,19 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
-from isthmus.credentials.logins import Login, LoginNeeded, Logins, NotReady, StaticCredentials
+from isthmus.credentials.login_tokens import Login, LoginNeeded, Logins, NotReady, StaticCredentials
 from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.a2a.link import AgentLink
 from isthmus.upstream.a2a.remote_task import TaskIds
-from isthmus.upstream.cassette import ReplayLink
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.http_shared import CallerHeaders
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.plain_jsonrpc import CallerNamedRpcLink, RpcLink
 from isthmus.upstream.python.link import PythonLink
 from isthmus.upstream.reconnector import HOPS_MAX
-from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
+from isthmus.upstream.replay import ReplayLink
 from isthmus.upstream.server_settings import (
     AgentSettings,
     Carrier,

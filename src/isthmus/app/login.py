@@ -14,10 +14,16 @@ import structlog
 
 from isthmus.app.links import over_http
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials.authorization import Authorization, Callback, LoginRefused, begin_device_login, wait_for_device
 from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place, joined
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
-from isthmus.credentials.logins import fetcher_for
+from isthmus.credentials.interactive_login import (
+    Authorization,
+    Callback,
+    LoginRefused,
+    begin_device_login,
+    wait_for_device,
+)
+from isthmus.credentials.login_tokens import fetcher_for
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.credentials.token_endpoint import (
     GrantRefused,

@@ -23,12 +23,12 @@ import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.app.takeovers import FREE, OWNED, PLACED
+from isthmus.app.task_takeovers import FREE, OWNED, PLACED
 from isthmus.cluster.bus import Bus, BusFault, NodeId
 from isthmus.core.ports import HERE, Document, SharedJournal, WriteResult
 from isthmus.model.names import ServerName
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.dialin.link import NodeServer, PlacedLink
-from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.server_settings import ServerSettings
 
 log = structlog.get_logger(__name__)

@@ -1,7 +1,7 @@
 """Applies configuration changes to a running hub: watches the files, reads them again and applies the differences.
 
 The hub follows the file that it was started with. An unusable or missing file changes nothing, and a broken entry is
-skipped. `app.config_diff` computes the differences, `RunningHub.apply` changes servers, and the creator of a
+skipped. `app.reload_diff` computes the differences, `RunningHub.apply` changes servers, and the creator of a
 `Reloader` passes a function that applies the rest (callers, logging).
 """
 
@@ -18,12 +18,12 @@ from typing import TypeAlias
 import structlog
 from watchfiles import awatch
 
-from isthmus.app.config_diff import ConfigDiff, changed_settings, keep_fixed_settings
 from isthmus.app.database_config import DatabaseConfig, database_config, load_configuration
 from isthmus.app.hub import RunningHub
+from isthmus.app.reload_diff import ConfigDiff, changed_settings, keep_fixed_settings
 from isthmus.app.workers import Worker
-from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import search_paths
+from isthmus.config.finding_codes import MISSING_FILE
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 

@@ -28,9 +28,9 @@ from isthmus.app.code import check_code
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
+from isthmus.app.hub_metrics import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.identity import Identities
 from isthmus.app.links import ME
-from isthmus.app.metrics import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
@@ -38,8 +38,8 @@ from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFront
 from isthmus.app.sessions import OpenSessions
 from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
-from isthmus.app.state_migration import report_shared_state
-from isthmus.app.takeovers import HELD, Takeovers
+from isthmus.app.state_import import report_shared_state
+from isthmus.app.task_takeovers import HELD, Takeovers
 from isthmus.app.tasks import TaskBrowser
 from isthmus.app.tokens import TokenService
 from isthmus.app.workers import Worker
@@ -50,7 +50,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.ports import ClosableJournal, HealthReportingJournal, SharedJournal
 from isthmus.core.tasks.record import TaskOwner, TaskRecord
-from isthmus.core.tasks.storage_quota import Retention
+from isthmus.core.tasks.retention import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard

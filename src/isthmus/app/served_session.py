@@ -15,10 +15,10 @@ from isthmus.frontends.mcp.duplex import CallOrigin, DuplexSession
 from isthmus.frontends.mcp.exchange import JsonRpcReply, refuse
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
-from isthmus.model.faults import REFUSED, SENT_AND_LOST
+from isthmus.model.fault_table import REFUSED, SENT_AND_LOST
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
-from isthmus.wire.mcp.calls import CALLS
+from isthmus.wire.mcp.forwarded_methods import CALLS
 from isthmus.wire.mcp.messages import Implementation, Members
 from isthmus.wire.relay import mux
 

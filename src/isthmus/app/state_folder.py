@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from isthmus.config.codes import OPEN_TO_NETWORK
 from isthmus.config.files import MAP_VARIABLE, derived_state, file_identity, home_folder, usual_state
+from isthmus.config.finding_codes import OPEN_TO_NETWORK
 from isthmus.config.findings import ConfigError, Place
 
 if TYPE_CHECKING:  # commands that only look for a running hub load few modules

@@ -39,7 +39,7 @@ from isthmus.frontends.a2a.task_view import brief_of
 from isthmus.frontends.mcp.hub_tasks import QUEUED, REALM, expiry_of, info_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Progress
-from isthmus.model.faults import Executed, Fault, TaskEnded, UnknownTask
+from isthmus.model.fault_table import Executed, Fault, TaskEnded, UnknownTask
 from isthmus.model.tasks import Message, TaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp.messages import read_string

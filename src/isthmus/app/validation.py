@@ -20,10 +20,10 @@ import structlog
 
 import isthmus
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.argument_validation import EXPENSIVE
 from isthmus.model.callers import Caller
-from isthmus.model.faults import BadArguments, Overloaded
+from isthmus.model.fault_table import BadArguments, Overloaded
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
 
 log = structlog.get_logger(__name__)

@@ -25,7 +25,7 @@ from isthmus.cli.serve import STDIN, cannot_listen, configure_logs, log_warnings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, LogLevel
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.cassette import CassetteError, Match, Player, Timing
+from isthmus.core.cassette_matching import CassetteError, Match, Player, Timing
 from isthmus.frontends.http.listener import ListenError
 from isthmus.transport.process import SpawnFailed, run_foreground
 

@@ -1,7 +1,7 @@
 """`isthmus doctor`: checks the configuration and each server, and says how to fix what is wrong.
 
-The findings of one server are those of `app.server_advice`, which has the numbers of all; findings of a configuration
-have numbers of their own (`config.codes`). The `check_*` functions decide, the rest asks and prints.
+The findings of one server are those of `app.server_findings`, which has the numbers of all; findings of a configuration
+have numbers of their own (`config.finding_codes`). The `check_*` functions decide, the rest asks and prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import click
 import msgspec
 
-from isthmus.app.server_advice import (
+from isthmus.app.server_findings import (
     CODES,
     DIALLED_FLEET,
     NAME_CUT,
@@ -52,9 +52,9 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.config import codes
-from isthmus.config.codes import FindingCode
+from isthmus.config import finding_codes
 from isthmus.config.files import MAP_VARIABLE
+from isthmus.config.finding_codes import FindingCode
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration
@@ -71,7 +71,9 @@ from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 SCHEMAS_MAX = 2_000
 """At most so many schemas are checked: compiling one takes up to a millisecond."""
 
-_FROM_LISTS = {each.number for each in (codes.LEFT_OUT_OF_SET, codes.IDLE_SET_ENTRY, codes.IDLE_PATTERN)}
+_FROM_LISTS = {
+    each.number for each in (finding_codes.LEFT_OUT_OF_SET, finding_codes.IDLE_SET_ENTRY, finding_codes.IDLE_PATTERN)
+}
 """Findings of a configuration that only a hub can have, because the lists of its servers tell."""
 
 
@@ -94,7 +96,7 @@ def doctor(source: HubSource, wait: float, *, is_json: bool, lists_codes: bool) 
 
 def show_codes(*, is_json: bool) -> Exit:
     """Print every kind of finding: the doctor's, then those of configurations."""
-    known = [*CODES, *codes.CODES]
+    known = [*CODES, *finding_codes.CODES]
     if is_json:
         listed = [{"code": code.number, "kind": code.name, "fix": code.fix} for code in known]
         print_json(msgspec.json.encode({"codes": listed}))

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from isthmus.app.shared_state import shared_state
-from isthmus.app.state_migration import MigrationItem, plan_migration
+from isthmus.app.state_import import MigrationItem, plan_migration
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_config, with_json

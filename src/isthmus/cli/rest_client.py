@@ -19,12 +19,12 @@ from isthmus.cli.documents import FeatureList, FindingInfo, ListedFeature, read_
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
-from isthmus.model.faults import FAULTS, Executed
+from isthmus.model.fault_table import FAULTS, Executed
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
-from isthmus.wire.mcp.calls import read_call_result, untouched_result
+from isthmus.wire.mcp.forwarded_methods import read_call_result, untouched_result
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.sse import SseDecoder
 

@@ -389,7 +389,7 @@ class NatsBus(BaseBus):
 
         The wait is cut into pieces, because this process may have stood still itself.
         """
-        piece = self.settings.lease_seconds / 16
+        piece = self.settings.silence_seconds / 16
         while True:
             answer = self.background.spawn("ping", client.flush(timeout=3600))
             for _ in range(8):

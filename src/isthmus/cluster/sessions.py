@@ -245,7 +245,7 @@ class PeerSession:
             if now >= deadline:
                 task.cancel()  # its CANCEL was lost
         for key, (_, begun) in list(self._partials.items()):
-            if now - begun > self._bus.settings.lease_seconds:
+            if now - begun > self._bus.settings.silence_seconds:
                 self._drop_partial(key)
         if self._asked_end is not None:  # the ping or its answer may be lost
             self.write(Kind.CLOSE, PING_ID)
@@ -790,12 +790,12 @@ class BaseBus:
         now = self.clock = self.now()
         interval = self.settings.beat_seconds / TICKS_PER_BEAT
         late = now - self._tick_due
-        if late > self.settings.lease_seconds / 4:
+        if late > self.settings.silence_seconds / 4:
             # This process stood still: what peers sent meanwhile has not been read yet.
             for session in self.sessions.values():
                 session.received_at += late
         for session in list(self.sessions.values()):
-            if now - session.received_at > self.settings.lease_seconds - interval:
+            if now - session.received_at > self.settings.silence_seconds - interval:
                 self.lost_lease(session, now - session.received_at)
             else:
                 session.ping_if_due()

@@ -98,7 +98,7 @@ class BusSettings:
 
     beat_seconds: float = 0.7
     """The interval of heartbeats."""
-    lease_seconds: float = 2.4
+    silence_seconds: float = 2.4
     """A peer that was silent for so long is away: its channels break and its requests end. A node that dies is noticed
     within this time and a quarter of `beat_seconds`."""
     fresh_seconds: float = 0.25
@@ -120,11 +120,11 @@ class BusSettings:
     """How long a closed channel may take to deliver what was sent before; it breaks then."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.beat_seconds < self.lease_seconds / 2:
-            raise ValueError(f"beat_seconds must be positive and below lease_seconds / 2, not {self.beat_seconds:g}")
-        if not 0 < self.answer_seconds < self.lease_seconds / 2:
+        if not 0 < self.beat_seconds < self.silence_seconds / 2:
+            raise ValueError(f"beat_seconds must be positive and below silence_seconds / 2, not {self.beat_seconds:g}")
+        if not 0 < self.answer_seconds < self.silence_seconds / 2:
             raise ValueError(
-                f"answer_seconds must be positive and below lease_seconds / 2, not {self.answer_seconds:g}"
+                f"answer_seconds must be positive and below silence_seconds / 2, not {self.answer_seconds:g}"
             )
         if self.window_bytes < 16 * 1024:
             raise ValueError(f"window_bytes must be at least 16384, not {self.window_bytes}")

@@ -1,4 +1,4 @@
-"""The process that runs scripts: Monty's workers, and one thread for each running script. `code.sandbox` starts it.
+"""The process that runs scripts: Monty's workers, and one thread per running script. `code.sandbox_client` starts it.
 
 A script reaches nothing but `_call`, which stops it until the hub resumes it. Only text crosses the border: the worker
 itself turns arguments into JSON and results into values, within its own limits of time and memory, so that neither a
@@ -26,7 +26,8 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.code.settings import CodeSettings
-from isthmus.code.signatures import HEADER, real_errors, signature
+from isthmus.code.signatures import HEADER, signature
+from isthmus.code.type_check import real_errors
 
 if TYPE_CHECKING:
     from pydantic_monty import FunctionSnapshot, Monty, MontyError, MontySession, SyncSnapshot

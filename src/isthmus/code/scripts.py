@@ -8,7 +8,8 @@ crash of the hub:
     stored as sent, without one        the call raises in the script: lost, executed: unknown
     stored as not sent                 it is sent now
 
-No call is sent twice. The process in which scripts run (`code.sandbox`) and the event loop exchange messages only.
+No call is sent twice. The process in which scripts run (`code.sandbox_client`) and the event loop exchange messages
+only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from isthmus.code.sandbox import (
+from isthmus.code.sandbox_client import (
     EXTRA,
     CallAnswer,
     Sandbox,
@@ -41,7 +42,7 @@ from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import HEADER, SCHEMA_BYTES_MAX, python_names, signature, words_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import Document, Exchange, HoldableExchange, Journal, RetractingExchange, Sealer, WriteResult
 from isthmus.core.tasks.engine import TaskExchange
@@ -62,7 +63,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import ApprovalPending, Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
+from isthmus.model.fault_table import ApprovalPending, Cancelled, Draining, Executed, Fault, NotWritten, Overloaded
 from isthmus.model.names import ServerName
 from isthmus.transport.process import SpawnFailed
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members

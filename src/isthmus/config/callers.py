@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, get_type_hints
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.files import Document
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.variables import UsedVariables, Variables
@@ -161,24 +161,24 @@ def read_callers(
             read.append(_read_caller(name, values.table("", fields, CALLER_KEYS), variables, tenants))
         except ValueError as error:
             advice = "this caller is left out"
-            if isinstance(error, CodedError) and error.code is codes.WEAK_KEY:
-                advice += f"; {codes.WEAK_KEY.fix}"
-            findings.append(place.mistake(error, advice=advice, code=codes.BAD_CALLER))
+            if isinstance(error, CodedError) and error.code is finding_codes.WEAK_KEY:
+                advice += f"; {finding_codes.WEAK_KEY.fix}"
+            findings.append(place.mistake(error, advice=advice, code=finding_codes.BAD_CALLER))
             continue
         assert isinstance(fields, dict)
         if not (fields.get("allow") or fields.get("targets") or fields.get("operator")):
             advice = 'allow = ["*"] would allow everything'
-            findings.append(place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING))
+            findings.append(place.finding("may call nothing", advice=advice, code=finding_codes.MAY_CALL_NOTHING))
     # Callers that share a key cannot be distinguished, so all of them are left out.
     uses = Counter(digest for entry in read for digest in entry.digests)
     shared = [entry.caller.name for entry in read if any(uses[digest] > 1 for digest in entry.digests)]
     if shared:
         message = f"have the same key: {', '.join(shared)}"
-        findings.append(root.finding(message, advice="these callers are left out", code=codes.SHARED_KEY))
+        findings.append(root.finding(message, advice="these callers are left out", code=finding_codes.SHARED_KEY))
         read = [entry for entry in read if entry.caller.name not in shared]
     if entries and not read:
         message = "are configured but none is usable, and the hub must not be open"
-        raise ConfigError(*findings, root.finding(message, code=codes.NO_USABLE_CALLER))
+        raise ConfigError(*findings, root.finding(message, code=finding_codes.NO_USABLE_CALLER))
     callers = tuple((digest, entry.caller) for entry in read for digest in entry.digests)
     expiries = {digest: entry.expires_at for entry in read for digest in entry.digests if entry.expires_at is not None}
     return callers, expiries, tuple(findings)
@@ -240,7 +240,7 @@ def _digests(fields: Mapping[str, object], variables: Variables) -> tuple[bytes,
         try:
             digests.append(parse_key(key))
         except KeyTooShort as error:
-            raise CodedError(codes.WEAK_KEY, f"{place}{str(error).removeprefix('key')}") from None
+            raise CodedError(finding_codes.WEAK_KEY, f"{place}{str(error).removeprefix('key')}") from None
         except ValueError as error:
             raise ValueError(f"{place}{str(error).removeprefix('key')}") from None
     return tuple(dict.fromkeys(digests))
@@ -295,7 +295,7 @@ def read_tenants(document: Document | None) -> tuple[Tenants, tuple[Finding, ...
         except ValueError as error:
             known[name] = _DENY_TENANT
             advice = "until it is fixed, callers of this tenant may call nothing"
-            findings.append(place.at(name).mistake(error, advice=advice, code=codes.BAD_TENANT))
+            findings.append(place.at(name).mistake(error, advice=advice, code=finding_codes.BAD_TENANT))
     return Tenants(known), tuple(findings)
 
 
@@ -327,16 +327,16 @@ def read_issuers(
                     raise ValueError(f"must have another name than the caller {values.quoted(caller)} begins with")
         except ValueError as error:
             advice = "this issuer is left out"
-            findings.append(place.at(name).mistake(error, advice=advice, code=codes.BAD_ISSUER))
+            findings.append(place.at(name).mistake(error, advice=advice, code=finding_codes.BAD_ISSUER))
             continue
         issuers[settings.issuer] = settings
         if not (settings.grants.allow or settings.scopes):
             advice = 'allow = ["*"] would allow everything, scopes allow it scope by scope'
-            finding = place.at(name).finding("allows no calls", advice=advice, code=codes.MAY_CALL_NOTHING)
+            finding = place.at(name).finding("allows no calls", advice=advice, code=finding_codes.MAY_CALL_NOTHING)
             findings.append(finding)
     if entries and not issuers:
         message = "are configured but none is usable, and the hub must not be open"
-        raise ConfigError(*findings, place.finding(message, code=codes.BAD_ISSUER))
+        raise ConfigError(*findings, place.finding(message, code=finding_codes.BAD_ISSUER))
     return tuple(issuers.values()), tuple(findings)
 
 
@@ -387,7 +387,7 @@ def misspelt_grants(document: Document | None, servers: Collection[str]) -> list
                 "must name a server that is configured",
                 value=repr(pattern),
                 advice=f"did you mean {meant}{dot}{name}?",
-                code=codes.UNKNOWN_SERVER,
+                code=finding_codes.UNKNOWN_SERVER,
             )
             findings.append(finding)
     return findings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.dialects import CLIENTS, Dialect, places_of
 from isthmus.config.extensions import Extension, Importer
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_document, read_regular_file, resolve_path
@@ -84,7 +84,9 @@ def read_client_files(
             if file.is_file():
                 _take(found, file, dialect)
             else:
-                missing = here.finding("must name a file that is there", value=repr(str(file)), code=codes.MISSING_FILE)
+                missing = here.finding(
+                    "must name a file that is there", value=repr(str(file)), code=finding_codes.MISSING_FILE
+                )
                 found.findings.append(missing)
         elif importers is not None and name in importers:
             _take_by(importers[name], found, here, around)
@@ -100,7 +102,10 @@ def _take_client(found: ClientFiles, name: str, place: Place, around: HostContex
         advice = f"did you mean {meant}?" if meant else f"known are {', '.join(CLIENTS)}"
         found.findings.append(
             place.finding(
-                "must be a client or a path", value=values.quoted(name), advice=advice, code=codes.UNKNOWN_CLIENT
+                "must be a client or a path",
+                value=values.quoted(name),
+                advice=advice,
+                code=finding_codes.UNKNOWN_CLIENT,
             )
         )
         return
@@ -123,12 +128,12 @@ def _take_by(extension: Extension, found: ClientFiles, place: Place, around: Hos
         named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
     except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
         message = f"cannot be used: its places() raised {type(error).__name__}"
-        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION)) from error
+        raise ConfigError(extension.place.finding(message, code=finding_codes.BAD_EXTENSION)) from error
     files = [file for file in named if isinstance(file, Path)]
     if len(files) < len(named):
         kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
         message = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
-        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION))
+        raise ConfigError(extension.place.finding(message, code=finding_codes.BAD_EXTENSION))
     found.sought += files
     present = [file for file in files if file.is_file()]
     for file in present:
@@ -138,7 +143,7 @@ def _take_by(extension: Extension, found: ClientFiles, place: Place, around: Hos
             }
         except Exception as error:  # noqa: BLE001 - it is not ours, and costs only its own servers
             message = f"cannot be read as a file of {title}: {type(error).__name__}"
-            found.findings.append(Place(file).finding(message, code=codes.SYNTAX))
+            found.findings.append(Place(file).finding(message, code=finding_codes.SYNTAX))
             found.unread.append(file)
         else:
             dialect = Dialect(extension.name, title, roots=(("mcpServers",),))
@@ -150,7 +155,7 @@ def _take_by(extension: Extension, found: ClientFiles, place: Place, around: Hos
 def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     advice = f"looked for {', '.join(map(str, sought))}"
     verb = "has" if place.path else "there is"  # what the command line asks for is written nowhere
-    return place.finding(f"{verb} no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
+    return place.finding(f"{verb} no file of {title} to read", advice=advice, code=finding_codes.NOTHING_TO_IMPORT)
 
 
 def _take(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from isthmus.config import values
-from isthmus.config.codes import CODE_NOT_RUN
+from isthmus.config.finding_codes import CODE_NOT_RUN
 from isthmus.config.findings import Finding, Place
 
 if TYPE_CHECKING:  # commands that only look for a running hub load few modules

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
-from isthmus.config import codes, redaction, values
+from isthmus.config import finding_codes, redaction, values
 from isthmus.config.dialects import INPUT_PREFIX
 from isthmus.config.entry_translation import TRANSPORT_KEYS, Entry
 from isthmus.config.files import read_regular_file, resolve_path, resolve_program
@@ -143,7 +143,7 @@ class LoadedServers:
                 why = "is the name of the hub's own tools" if is_reserved else "cannot be the name of a server"
                 advice = "" if is_reserved else "use 1 to 50 letters, digits, _ and -"
                 message = f"{why}, so the server is called {name}"
-                self.findings.append(entry.place.finding(message, advice=advice, code=codes.RENAMED))
+                self.findings.append(entry.place.finding(message, advice=advice, code=finding_codes.RENAMED))
             reader = _EntryReader(entry, context)
             server = reader.read(name)
             secrets = redaction.secrets_of(reader.fields) | redaction.with_parts(reader.used.secrets)
@@ -172,7 +172,7 @@ class LoadedServers:
             return  # our own file wins on purpose
         else:
             message = f"is already in {first.place.file} and is skipped"
-        self.findings.append(entry.place.finding(message, code=codes.TAKEN_NAME))
+        self.findings.append(entry.place.finding(message, code=finding_codes.TAKEN_NAME))
 
 
 def read_server(entry: Entry, context: EntryContext) -> tuple[ServerSettings | None, list[Finding]]:
@@ -190,7 +190,7 @@ def look_alikes(loaded: LoadedServers) -> list[Finding]:
     message = "has names that differ only by case or by - and _: "
     return [
         Place(loaded.entries[group[0]].place.file, "servers").finding(
-            message + ", ".join(group), code=codes.LOOK_ALIKES
+            message + ", ".join(group), code=finding_codes.LOOK_ALIKES
         )
         for group in groups.values()
         if len(group) > 1
@@ -272,11 +272,11 @@ class _EntryReader:
         place = self._entry.at(key, *below)
         for placeholder in self.used.unresolved:
             if placeholder.startswith("${file:"):
-                message, code = "which is not a short text file that can be read", codes.UNREADABLE_SECRET
+                message, code = "which is not a short text file that can be read", finding_codes.UNREADABLE_SECRET
             else:
                 is_input = placeholder.startswith(f"${{{INPUT_PREFIX}")
                 message = "which is not set"
-                code = codes.UNANSWERED_INPUT if is_input else codes.UNRESOLVED_VARIABLE
+                code = finding_codes.UNANSWERED_INPUT if is_input else finding_codes.UNRESOLVED_VARIABLE
             finding = place.finding(f"has {values.quoted(placeholder)}, {message}; it stays as it is", code=code)
             self.findings.append(finding)
             self.unresolved.append(placeholder)
@@ -334,7 +334,7 @@ class _EntryReader:
         if 0 < given < dialect.ignored_below:
             message = f"is below {dialect.ignored_below:g}, which {dialect.title} ignores"
             advice = f"write it in {dialect.unit}, or remove it"
-            self.findings.append(place.finding(message, advice=advice, code=codes.MILLISECONDS))
+            self.findings.append(place.finding(message, advice=advice, code=finding_codes.MILLISECONDS))
             return limits.call_seconds
         if dialect.unit == "milliseconds":
             given /= 1000
@@ -342,10 +342,10 @@ class _EntryReader:
             # Half of the programs that share this format use milliseconds; no tool is given 1000 s.
             given /= 1000
             message = f"is over {UNSAID_SECONDS_MAX:g}, so it is read as milliseconds: {given:g} seconds"
-            self.findings.append(place.finding(message, code=codes.MILLISECONDS))
+            self.findings.append(place.finding(message, code=finding_codes.MILLISECONDS))
         if given > limits.hard_seconds:
             message = f"is {given:g} seconds; a call may take at most {limits.hard_seconds:g}"
-            self.findings.append(place.finding(message, code=codes.CAPPED))
+            self.findings.append(place.finding(message, code=finding_codes.CAPPED))
         return min(given, limits.hard_seconds)
 
     def _certificates(self, named: str) -> str:
@@ -403,7 +403,7 @@ class _EntryReader:
             # In a file that other programs read too, the key may have an effect there.
             if self._entry.dialect.is_own or not SERVER_KEYS[key].is_common_word:
                 beside = 'type = "rpc"' if is_rpc_url else way
-                finding = self._entry.at(key).finding(f"has no effect beside {beside}", code=codes.IDLE_KEY)
+                finding = self._entry.at(key).finding(f"has no effect beside {beside}", code=finding_codes.IDLE_KEY)
                 self.findings.append(finding)
         match "rpc" if is_rpc_url else way:
             case "rpc":
@@ -429,14 +429,14 @@ class _EntryReader:
                     return HttpSettings(**self._arguments(HttpSettings), carrier=self._carrier(word, url))
                 if "user_headers" in self.fields:
                     message = "has no effect beside a WebSocket, which has headers only when it is opened"
-                    self.findings.append(self._entry.at("user_headers").finding(message, code=codes.IDLE_KEY))
+                    self.findings.append(self._entry.at("user_headers").finding(message, code=finding_codes.IDLE_KEY))
                 return WebSocketSettings(**self._arguments(WebSocketSettings))
 
     def _way(self) -> Way:
         # Some programs write an empty text for a missing value.
         given = [way for way in WAYS if self.fields.get(way, "") != ""]
         if not given:
-            raise CodedError(codes.NO_WAY, "needs `command` or `url`")
+            raise CodedError(finding_codes.NO_WAY, "needs `command` or `url`")
         if given == ["command", "url"]:
             # Some files keep both beside each other, and the transport says which one is meant.
             written = [self.fields[key] for key in TRANSPORT_KEYS if self.fields.get(key, "") != ""]
@@ -447,7 +447,7 @@ class _EntryReader:
                 return "url"
         if len(given) > 1:
             found = "both" if given == ["command", "url"] else " and ".join(given)
-            raise CodedError(codes.SEVERAL_WAYS, f"must have a command or a url, not {found}")
+            raise CodedError(finding_codes.SEVERAL_WAYS, f"must have a command or a url, not {found}")
         return given[0]
 
     def _transport_word(self, way: Way) -> Word | None:
@@ -460,11 +460,13 @@ class _EntryReader:
             found = TRANSPORT_WORDS.get(values.text(key, value).strip().lower())
             if found is None:
                 known = ", ".join(get_args(Word))
-                raise CodedError(codes.TRANSPORT_WORD, f"{key} must be one of {known}, not {values.quoted(value)}")
+                raise CodedError(
+                    finding_codes.TRANSPORT_WORD, f"{key} must be one of {known}, not {values.quoted(value)}"
+                )
             if found not in _WORDS_BESIDE[way]:
                 known = _one_of(_WORDS_BESIDE[way])
                 message = f"{key} must be {known} beside {way}, not {values.quoted(value)}"
-                raise CodedError(codes.TRANSPORT_WORD, message)
+                raise CodedError(finding_codes.TRANSPORT_WORD, message)
         return found
 
     def _json_rpc(self, key: Literal["url", "rpc"]) -> JsonRpcSettings:
@@ -486,7 +488,7 @@ class _EntryReader:
             key, scheme = self._transport_key, url.partition(":")[0].lower()
             found = values.quoted(self.fields[key])
             message = f"{key} must be {_one_of(fitting)} beside an address with {scheme}://, not {found}"
-            raise CodedError(codes.TRANSPORT_WORD, message)
+            raise CodedError(finding_codes.TRANSPORT_WORD, message)
 
     def _carrier(self, word: Word | None, url: str) -> Carrier:
         dialect = self._entry.dialect
@@ -501,7 +503,7 @@ class _EntryReader:
                 if is_sse and dialect.http == "http":
                     message = "is http, but an address that ends in /sse usually has the earlier transport"
                     place = self._entry.at(self._transport_key)
-                    self.findings.append(place.finding(message, code=codes.LOOKS_LIKE_SSE))
+                    self.findings.append(place.finding(message, code=finding_codes.LOOKS_LIKE_SSE))
                 return dialect.http
             case None if dialect.bare_url == "path":
                 return "sse" if is_sse else "http"

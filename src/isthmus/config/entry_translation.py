@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.dialects import (
     COMMON_STEPS,
     OWN,
@@ -145,7 +145,7 @@ def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> li
             place.finding(
                 f"has ${{input:{id}}}, which runs a command of the editor; the hub does not run it",
                 advice=f"set {input_variable(id)} instead",
-                code=codes.CODE_NOT_RUN,
+                code=finding_codes.CODE_NOT_RUN,
             )
             for id in inputs_used(value)
             if around.inputs.get(id, {}).get("type") == "command"
@@ -185,7 +185,7 @@ def entries_of(
         names = ", ".join(entry.name for entry in own)
         place = Place(document.file, own[0].place.path.partition(".")[0])
         message = f"has entries that only {dialect.title} can run; the hub skips them: {names}"
-        findings.append(place.finding(message, code=codes.NOT_A_SERVER))
+        findings.append(place.finding(message, code=finding_codes.NOT_A_SERVER))
         entries = [entry for entry in entries if entry not in own]
     if not dialect.is_own:
         entries = [entry for entry in entries if not _is_this_hub(entry)]
@@ -280,7 +280,7 @@ def _project_entries(document: Document, cwd: Path, around: WorkspaceContext) ->
     ]
     message = f"has servers for {len(others)} other folders; the hub skips them"
     place = Place(document.file, "projects")
-    return found, [place.finding(message, code=codes.OTHER_PROJECTS)] if others else []
+    return found, [place.finding(message, code=finding_codes.OTHER_PROJECTS)] if others else []
 
 
 def _with_switches(entries: list[Entry], document: Document) -> list[Entry]:
@@ -322,12 +322,12 @@ def mapped_servers(environment: Mapping[str, str]) -> tuple[list[Entry], list[Fi
     except (ValueError, RecursionError):
         # The text is not quoted: an address may contain a secret.
         message = "must be a JSON object of names and addresses, not another text"
-        return [], [place.finding(message, code=codes.SERVER_MAP)]
+        return [], [place.finding(message, code=finding_codes.SERVER_MAP)]
     entries: list[Entry] = []
     for name, url in table.items():
         here = place.at(name)
         if not isinstance(url, str):
-            finding = here.finding("must be an address, not another value", code=codes.SERVER_MAP)
+            finding = here.finding("must be an address, not another value", code=finding_codes.SERVER_MAP)
             entries.append(Entry(name, here, STANDARD, findings=(finding,), is_table=False))
             continue
         try:

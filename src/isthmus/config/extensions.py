@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, cast, get_args
 
 from isthmus.config import values
-from isthmus.config.codes import BAD_EXTENSION
 from isthmus.config.files import Document
+from isthmus.config.finding_codes import BAD_EXTENSION
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.variables import SecretSource, UsedVariables, Variables
 

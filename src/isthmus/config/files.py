@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.dialects import PROJECT_NAMES, Dialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
@@ -107,7 +107,9 @@ def find_file(named: Path | None, environment: Mapping[str, str], cwd: Path, hom
     if not os.path.isfile(file):
         why = "is not a file" if os.path.exists(file) else "does not exist"
         place = Place(None, str(file))
-        raise ConfigError(place.finding(why, advice="it was named as the configuration", code=codes.MISSING_FILE))
+        raise ConfigError(
+            place.finding(why, advice="it was named as the configuration", code=finding_codes.MISSING_FILE)
+        )
     return file
 
 
@@ -142,19 +144,19 @@ def read_document(file: Path, dialect: Dialect | None = None) -> Document:
     """
     if file.suffix.lower() not in PARSERS:
         message = "must be a .toml, .yaml or .json file"
-        raise ConfigError(Place(file).finding(message, value=f"{file.suffix!r}", code=codes.UNREADABLE_FILE))
+        raise ConfigError(Place(file).finding(message, value=f"{file.suffix!r}", code=finding_codes.UNREADABLE_FILE))
     try:
         # Editors on Windows write a byte order mark, which no format allows.
         text = read_regular_file(file, FILE_BYTES_MAX).decode("utf-8-sig")
     except FileTooLong as error:
-        raise ConfigError(Place(file).finding("is longer than 32 MiB", code=codes.UNREADABLE_FILE)) from error
+        raise ConfigError(Place(file).finding("is longer than 32 MiB", code=finding_codes.UNREADABLE_FILE)) from error
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
-        raise ConfigError(Place(file).finding(message, code=codes.UNREADABLE_FILE)) from error
+        raise ConfigError(Place(file).finding(message, code=finding_codes.UNREADABLE_FILE)) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            Place(file, f"line {line}").finding("is not UTF-8 text", code=codes.UNREADABLE_FILE)
+            Place(file, f"line {line}").finding("is not UTF-8 text", code=finding_codes.UNREADABLE_FILE)
         ) from error
     table, warnings = parse(file, text)
     return Document(file, table, dialect or dialect_of(file, table), warnings)

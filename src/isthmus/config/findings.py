@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.config.codes import BAD_VALUE, UNKNOWN_KEY, FindingCode
+from isthmus.config.finding_codes import BAD_VALUE, UNKNOWN_KEY, FindingCode
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config import values
-from isthmus.config.codes import REPEATED_KEY, SYNTAX
+from isthmus.config.finding_codes import REPEATED_KEY, SYNTAX
 from isthmus.config.findings import ConfigError, Finding, Place
 
 NODES_MAX = 100_000

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from isthmus.config import codes
+from isthmus.config import finding_codes
 from isthmus.config.callers import (
     APPROVALS,
     BUDGETS,
@@ -110,7 +110,7 @@ def _joined(document: Document, tables: Mapping[str, object]) -> dict[str, objec
         said = 'belongs into the database, because of [cluster] config = "database"'
         advice = "push it with isthmus config push, and remove it from this file"
         places = [Place(document.file, path) for path in outside]
-        raise ConfigError(*(place.finding(said, advice=advice, code=codes.BAD_VALUE) for place in places))
+        raise ConfigError(*(place.finding(said, advice=advice, code=finding_codes.BAD_VALUE) for place in places))
     return {**tables, **table, HUB: {**replace(document, table=dict(tables)).section(HUB), **document.section(HUB)}}
 
 
@@ -211,7 +211,7 @@ class _Loading:
         place = Place(None if document is None else document.file)
         self._findings += unknown_names(budgets, place.at(BUDGETS), names)
         names = {"callers": names["callers"]}
-        self._findings += unknown_names(approvals, place.at(APPROVALS), names, codes.IDLE_APPROVAL_RULE)
+        self._findings += unknown_names(approvals, place.at(APPROVALS), names, finding_codes.IDLE_APPROVAL_RULE)
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,
@@ -283,13 +283,13 @@ def _check_tables(document: Document) -> list[Finding]:
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
         if dialect.has_hub and closest_match(key, _TABLES) in _NEEDED:
-            raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
+            raise ConfigError(place.unknown(key, _TABLES, code=finding_codes.UNKNOWN_TABLE))
     if dialect.is_own:
-        return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]
+        return [place.unknown(key, _TABLES, code=finding_codes.UNKNOWN_TABLE) for key in unknown]
     if has_place_for_servers(document) or (dialect.has_hub and document.table.keys() & _TABLES.keys()):
         return []
     advice = f"servers belong under {'.'.join(dialect.roots[0])}"
-    return [place.finding("has no servers", advice=advice, code=codes.NO_SERVERS)]
+    return [place.finding("has no servers", advice=advice, code=finding_codes.NO_SERVERS)]
 
 
 def access_mode(
@@ -316,7 +316,7 @@ def access_mode(
                 "must be false unless the hub listens on loopback only, without callers or a public_url",
                 value="true",
                 advice="give each caller that may name addresses a key and targets = true instead",
-                code=codes.BAD_VALUE,
+                code=finding_codes.BAD_VALUE,
             )
         )
     if callers or has_others:
@@ -332,6 +332,6 @@ def access_mode(
                 ' key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure'
                 " accepts everybody who can reach it"
             ),
-            code=codes.OPEN_TO_NETWORK,
+            code=finding_codes.OPEN_TO_NETWORK,
         )
     )

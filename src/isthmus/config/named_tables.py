@@ -11,11 +11,11 @@ import json
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any, get_args
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.callers import APPROVALS, BUDGETS, CALLERS, FLEETS, ISSUERS, SETS, exposure, patterns, result_limit
-from isthmus.config.codes import FindingCode
 from isthmus.config.entry_conversion import json_table
 from isthmus.config.files import Document
+from isthmus.config.finding_codes import FindingCode
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match, fix_of
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.access.approval_rules import (
@@ -101,7 +101,7 @@ def read_approvals(
             rules.append(_read_rule(name, entry, variables, budgets))
         except ValueError as error:
             fix = fix_of(error, _RULE_FIXES)
-            findings.append(root.at(name).mistake(error, advice=fix, code=codes.BAD_APPROVAL_RULE))
+            findings.append(root.at(name).mistake(error, advice=fix, code=finding_codes.BAD_APPROVAL_RULE))
     if findings:
         raise ConfigError(*findings)
     return tuple(rules)
@@ -117,14 +117,16 @@ def idle_rules(
         limit = None if rule.spent is None else budgets[rule.spent.budget].cost
         if rule.spent is not None and limit is not None and rule.spent.above >= limit:
             text = f"must be below {limit:g}, the cost of the budget {rule.spent.budget}, which refuses calls beyond it"
-            fix, code = f"write a number below {limit:g}", codes.IDLE_APPROVAL_RULE
+            fix, code = f"write a number below {limit:g}", finding_codes.IDLE_APPROVAL_RULE
             value = f"{rule.spent.above:g}"
             findings.append(place.at("spent", "above").finding(text, value=value, advice=fix, code=code))
             continue
         before = next((each for each in rules[:position] if _is_wider(each, rule)), None)
         if before is not None:
             text = f"decides about no call: {before.name} comes first and matches the same calls"
-            findings.append(place.finding(text, advice=f"move it before {before.name}", code=codes.IDLE_APPROVAL_RULE))
+            findings.append(
+                place.finding(text, advice=f"move it before {before.name}", code=finding_codes.IDLE_APPROVAL_RULE)
+            )
     return findings
 
 
@@ -248,7 +250,7 @@ def read_budgets(document: Document | None) -> tuple[Budget, ...]:
             budgets.append(_read_budget(name, entry))
         except ValueError as error:
             fix = fix_of(error, _BUDGET_FIXES)
-            findings.append(root.at(name).mistake(error, advice=fix, code=codes.BAD_BUDGET))
+            findings.append(root.at(name).mistake(error, advice=fix, code=finding_codes.BAD_BUDGET))
     if findings:
         raise ConfigError(*findings)
     return tuple(budgets)
@@ -258,7 +260,7 @@ def unknown_names(
     rules: Iterable[Budget | ApprovalRule],
     root: Place,
     known: Mapping[str, Collection[str]],
-    code: FindingCode = codes.IDLE_BUDGET,
+    code: FindingCode = finding_codes.IDLE_BUDGET,
 ) -> list[Finding]:
     """Return findings about names in budgets, or rules for approvals, that are probably mistyped.
 
@@ -365,20 +367,22 @@ def read_sets(
             sets[name] = settings = _read_set(name, entry, variables, servers)
         except ValueError as error:
             advice = fix_of(error, _SET_FIXES, "callers that are bound to it see nothing")
-            findings.append(place.mistake(error, advice=advice, code=codes.BAD_SET))
+            findings.append(place.mistake(error, advice=advice, code=finding_codes.BAD_SET))
             continue
         if not (settings.tools or settings.prompts or settings.resources):
             advice = 'to pick all tools of a server, write tools = ["server.*"]'
-            findings.append(place.finding("picks nothing", advice=advice, code=codes.IDLE_SET_ENTRY))
+            findings.append(place.finding("picks nothing", advice=advice, code=finding_codes.IDLE_SET_ENTRY))
         for tool in _unpicked(settings):
             advice = f"correct its spelling, add {json.dumps(tool)} to tools, or remove it"
             place_of_tool = place.at(TOOL, tool)
             findings.append(
-                place_of_tool.finding("is not among the tools of the set", advice=advice, code=codes.IDLE_SET_ENTRY)
+                place_of_tool.finding(
+                    "is not among the tools of the set", advice=advice, code=finding_codes.IDLE_SET_ENTRY
+                )
             )
         for shared, tools in colliding_names(settings).items():
             findings.append(
-                place.finding(f"gives the name {shared} to {', '.join(tools)}", code=codes.SET_NAMES_COLLIDE)
+                place.finding(f"gives the name {shared} to {', '.join(tools)}", code=finding_codes.SET_NAMES_COLLIDE)
             )
     findings += _unknown_bindings(document, sets)
     return sets, findings
@@ -408,7 +412,9 @@ def _unknown_bindings(document: Document, sets: Collection[str]) -> list[Finding
                 finding = (
                     Place(document.file, root)
                     .at(name, "set")
-                    .finding("must be the name of a set", value=repr(given), advice=advice, code=codes.UNKNOWN_SET)
+                    .finding(
+                        "must be the name of a set", value=repr(given), advice=advice, code=finding_codes.UNKNOWN_SET
+                    )
                 )
                 findings.append(finding)
     return findings
@@ -494,7 +500,7 @@ def read_fleets(
         except ValueError as error:
             place = Place(document.file, FLEETS).at(name)
             advice = fix_of(error, _FLEET_FIXES, "the fleet does not exist, and its members are listed themselves")
-            findings.append(place.mistake(error, advice=advice, code=codes.BAD_FLEET))
+            findings.append(place.mistake(error, advice=advice, code=finding_codes.BAD_FLEET))
     return fleets, findings
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from isthmus.config import codes
+from isthmus.config import finding_codes
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import OWN, STANDARD, VSCODE, dialect_of
 from isthmus.config.editing import CannotEdit, Keys, edit, toml_table
@@ -150,14 +150,14 @@ def preview(
         found += [
             finding
             for finding in written_findings
-            if finding.code == codes.UNRESOLVED_VARIABLE and finding.message not in messages
+            if finding.code == finding_codes.UNRESOLVED_VARIABLE and finding.message not in messages
         ]
         present = known.get(called)
         is_same = present is not None and written is not None and has_same_effect(present, written)
         free = called if is_same else _free_name(called, used)
         if free != called:
             message = f"is the name of another server, so this one is called {free}"
-            found.append(entry.place.finding(message, advice="choose another name", code=codes.TAKEN_NAME))
+            found.append(entry.place.finding(message, advice="choose another name", code=finding_codes.TAKEN_NAME))
         used.add(free)
         if not is_same:
             tables[free] = fields
@@ -313,7 +313,7 @@ def _one(file: Path, name: str, fields: object, warnings: tuple[Finding, ...] = 
 
 def _refused(error: ConfigError) -> CannotPreview:
     finding = replace(error.findings[0], file=None)
-    advice = "Copy the whole text again, or correct that line" if finding.code == codes.SYNTAX else finding.fix
+    advice = "Copy the whole text again, or correct that line" if finding.code == finding_codes.SYNTAX else finding.fix
     problem = finding.problem
     problem = f"L{problem[1:]}" if problem.startswith("line ") else problem
     return CannotPreview(f"{problem}. {advice[:1].upper()}{advice[1:]}.")
@@ -527,7 +527,7 @@ def _not_editable(target: ServerFile, root: Keys, tables: Mapping[str, Mapping[s
             text = edit(target.file, text, (*root, name), fields)
     except CannotEdit as error:
         message = f"cannot be extended as it is: {error}"
-        return [Place(target.file).finding(message, advice="add the server by hand", code=codes.SYNTAX)]
+        return [Place(target.file).finding(message, advice="add the server by hand", code=finding_codes.SYNTAX)]
     return []
 
 

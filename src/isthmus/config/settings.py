@@ -37,7 +37,7 @@ from isthmus.model.callers import EXPOSURES, Caller, Exposure
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditMode, AuditSettings
-from isthmus.telemetry.metrics import TelemetrySettings
+from isthmus.telemetry.call_metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.server_settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from isthmus.cluster.settings import ClusterSettings
 from isthmus.code.settings import CodeSettings
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.callers import patterns
 from isthmus.config.files import STATE, Document, home_folder, resolve_path, state_folder
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
@@ -33,7 +33,7 @@ from isthmus.model.names import parse_server_name
 from isthmus.model.relay import AgentRules
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditSettings
-from isthmus.telemetry.metrics import TelemetrySettings
+from isthmus.telemetry.call_metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
@@ -413,7 +413,7 @@ def resolve_secret(key: str, text: str, variables: Variables) -> str:
     secret = variables.secret(key, text, used)
     if used.unresolved:
         message = f"{key} must have only variables that are set, not {used.unresolved[0]}"
-        raise CodedError(codes.UNRESOLVED_VARIABLE, message)
+        raise CodedError(finding_codes.UNRESOLVED_VARIABLE, message)
     return secret
 
 
@@ -491,7 +491,9 @@ def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Fin
         seconds = 0.0
     if 0 < seconds < float("inf"):
         return seconds, []
-    finding = Place(None, TIMEOUT_VARIABLE).finding("must be a positive number of seconds", code=codes.BAD_VALUE)
+    finding = Place(None, TIMEOUT_VARIABLE).finding(
+        "must be a positive number of seconds", code=finding_codes.BAD_VALUE
+    )
     return None, [finding]
 
 
@@ -561,11 +563,11 @@ def read_cluster(
     if not read.get("nats") and (storage.url is None or storage.is_foreign):
         advice = 'add nats = "nats://...", or [storage] url = "postgresql://..." with the database of all nodes'
         place = Place(document.file, CLUSTER)
-        raise ConfigError(place.finding("connects this hub with no other", advice=advice, code=codes.BAD_VALUE))
+        raise ConfigError(place.finding("connects this hub with no other", advice=advice, code=finding_codes.BAD_VALUE))
     if read.get("config") == "database" and (storage.url is None or storage.is_foreign):
         place = Place(document.file, CLUSTER).at("config")
         advice = 'add [storage] url = "postgresql://..." with the database of all nodes'
-        raise ConfigError(place.finding("needs a database", advice=advice, code=codes.BAD_VALUE))
+        raise ConfigError(place.finding("needs a database", advice=advice, code=finding_codes.BAD_VALUE))
 
     def settings() -> ClusterSettings:
         urls = tuple(resolve_secret(f"nats.{at}", url, variables) for at, url in enumerate(read.get("nats", ())))
@@ -626,7 +628,7 @@ def read_relay(document: Document | None, variables: Variables) -> tuple[RelayPa
             if may_deny:
                 agents[key] = _DENY_ALL
             advice = "until then its devices see nothing" if may_deny else "this entry is skipped"
-            agent_findings.append(place.at(key).mistake(error, advice=advice, code=codes.BAD_AGENT))
+            agent_findings.append(place.at(key).mistake(error, advice=advice, code=finding_codes.BAD_AGENT))
     read[AGENTS] = agents
 
     def relay_key() -> str | None:
@@ -637,7 +639,7 @@ def read_relay(document: Document | None, variables: Variables) -> tuple[RelayPa
         try:
             check_length(key)
         except KeyTooShort as error:
-            raise CodedError(codes.WEAK_KEY, str(error)) from None
+            raise CodedError(finding_codes.WEAK_KEY, str(error)) from None
         return key
 
     def of(settings: type[T]) -> T:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from isthmus.config.codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
 from isthmus.config.files import FileTooLong, read_regular_file, resolve_path
+from isthmus.config.finding_codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place
 
 SECRET_FILE_BYTES = 64 * 1024

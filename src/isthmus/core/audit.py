@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, overload
 import msgspec
 
 from isthmus.model.calls import Call, Outcome
-from isthmus.model.faults import Executed, Fault
+from isthmus.model.fault_table import Executed, Fault
 from isthmus.model.names import ServerName
 
 # -- facts and records -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runt
 import msgspec
 
 from isthmus.core.audit import AuditRow, Fact, LogState, Point, Seal, SealKind
-from isthmus.core.metrics import WriteMetrics
+from isthmus.core.histograms import WriteMetrics
 from isthmus.model.callers import Caller, FrontendName
 from isthmus.model.calls import (
     NO_CAPABILITIES,
@@ -28,7 +28,7 @@ from isthmus.model.calls import (
     Progress,
     Question,
 )
-from isthmus.model.faults import Executed, Fault
+from isthmus.model.fault_table import Executed, Fault
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
@@ -36,7 +36,7 @@ from isthmus.model.tasks import Message, TaskState
 
 if TYPE_CHECKING:  # these classes use the protocols below
     from isthmus.core.calls.hub import Hub
-    from isthmus.core.calls.inflight import InFlight
+    from isthmus.core.calls.running_call import InFlight
     from isthmus.core.watch.server_tasks import LinkSession
 
 # -- tools of the hub itself -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.calls.tool_search import CALL_TOOL, SEARCH_TOOLS
+from isthmus.core.calls.search_tools import CALL_TOOL, SEARCH_TOOLS
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,

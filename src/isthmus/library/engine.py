@@ -27,7 +27,7 @@ from isthmus.library.questions import Questions
 from isthmus.library.results import fault_of
 from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.faults import UnknownTool
+from isthmus.model.fault_table import UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.readable_text import telling_line
 from isthmus.storage.memory import MemoryJournal

@@ -31,9 +31,9 @@ from isthmus.library.errors import (
     ToolUnreachableError,
 )
 from isthmus.model.calls import Kind, Outcome, Result
-from isthmus.model.faults import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
+from isthmus.model.fault_table import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
 from isthmus.model.readable_text import without_locations
-from isthmus.wire.mcp.calls import wrap_bare_result
+from isthmus.wire.mcp.forwarded_methods import wrap_bare_result
 
 INVALID_PARAMS = -32602
 """The JSON-RPC code for invalid arguments."""

@@ -17,9 +17,9 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from isthmus.code.sandbox import EXTRA, is_installed
+from isthmus.code.sandbox_client import EXTRA, is_installed
 from isthmus.code.virtual_tools import RUN_CODE, TOOL_SIGNATURES
-from isthmus.core.calls.tool_search import CALL_TOOL
+from isthmus.core.calls.search_tools import CALL_TOOL
 from isthmus.library.catalog import Catalog, ToolEntry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.engine import FRONTEND, HubEngine, open_engine, use_standard_logging
@@ -65,7 +65,7 @@ from isthmus.library.streaming import (
 )
 from isthmus.library.tools import MCPTool, Tool, final_chunks, register_tool
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Kind, LogLevel, Outcome
-from isthmus.model.faults import BadArguments
+from isthmus.model.fault_table import BadArguments
 
 HOW_TO_START = "use `async with` (or `with` for a BlockingToolService), or call `initialize` first"
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.library.contracts import ChunkType, ToolResult, ToolStreamChunk
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.loop_thread import LoopThread, Promise, ThreadPromise, new_promise

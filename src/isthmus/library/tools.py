@@ -28,7 +28,7 @@ from isthmus.upstream.python.context import NoAnswerError
 from isthmus.upstream.python.registry import REGISTRY, FunctionOrigin, NameTaken
 from isthmus.upstream.python.signatures import BadArgument, Function, Traits, Unusable, encode_hook
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.calls import failed_tool_result
+from isthmus.wire.mcp.forwarded_methods import failed_tool_result
 
 if TYPE_CHECKING:
     from isthmus.library.catalog import ToolEntry

@@ -1,6 +1,6 @@
 """A call: what a caller requests, what happens while it runs, and how it ends. Plain data.
 
-`core.calls.inflight` is a running call. A `Fault` (see `model.faults`) is the other way a call can end.
+`core.calls.running_call` is a running call. A `Fault` (see `model.fault_table`) is the other way a call can end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from isthmus.model.callers import Caller, Exposure
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.names import ServerName
 
 # -- events while a call runs ------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Result(msgspec.Struct, frozen=True):
     """Set if it may name a task by this server's own id."""
     is_bare: bool = False
     """The payload is any JSON value that a plain JSON-RPC server returned, and not a result of MCP. Frontends pass it
-    on unchanged; only where the protocol has no room for it, `wire.mcp.calls` converts it."""
+    on unchanged; only where the protocol has no room for it, `wire.mcp.forwarded_methods` converts it."""
     is_untyped: bool = False
     """It is known to have no `resultType`: a long result is not read again to find out."""
 

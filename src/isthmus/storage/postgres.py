@@ -24,7 +24,7 @@ import structlog
 from isthmus import __version__
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.metrics import WriteMetrics
+from isthmus.core.histograms import WriteMetrics
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,

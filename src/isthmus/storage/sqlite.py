@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from isthmus.core.audit import AuditRow, Fact, LogState
-from isthmus.core.metrics import WriteMetrics
+from isthmus.core.histograms import WriteMetrics
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
     AuditNotary,

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.core.audit import Value
-from isthmus.core.calls.inflight import STEPS_MAX, InFlight
+from isthmus.core.calls.running_call import STEPS_MAX, InFlight
 from isthmus.core.ports import (
     AuditGate,
     CallDetails,
@@ -30,7 +30,7 @@ from isthmus.core.ports import (
 )
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Kind, Outcome, Result, Surface
-from isthmus.model.faults import Executed, Fault
+from isthmus.model.fault_table import Executed, Fault
 from isthmus.model.names import ServerName
 
 log = structlog.get_logger(__name__)

@@ -30,11 +30,11 @@ from isthmus.core.audit import (
     Value,
     outcome_word,
 )
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
 from isthmus.model.calls import Call, Outcome
-from isthmus.model.faults import NotWritten
+from isthmus.model.fault_table import NotWritten
 from isthmus.model.names import ServerName
 
 log = structlog.get_logger(__name__)

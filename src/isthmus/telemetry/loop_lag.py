@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from isthmus.core.metrics import WRITE_BOUNDS, Histogram
+from isthmus.core.histograms import WRITE_BOUNDS, Histogram
 
 log = structlog.get_logger(__name__)
 

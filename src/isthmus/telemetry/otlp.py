@@ -1,7 +1,7 @@
 """Sends spans and metrics to an OpenTelemetry collector: OTLP over HTTP with protobuf, in the background.
 
 Configured by the standard `OTEL_*` variables and `[telemetry]`. Calls only append to a bounded queue; what does not fit
-is dropped and counted, so that a slow collector costs spans and never calls. Made by `app.metrics`.
+is dropped and counted, so that a slow collector costs spans and never calls. Made by `app.hub_metrics`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import structlog
 
 from isthmus import __version__
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.metrics import Histogram
+from isthmus.core.calls.running_call import InFlight
+from isthmus.core.histograms import Histogram
 from isthmus.core.ports import Recorder
 from isthmus.model.calls import Kind, Outcome
-from isthmus.model.faults import FAULTS, Fault
+from isthmus.model.fault_table import FAULTS, Fault
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import TRACEPARENT, SpanContext, parent_of, parse_traceparent, state_of
-from isthmus.telemetry.metrics import OTHER, CallMetrics, TelemetrySettings
+from isthmus.telemetry.call_metrics import OTHER, CallMetrics, TelemetrySettings
 from isthmus.transport.egress import Egress, tls_settings
 from isthmus.transport.push_client import PushClient
-from isthmus.wire.mcp.calls import METHODS
+from isthmus.wire.mcp.forwarded_methods import METHODS
 
 log = structlog.get_logger(__name__)
 

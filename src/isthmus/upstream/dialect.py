@@ -10,7 +10,7 @@ import msgspec
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import call_params, request_params
+from isthmus.wire.mcp.forwarded_methods import call_params, request_params
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
 
 ENVELOPES_MAX = 64

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urljoin
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadArguments
+from isthmus.model.fault_table import BadArguments
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines, request_head
-from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.waiters import PendingRequest
+from isthmus.upstream.base_link import ConnectFailed
+from isthmus.upstream.response_waiters import PendingRequest
 
 OK = 200
 UNAUTHORIZED = 401

@@ -21,15 +21,15 @@ from typing import NamedTuple
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
-from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
+from isthmus.model.fault_table import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
-from isthmus.upstream.link import BaseLink, ConnectFailed, FollowerLink
+from isthmus.upstream.base_link import BaseLink, ConnectFailed, FollowerLink
 from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.redaction import Redact
 from isthmus.upstream.server_settings import ServerSettings

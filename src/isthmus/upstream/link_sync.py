@@ -16,10 +16,10 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.log_levels import LogLevels
-from isthmus.model.faults import Fault, NotConnected
+from isthmus.model.fault_table import Fault, NotConnected
 from isthmus.model.names import ServerName
-from isthmus.upstream.link import BaseLink, FollowerLink
-from isthmus.upstream.waiters import HubRequest
+from isthmus.upstream.base_link import BaseLink, FollowerLink
+from isthmus.upstream.response_waiters import HubRequest
 
 log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from isthmus.core.catalog.snapshot import FeatureLists
 from isthmus.core.event_loop import ReaderFailed, offload, pause
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
-from isthmus.model.faults import BadReply, ServerError
+from isthmus.model.fault_table import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import McpDialect

@@ -23,10 +23,10 @@ from isthmus.core.catalog.snapshot import FeatureLists
 from isthmus.core.ports import ListLoad
 from isthmus.model.callers import Caller
 from isthmus.model.calls import ClientCapabilities
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing, RelistSchedule, offered, sharing
 
 log = structlog.get_logger(__name__)

@@ -14,14 +14,19 @@ from weakref import ref
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.running_call import InFlight, OpenQuestion
 from isthmus.core.ports import ElicitationExchange, HubExchange
 from isthmus.model.calls import GIVEN_UP, NO_CAPABILITIES, UNSURE, Answered, ClientCapabilities, Question, Reply
 from isthmus.model.names import ServerName
-from isthmus.upstream.waiters import UNKNOWN_SESSION, CallWaiter, RequestTable, Waiter, lone_call
+from isthmus.upstream.response_waiters import UNKNOWN_SESSION, CallWaiter, RequestTable, Waiter, lone_call
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, render
-from isthmus.wire.mcp.calls import ELICITATION_ID, QUESTIONS, URL_ELICITATION_REQUIRED, read_url_elicitations
+from isthmus.wire.mcp.forwarded_methods import (
+    ELICITATION_ID,
+    QUESTIONS,
+    URL_ELICITATION_REQUIRED,
+    read_url_elicitations,
+)
 
 ELICITATIONS_MAX = 1_000
 """Elicitations remembered per link; the oldest are forgotten first."""

@@ -19,7 +19,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerState, ServerStatus
@@ -27,10 +27,10 @@ from isthmus.core.ports import Link, ListLoad, SubscriptionLink
 from isthmus.model.callers import Caller
 from isthmus.model.calls import ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
-from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.fault_table import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Tool, Topic
 from isthmus.model.names import FeatureName
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
 from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, offered, sharing

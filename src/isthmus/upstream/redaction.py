@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.upstream.server_settings import SECRET_LENGTH_MIN
 from isthmus.wire.jsonrpc import ErrorReply
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from isthmus.core.calls.result_cuts import check_result_limit
-from isthmus.core.cassette import Player
+from isthmus.core.cassette_matching import Player
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX

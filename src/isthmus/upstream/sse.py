@@ -13,10 +13,11 @@ from functools import partial
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply
+from isthmus.model.fault_table import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, media_type
+from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.http_shared import (
     ADVICE,
     OK,
@@ -28,9 +29,8 @@ from isthmus.upstream.http_shared import (
     login_url,
     same_origin_target,
 )
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.response_waiters import CallWaiter, PendingRequest, Waiter, lost, turned_away
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import CallWaiter, PendingRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
 from isthmus.wire.lines import Oversized

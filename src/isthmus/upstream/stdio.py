@@ -27,7 +27,7 @@ import structlog
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
-from isthmus.upstream.link import BaseLink, ChannelWriter, ConnectFailed
+from isthmus.upstream.base_link import BaseLink, ChannelWriter, ConnectFailed
 from isthmus.upstream.server_settings import PIN_ARGV, PIN_PROGRAM, StdioSettings
 from isthmus.wire import lines
 from isthmus.wire.lines import Oversized

@@ -18,18 +18,19 @@ from typing import Literal
 import msgspec
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import read_then
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import ClientCapabilities
-from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
+from isthmus.model.fault_table import BadReply, Fault, NotConnected, ServerError, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
 from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, header_lines, media_type
+from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.http_shared import (
     ADVICE,
     OK,
@@ -42,16 +43,23 @@ from isthmus.upstream.http_shared import (
     login_url,
     same_origin_target,
 )
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
 from isthmus.upstream.redaction import redact_error
+from isthmus.upstream.response_waiters import (
+    LATER_BYTES,
+    CallWaiter,
+    PendingRequest,
+    Waiter,
+    lost,
+    turned_away,
+    waiter_for,
+)
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, PendingRequest, Waiter, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
 from isthmus.wire.lines import Collected, Oversized
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import METHODS, QUESTIONS
+from isthmus.wire.mcp.forwarded_methods import METHODS, QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, Implementation, read_log, token_of
 from isthmus.wire.mcp.modern import HeaderParams, annotated_params, is_annotation_valid, param_headers

@@ -15,9 +15,9 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from isthmus.model.faults import BadReply, Fault, ServerError, TooManySubscriptions
+from isthmus.model.fault_table import BadReply, Fault, ServerError, TooManySubscriptions
 from isthmus.model.names import ServerName
-from isthmus.upstream.waiters import HubRequest, Waiter
+from isthmus.upstream.response_waiters import HubRequest, Waiter
 from isthmus.wire import jsonrpc
 
 log = structlog.get_logger(__name__)

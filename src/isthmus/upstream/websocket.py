@@ -8,8 +8,8 @@ from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
+from isthmus.upstream.base_link import BaseLink, ChannelWriter, ConnectFailed
 from isthmus.upstream.http_shared import ADVICE
-from isthmus.upstream.link import BaseLink, ChannelWriter, ConnectFailed
 from isthmus.wire.mcp.messages import Implementation
 
 SUBPROTOCOL = "mcp"

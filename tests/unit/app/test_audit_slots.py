@@ -29,7 +29,7 @@ from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE, SqliteJournal
 from isthmus.telemetry.audit import AuditMode
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 from tests.unit.app.test_audit import configured, events, opened, told
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
 from tests.unit.core.tasks.doubles import draft

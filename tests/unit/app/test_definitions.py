@@ -20,7 +20,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import DefinitionStore, SeenDefinition
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 
 pytestmark = pytest.mark.asyncio
 

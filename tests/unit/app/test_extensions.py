@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app.config_diff import keep_fixed_settings
 from isthmus.app.extensions import JOURNAL, Contained, narrowing_of, verifiers_of
 from isthmus.app.hub import RunningHub
+from isthmus.app.reload_diff import keep_fixed_settings
 from isthmus.app.serve import Access, open_journal
 from isthmus.config.extensions import Extension, Extensions
 from isthmus.config.findings import ConfigError

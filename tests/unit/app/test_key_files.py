@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.key_files import FILE, FOLDER, KeyFile, keys_in
-from isthmus.config.codes import KEY_STORE
+from isthmus.config.finding_codes import KEY_STORE
 from isthmus.config.findings import ConfigError
 from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged, mint
 from isthmus.model.callers import Grants

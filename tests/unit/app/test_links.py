@@ -14,11 +14,11 @@ from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
-from isthmus.model.faults import Lost
+from isthmus.model.fault_table import Lost
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin, Resolver
 from isthmus.upstream.a2a.link import AgentLink
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.server_settings import AgentSettings, Carrier, ServerSettings, StdioSettings, TargetHttpSettings
 from tests.unit.transport.doubles import Server
 

@@ -14,7 +14,7 @@ from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, TRUST_SECONDS
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports import Document
-from isthmus.core.tasks.delivery import DELIVERY
+from isthmus.core.tasks.push_delivery import DELIVERY
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.upstream.targets.settings import TargetSettings

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import structlog
 
-from isthmus.app.config_diff import ConfigDiff
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload import Reloader, Source
+from isthmus.app.reload_diff import ConfigDiff
 from isthmus.config.settings import Configuration
 from isthmus.model.names import ServerName
 

@@ -17,7 +17,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.python.builtin import HubFunctions
 from isthmus.upstream.python.link import begin_to_import
 from isthmus.upstream.python.registry import REGISTRY

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app import server_advice as module
-from isthmus.app.server_advice import (
+from isthmus.app import server_findings as module
+from isthmus.app.server_findings import (
     CODES,
     NOT_STARTED,
     SLOW_SECONDS,
@@ -32,7 +32,7 @@ from isthmus.cli.documents import ListedFeature
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource
 from isthmus.cli.rest_client import RemoteSource
-from isthmus.config import codes
+from isthmus.config import finding_codes
 from isthmus.core.catalog.snapshot import ServerState, ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
@@ -178,8 +178,8 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
 def test_every_kind_of_finding_can_be_listed(capsys: pytest.CaptureFixture[str], *, is_json: bool) -> None:
     assert show_codes(is_json=is_json) == Exit.SUCCESS
     out = capsys.readouterr().out
-    assert all(code.number in out and code.name in out for code in (*CODES, *codes.CODES))
-    assert not is_json or len(json.loads(out)["codes"]) == len(CODES) + len(codes.CODES)
+    assert all(code.number in out and code.name in out for code in (*CODES, *finding_codes.CODES))
+    assert not is_json or len(json.loads(out)["codes"]) == len(CODES) + len(finding_codes.CODES)
 
 
 # -- diagnosis -----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def told(patient: ServerReport, of: ConfiguredServer | None = None) -> list[tupl
 def test_numbers_are_unique_and_in_order_and_differ_from_those_of_configurations() -> None:
     numbers = [code.number for code in CODES]
     assert numbers == sorted(set(numbers))
-    assert not {code.name for code in CODES} & {code.name for code in codes.CODES}
+    assert not {code.name for code in CODES} & {code.name for code in finding_codes.CODES}
 
 
 def test_every_code_is_in_the_document_as_it_is() -> None:

@@ -36,7 +36,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.model.calls import Event, Progress, Result, Surface
-from isthmus.model.faults import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
+from isthmus.model.fault_table import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings

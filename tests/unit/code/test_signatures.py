@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, real_errors, signature, words_in
+from isthmus.code.signatures import CLASSES_MAX, HEADER, python_names, signature, words_in
 
 
 def stub(schema: Any, output: Any = None, description: str = "") -> str:
@@ -95,87 +95,3 @@ def test_names_are_valid_in_python_and_unique() -> None:
     assert names["fine.tool"] == "fine_tool"
     assert names["class"] == "class_"
     assert words_in("x = await fine_tool(a='b')") >= {"fine_tool"}
-
-
-ITEM = {
-    "type": "object",
-    "properties": {"item": {"type": "string"}, "amount": {"type": "integer"}, "tags": {"type": "array", "items": {}}},
-    "required": ["item"],
-}
-ODD = {"type": "object", "properties": {"no-name": {"type": "string"}}, "required": ["no-name"]}
-NODE = {"type": "object", "properties": {"item": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}}}
-COMPARED = HEADER + stub(
-    {
-        "type": "object",
-        "properties": {"items": {"type": "array", "items": ITEM}, "odd": ODD, "node": {"$ref": "#/$defs/Node"}},
-        "$defs": {"Node": NODE},
-    },
-    {"type": "object", "properties": {"item": {"type": "string"}, "cents": {"type": "integer"}}, "required": ["item"]},
-)
-
-
-def found(expected: str, found: str) -> str:
-    wrong = f"Argument to function `tool` is incorrect: Expected `{expected}`, found `{found}`"
-    return f"script.py:1:1: error[invalid-argument-type] {wrong}"
-
-
-@pytest.mark.parametrize(
-    ("expected", "given"),
-    [
-        ("list[ToolItemsItem]", "list[dict[str, str]]"),
-        ("list[ToolItemsItem]", "list[dict[str, str | int | list[str]]]"),
-        ("list[ToolItemsItem]", "list[ToolItemsItem | dict[str, str]]"),
-        ("list[ToolItemsItem]", "list[ToolResult]"),
-        ("ToolItemsItem", "dict[str, str | Unknown]"),
-        ("ToolItemsItem | None", "dict[str, str]"),
-        ("ToolOdd", "dict[str, str]"),
-        ("ToolNode", "ToolNode"),
-        ("list[str | int]", "list[str]"),
-        ("list[float]", "list[int]"),
-        ("dict[str, str | int]", "dict[str, str]"),
-        ("dict[str, Any]", "ToolResult"),
-        ("list[Literal['a', 'b']]", 'list[Literal["a"]]'),
-        ("list[str]", 'list[Literal["a"]]'),
-        ("list[None]", "list[None]"),
-    ],
-)
-def test_what_is_right_as_json_is_no_error(expected: str, given: str) -> None:
-    assert real_errors(found(expected, given), COMPARED) == []
-
-
-@pytest.mark.parametrize(
-    ("expected", "given"),
-    [
-        ("list[ToolItemsItem]", "list[dict[str, int]]"),  # `item` cannot be among them
-        ("list[ToolItemsItem]", "list[dict[str, str | None]]"),
-        ("list[ToolItemsItem]", "dict[str, str]"),
-        ("list[ToolItemsItem]", "list[dict[int, str]]"),
-        ("list[ToolOdd]", "list[ToolResult]"),
-        ("ToolResult", "ToolOdd"),
-        ("ToolItemsItem", "str"),
-        ("int", "float"),
-        ("list[str | int]", "list[float]"),
-        ("list[str | int]", "tuple[str, str]"),
-        ("list[str]", 'Literal["abc"]'),
-        ("dict[str, int]", "ToolResult"),
-        ("dict[str, str]", "list[str]"),
-        ("list[Literal['a', 'b']]", 'list[Literal["c"]]'),
-        ("list[str]", "list[Literal[Color.RED]]"),
-        ("list[str]", "<class 'str'>"),
-        ("list[str]", "list[str].append"),
-        ("list[str]", "list[" * 300 + "]" * 300),
-        ("|".join(["int"] * 3000), "str"),
-    ],
-)
-def test_what_is_wrong_as_json_stays_an_error(expected: str, given: str) -> None:
-    line = found(expected, given)
-    assert real_errors(line, COMPARED) == [line]
-
-
-def test_other_errors_stay_and_warnings_go() -> None:
-    lines = [
-        "script.py:1:1: warning[x] Y",
-        found("list[ToolItemsItem]", "list[dict[str, str]]"),
-        "script.py:1:21: error[missing-typed-dict-key] Missing required key 'item' in TypedDict `Item` constructor",
-    ]
-    assert real_errors("\n".join(lines), COMPARED) == lines[2:]

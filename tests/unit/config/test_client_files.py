@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config import codes
+from isthmus.config import finding_codes
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
@@ -67,7 +67,7 @@ def test_our_own_file_wins_and_of_the_others_the_first(tmp_path: Path) -> None:
         StdioSettings("one"),
     ]
     assert told(configuration) == [f"two.json: mcpServers.b is already in {tmp_path / 'one.json'} and is skipped"]
-    assert configuration.warnings[0].code is codes.TAKEN_NAME
+    assert configuration.warnings[0].code is finding_codes.TAKEN_NAME
 
 
 def test_a_file_that_is_broken_costs_only_its_own_servers(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_file_that_is_broken_costs_only_its_own_servers(tmp_path: Path) -> Non
     assert configuration.unread == (broken,)
     assert tmp_path / "gone.json" in configuration.files
     assert [warning.code for warning in configuration.warnings] == [
-        codes.SYNTAX,
-        codes.MISSING_FILE,
-        codes.BAD_VALUE,
+        finding_codes.SYNTAX,
+        finding_codes.MISSING_FILE,
+        finding_codes.BAD_VALUE,
     ]
     assert told(configuration)[1] == (
         f"isthmus.toml: import.3 must name a file that is there, not '{tmp_path / 'gone.json'}'"

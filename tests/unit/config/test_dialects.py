@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.codes import CODE_NOT_RUN
 from isthmus.config.dialects import (
     CLAUDE_DESKTOP,
     CLIENTS,
@@ -36,6 +35,7 @@ from isthmus.config.dialects import (
     with_hub_variables,
 )
 from isthmus.config.entry_translation import Entry, entry_of
+from isthmus.config.finding_codes import CODE_NOT_RUN
 from isthmus.config.findings import Place
 
 PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config import codes, values
+from isthmus.config import finding_codes, values
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.editing import CannotEdit, merge_tables, toml_table
@@ -92,7 +92,7 @@ def test_a_variable_that_only_the_other_file_sees_is_reported(tmp_path: Path) ->
     entries = {"a": {"url": URL, "headers": {"Authorization": "Bearer ${TOKEN}"}}}
     merging.add([document(tmp_path / "sub", "mcp.json", CURSOR, entries)])
     [told] = merging.findings
-    assert told.code is codes.UNRESOLVED_VARIABLE
+    assert told.code is finding_codes.UNRESOLVED_VARIABLE
     assert str(told) == (
         "isthmus.toml: servers.a.headers.Authorization has '${TOKEN}', which is not set; it stays as it is"
     )
@@ -119,7 +119,7 @@ def test_a_secret_that_stands_in_the_file_is_noticed(
 def test_a_file_whose_servers_are_no_table_costs_only_itself(tmp_path: Path) -> None:
     merging = begun(tmp_path, None)
     merging.add([Document(tmp_path / "odd.json", {"mcpServers": 5}, CURSOR)])
-    assert (merging.candidates, [finding.code for finding in merging.findings]) == ([], [codes.BAD_VALUE])
+    assert (merging.candidates, [finding.code for finding in merging.findings]) == ([], [finding_codes.BAD_VALUE])
 
 
 def test_replacing_again_and_again_comes_to_an_end(tmp_path: Path) -> None:

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.config_diff import compare
-from isthmus.config.codes import BAD_FLEET, BAD_SET, IDLE_SET_ENTRY, SET_NAMES_COLLIDE, UNKNOWN_SERVER, UNKNOWN_SET
+from isthmus.app.reload_diff import compare
 from isthmus.config.dialects import OWN
 from isthmus.config.files import Document
+from isthmus.config.finding_codes import (
+    BAD_FLEET,
+    BAD_SET,
+    IDLE_SET_ENTRY,
+    SET_NAMES_COLLIDE,
+    UNKNOWN_SERVER,
+    UNKNOWN_SET,
+)
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
 from isthmus.config.named_tables import BUDGET_KEYS, FLEET_KEYS, SET_KEYS, SET_TOOL_KEYS, read_sets

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
@@ -31,7 +31,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.features import Ability, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 

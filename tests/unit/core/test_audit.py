@@ -32,7 +32,7 @@ from isthmus.core.audit import (
     signed_text,
 )
 from isthmus.model.calls import Call, Kind, Outcome, Result
-from isthmus.model.faults import Lost, TimedOut, UnknownTool
+from isthmus.model.fault_table import Lost, TimedOut, UnknownTool
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, call
 

@@ -10,9 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.credentials.authorization import LoginRefused
-from isthmus.credentials.authorization import read_callback as read_request
-from isthmus.credentials.authorization import read_device_login as read_device
 from isthmus.credentials.discovery import (
     Challenge,
     DiscoveryFailed,
@@ -25,6 +22,9 @@ from isthmus.credentials.discovery import (
     read_challenge,
 )
 from isthmus.credentials.fetch import FetchFailed
+from isthmus.credentials.interactive_login import LoginRefused
+from isthmus.credentials.interactive_login import read_callback as read_request
+from isthmus.credentials.interactive_login import read_device_login as read_device
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal
 from isthmus.credentials.token_endpoint import read_token_response as read_token
 from isthmus.transport.http import HttpResponse

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 from isthmus.core.ports import Subscriber
-from isthmus.model.faults import NotConnected
+from isthmus.model.fault_table import NotConnected
 from isthmus.model.names import ServerName
 from tests.faults.scripted import SESSION, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import eventually
-from tests.unit.credentials.test_logins import OTHER, PLANNER, S, called
+from tests.unit.credentials.test_login_tokens import OTHER, PLANNER, S, called
 
 URI = "note:///inbox"
 KEY = (ServerName("s"), URI)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from isthmus.model.faults import Fault, leaves
+from isthmus.model.fault_table import Fault, leaves
 from isthmus.model.names import ServerName
 
 SERVER = ServerName("files")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from isthmus.model.faults import Lost, NotConnected
+from isthmus.model.fault_table import Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.readable_text import telling_line, without_locations
 

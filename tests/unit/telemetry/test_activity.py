@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from isthmus.core.audit import Value
-from isthmus.core.calls.inflight import STEPS_MAX, InFlight
+from isthmus.core.calls.running_call import STEPS_MAX, InFlight
 from isthmus.core.ports import CaptureOrder, EndedCall
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Progress
-from isthmus.model.faults import Executed
+from isthmus.model.fault_table import Executed
 from isthmus.model.names import ServerName
 from isthmus.telemetry import activity as module
 from isthmus.telemetry.activity import RecentCalls, steps_of
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import DONE, SERVER, Listener, call
 

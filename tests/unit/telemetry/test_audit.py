@@ -19,10 +19,10 @@ from isthmus.core.tasks.engine import TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import NewTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.calls import Outcome
-from isthmus.model.faults import Cancelled, NotWritten, UnknownTool
+from isthmus.model.fault_table import Cancelled, NotWritten, UnknownTool
 from isthmus.telemetry import audit as module
 from isthmus.telemetry.audit import RECORD_BATCH, Audit
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, call, ready, tool
 
 SCRIBE = RecordEncoder(b"key")

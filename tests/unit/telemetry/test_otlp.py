@@ -19,11 +19,11 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Kind, Result
-from isthmus.model.faults import NotConnected
+from isthmus.model.fault_table import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import SpanContext, parent_of
 from isthmus.telemetry import otlp as module
-from isthmus.telemetry.metrics import CallMetrics, TelemetrySettings
+from isthmus.telemetry.call_metrics import CallMetrics, TelemetrySettings
 from isthmus.telemetry.otlp import (
     CallAbout,
     OtlpExporter,

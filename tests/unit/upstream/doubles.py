@@ -6,11 +6,11 @@ import asyncio
 import json
 from typing import Any
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, LogMessage, Result
-from isthmus.upstream.link import BaseLink
+from isthmus.upstream.base_link import BaseLink
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Listener, Stage, call, tool
 from tests.unit.transport.doubles import Peer

@@ -10,21 +10,21 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.model.credentials import Subject
-from isthmus.model.faults import BadReply, Fault, Lost
+from isthmus.model.fault_table import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.response_waiters import Waiter
 from isthmus.upstream.server_settings import Carrier, Era, Reach, ServerSettings, StdioSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.upstream.waiters import Waiter
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ABLE, DONE, Listener, call

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
-from isthmus.model.faults import BadArguments
+from isthmus.core.calls.running_call import InFlight
+from isthmus.model.fault_table import BadArguments
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.http import HttpClient, ResponseSink, Ticket, request_head
 from isthmus.upstream import http_shared as module
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.http_shared import (
     HEADERS_BYTES_MAX,
     URL_LENGTH_MAX,
@@ -22,7 +23,6 @@ from isthmus.upstream.http_shared import (
     login_url,
     same_origin_target,
 )
-from isthmus.upstream.link import ConnectFailed
 from tests.unit.core.doubles import Listener, Stage, call, tool
 from tests.unit.transport.doubles import Recorder, Server
 from tests.unit.upstream.doubles import ACCEPTED

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Subscriber
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import NewTask
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, LogMessage
 from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
-from isthmus.model.faults import Cancelled, Fault, Lost, NotConnected, Overloaded, UnknownTool
+from isthmus.model.fault_table import Cancelled, Fault, Lost, NotConnected, Overloaded, UnknownTool
 from isthmus.upstream import link_pool as module
-from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.server_settings import REASON_LENGTH_MAX

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.log_levels import LogLevels
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.upstream import link_sync as module
 from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
-from isthmus.upstream.waiters import Waiter
+from isthmus.upstream.response_waiters import Waiter
 from isthmus.wire.jsonrpc import ErrorReply
 from tests.unit.core.doubles import ANYONE, Stage
 from tests.unit.upstream.scripted import NAME, SECONDS, Scripted

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, ServerError
+from isthmus.model.fault_table import BadReply, ServerError
 from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import ServerName
 from isthmus.storage.server_lists import FILES_MAX, ServerListFiles

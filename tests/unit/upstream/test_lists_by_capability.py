@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, ClientCapabilities
-from isthmus.model.faults import BadReply
+from isthmus.model.fault_table import BadReply
 from isthmus.upstream import link_pool as pools
 from isthmus.upstream import listing as paces
 from isthmus.upstream import lists_by_capability as module

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.upstream import questions as module
 from isthmus.upstream.questions import UrlElicitations
 from tests.unit.core.doubles import DONE, Listener, Stage, call, raw

@@ -14,10 +14,10 @@ from isthmus.core.catalog.pins import Pinning, Pins
 from isthmus.core.catalog.review import Review
 from isthmus.core.ports import Subscriber
 from isthmus.model.calls import EVERYTHING, LogMessage
-from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
+from isthmus.model.fault_table import BadReply, Lost, NotConnected, ServerError
 from isthmus.upstream import listing as paces
 from isthmus.upstream import reconnector as module
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.listing import ListCache, Listing
 from isthmus.upstream.reconnector import Backoff, ToolGuard

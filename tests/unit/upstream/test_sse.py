@@ -12,15 +12,15 @@ import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.logins import StaticCredentials
+from isthmus.credentials.login_tokens import StaticCredentials
 from isthmus.model.calls import LogMessage
-from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
+from isthmus.model.fault_table import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
+from isthmus.upstream import base_link as link_module
 from isthmus.upstream import http_shared
-from isthmus.upstream import link as link_module
+from isthmus.upstream.base_link import ConnectFailed, WrongCarrier
 from isthmus.upstream.http_shared import CallerHeaders
-from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.sse import SseLink
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually

@@ -14,11 +14,11 @@ import pytest_asyncio
 
 from isthmus.core.settings import Limits
 from isthmus.model.calls import LogMessage
-from isthmus.model.faults import Lost
+from isthmus.model.fault_table import Lost
 from isthmus.model.names import ServerName
-from isthmus.upstream import link as link_module
+from isthmus.upstream import base_link as link_module
 from isthmus.upstream import stdio
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs, StdioLink, check_digests, open_paths, program_of
 from tests.conftest import Ledger

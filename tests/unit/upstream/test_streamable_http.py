@@ -12,18 +12,18 @@ import pytest
 import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.logins import StaticCredentials
+from isthmus.credentials.login_tokens import StaticCredentials
 from isthmus.model.calls import UNSURE, Answered, LogMessage, Progress, Result, Surface
-from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
+from isthmus.model.fault_table import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.transport.egress import Egress
 from isthmus.upstream import http_shared, questions, subscriptions
+from isthmus.upstream.base_link import ConnectFailed, WrongCarrier
 from isthmus.upstream.http_shared import CallerHeaders
-from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.response_waiters import CallWaiter
 from isthmus.upstream.server_settings import Era
 from isthmus.upstream.streamable_http import Post, StreamableLink
-from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import SERVER, Listener, call, raw

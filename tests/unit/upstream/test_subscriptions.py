@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.model.faults import BadReply, Fault, ServerError, TooManySubscriptions
+from isthmus.model.fault_table import BadReply, Fault, ServerError, TooManySubscriptions
 from isthmus.upstream import subscriptions
+from isthmus.upstream.response_waiters import HubRequest, Waiter
 from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscriptions
-from isthmus.upstream.waiters import HubRequest, Waiter
 from tests.unit.core.doubles import SERVER
 
 REFUSED = ServerError(SERVER, -32602, "unknown resource")

@@ -15,13 +15,13 @@ from websockets.exceptions import ConnectionClosed
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.logins import StaticCredentials
+from isthmus.credentials.login_tokens import StaticCredentials
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.model.calls import LogMessage
-from isthmus.model.faults import Lost, ServerError
+from isthmus.model.fault_table import Lost, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.websocket import SocketLink
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually

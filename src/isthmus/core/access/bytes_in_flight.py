@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from isthmus.model.callers import Caller
-from isthmus.model.faults import TooManyBytes
+from isthmus.model.fault_table import TooManyBytes
 
 COUNTED_BYTES = 64 * 1024
 """Shorter messages are not counted; the listener reads that much ahead of every connection."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from isthmus.model.callers import Caller, CallerId, Grants
-from isthmus.model.faults import TooManyCalls
+from isthmus.model.fault_table import TooManyCalls
 from isthmus.model.relay import DEFAULT_TENANT
 
 

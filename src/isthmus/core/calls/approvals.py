@@ -36,7 +36,7 @@ from isthmus.core.access.approval_rules import (
 )
 from isthmus.core.access.policy import Policy
 from isthmus.core.calls.hub import HELD, Held
-from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight, OpenQuestion
+from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight, OpenQuestion
 from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
 from isthmus.core.catalog.rules import NO_TOOL_RULES, hints_of, labels_of
 from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, Snapshot
@@ -52,7 +52,7 @@ from isthmus.core.ports import (
 )
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Reply, Result
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     ApprovalDenied,
     ApprovalExpired,
     ApprovalPending,

@@ -40,13 +40,13 @@ from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, ServerStatus, Snapsh
 from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, SharedJournal, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Kind, Outcome, Result
-from isthmus.model.faults import BudgetExceeded, Fault
+from isthmus.model.fault_table import BudgetExceeded, Fault
 from isthmus.model.features import Feature, Tool
 from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
-    from isthmus.core.calls.inflight import InFlight, Keep
+    from isthmus.core.calls.running_call import InFlight, Keep
 
 log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from weakref import ref
 import msgspec
 import structlog
 
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.running_call import InFlight, OpenQuestion
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.fleets import (
     ALL_MEMBERS,
@@ -47,7 +47,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     ApprovalPending,
     BadArguments,
     Cancelled,

@@ -21,8 +21,8 @@ import structlog
 from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.access.policy import CustomPolicy
 from isthmus.core.access.tenants import TenantCalls
-from isthmus.core.calls.inflight import Deadlines, InFlight
 from isthmus.core.calls.result_cache import ResultCache
+from isthmus.core.calls.running_call import Deadlines, InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import BUILTIN
@@ -38,7 +38,7 @@ from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.core.watch.subscriptions import Subscriptions
 from isthmus.model.callers import Caller, Exposure, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, ClientCapabilities, Outcome, Surface
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadArguments,
     Bug,
     Draining,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.names import ServerName
 

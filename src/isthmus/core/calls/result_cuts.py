@@ -31,14 +31,14 @@ from isthmus.core.catalog.snapshot import Route
 from isthmus.core.event_loop import LONG_BYTES, in_turns, read_then
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import Fault, UnknownResource
+from isthmus.model.fault_table import Fault, UnknownResource
 from isthmus.model.features import Resource
 from isthmus.model.json_members import known_members
 from isthmus.model.names import FeatureName, ServerName
 
 if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
-    from isthmus.core.calls.inflight import InFlight, Keep
+    from isthmus.core.calls.running_call import InFlight, Keep
 
 log = structlog.get_logger(__name__)
 

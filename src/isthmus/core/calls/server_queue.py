@@ -24,12 +24,12 @@ import msgspec
 import structlog
 
 from isthmus.core.access.tenants import TenantCalls
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import AnyMethodLink, CallerLinks, Link
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.calls import LogLevel, Outcome, Result
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BreakerOpen,
     Bug,
     Fault,

@@ -29,10 +29,9 @@ from msgspec import Raw
 from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports import Document, Journal, PeerTasks, SharedJournal, WriteResult
-from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import (
     RETRY_SECONDS,
     LiveTask,
@@ -48,6 +47,7 @@ from isthmus.core.tasks.live_task import (
     tombstone,
 )
 from isthmus.core.tasks.offline_queue import OfflineQueue
+from isthmus.core.tasks.push_delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.record import (
     TASK,
     PendingCall,
@@ -66,7 +66,7 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.core.tasks.storage_quota import BEGIN_SHARE, StorageQuota
 from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
-from isthmus.model.faults import Cancelled, Fault, TaskElsewhere
+from isthmus.model.fault_table import Cancelled, Fault, TaskElsewhere
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
 log = structlog.get_logger(__name__)

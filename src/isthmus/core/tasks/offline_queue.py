@@ -13,13 +13,13 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.tasks.live_task import LiveTask, ShutdownListener
 from isthmus.core.tasks.record import PendingCall, TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
-from isthmus.model.faults import Fault, NotConnected, TimedOut, UnknownTool
+from isthmus.model.fault_table import Fault, NotConnected, TimedOut, UnknownTool
 from isthmus.model.names import ServerName
 
 FindCaller: TypeAlias = Callable[[TaskOwner], Caller | None]

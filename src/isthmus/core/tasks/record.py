@@ -22,7 +22,7 @@ from msgspec import Raw
 from isthmus.core.ports import Document, Journal
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import FAULTS, Executed, NotConnected, ServerError, restored_fault
+from isthmus.model.fault_table import FAULTS, Executed, NotConnected, ServerError, restored_fault
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 

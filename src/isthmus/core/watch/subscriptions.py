@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from isthmus.core.ports import PrivateLinks, Subscriber, SubscriptionLink
-from isthmus.model.faults import Fault, NotConnected
+from isthmus.model.fault_table import Fault, NotConnected
 from isthmus.model.names import ServerName
 
 log = structlog.get_logger(__name__)

@@ -36,12 +36,19 @@ from isthmus.frontends.a2a.caller_messages import (
 from isthmus.frontends.a2a.task_view import StoredInstruction
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import TASK_KINDS, Call, ClientCapabilities, LogLevel, Outcome, Result, Style, Surface
-from isthmus.model.faults import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
+from isthmus.model.fault_table import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message, TaskState
 from isthmus.model.trace_context import REQUEST_TRACE, with_http_context
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.calls import INPUT_MEMBERS, METHODS, CallRequest, passed_extra, passed_meta, read_request
+from isthmus.wire.mcp.forwarded_methods import (
+    INPUT_MEMBERS,
+    METHODS,
+    CallRequest,
+    passed_extra,
+    passed_meta,
+    read_request,
+)
 from isthmus.wire.mcp.lists import SHAPES, array_of, write_entry
 from isthmus.wire.mcp.tasks import TASK
 

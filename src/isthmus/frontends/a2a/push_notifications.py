@@ -14,15 +14,15 @@ import structlog
 from msgspec.structs import replace
 
 from isthmus.core.ports import PushSender, Sealer, Signer
-from isthmus.core.tasks.delivery import host_of
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask
-from isthmus.core.tasks.outbox import PushRequest
+from isthmus.core.tasks.push_delivery import host_of
+from isthmus.core.tasks.push_outbox import PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskRecord, owner_of
 from isthmus.frontends.a2a.task_stream import is_settled
 from isthmus.frontends.a2a.task_view import artifacts_of, brief_of, shown
 from isthmus.model.callers import Caller
-from isthmus.model.faults import Fault, TaskElsewhere
+from isthmus.model.fault_table import Fault, TaskElsewhere
 from isthmus.model.tasks import TaskArtifactUpdate, TaskStatusUpdate, Update
 from isthmus.wire.a2a.negotiate import DIALECTS
 from isthmus.wire.a2a.operations import (

@@ -64,7 +64,7 @@ from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, record_bytes, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import NotWritten, TaskElsewhere
+from isthmus.model.fault_table import NotWritten, TaskElsewhere
 from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 

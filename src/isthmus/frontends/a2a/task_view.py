@@ -19,7 +19,7 @@ from isthmus.core.tasks.live_task import Report
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
 from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
-from isthmus.model.faults import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
+from isthmus.model.fault_table import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
 from isthmus.model.json_members import known_members
 from isthmus.model.tasks import (
     ABSENT,
@@ -35,7 +35,7 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.calls import json_tool_result
+from isthmus.wire.mcp.forwarded_methods import json_tool_result
 from isthmus.wire.mcp.messages import read_string
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)

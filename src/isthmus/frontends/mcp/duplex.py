@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES, read_then
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION
 from isthmus.frontends.mcp.exchange import (
@@ -42,13 +42,13 @@ from isthmus.frontends.mcp.subscriptions import (
 from isthmus.frontends.mcp.tasks import needs_session, status_notification
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Event, LogLevel, Outcome, Surface
-from isthmus.model.faults import TooManyBytes
+from isthmus.model.fault_table import TooManyBytes
 from isthmus.model.features import TOPICS
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import CALLS
+from isthmus.wire.mcp.forwarded_methods import CALLS
 from isthmus.wire.mcp.messages import (
     CALLER_KEY,
     CANCELLED,

@@ -2,7 +2,7 @@
 
 `McpExchange` decides which events are sent and how questions and the outcome are written in the caller's era. The
 transports subclass it: `http.McpHttpExchange` and the exchange in `duplex`. An error always has `executed` in its data;
-the codes of faults are in `model.faults`.
+the codes of faults are in `model.fault_table`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import ReportProgress
 from isthmus.frontends.mcp.tasks import with_public_id, with_public_related
 from isthmus.model.calls import (
@@ -30,11 +30,11 @@ from isthmus.model.calls import (
     Result,
     is_at_least,
 )
-from isthmus.model.faults import FAULTS, NOT_CONNECTED, Cancelled, Fault, ServerError, UnknownResource, is_unsent
+from isthmus.model.fault_table import FAULTS, NOT_CONNECTED, Cancelled, Fault, ServerError, UnknownResource, is_unsent
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.calls import COMPLETED, ELICITATION_ID, wrap_bare_result
+from isthmus.wire.mcp.forwarded_methods import COMPLETED, ELICITATION_ID, wrap_bare_result
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, UPDATED, Era, progress_params
 
 RESOURCE_NOT_FOUND = -32002

@@ -14,8 +14,8 @@ from functools import partial
 
 import msgspec
 
-from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
 from isthmus.core.calls.result_cuts import URI as RESULTS_URI
+from isthmus.core.calls.running_call import Bucket, Deadlines, InFlight
 from isthmus.core.event_loop import LONG_BYTES, offload, pause_after, read_message
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.nodes import ALONE, TAG_END, Nodes
@@ -57,7 +57,7 @@ from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_c
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import CALLS, STATE
+from isthmus.wire.mcp.forwarded_methods import CALLS, STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, Era, Members, read_client_capabilities, read_string
 from isthmus.wire.mcp.tasks import LEGACY_METHODS, MODERN_METHODS
@@ -267,7 +267,7 @@ class McpHttpExchange(McpExchange):
             self._open_stream()
 
     def cancel(self, why: str) -> None:
-        """See `core.calls.inflight.Expiring`; a stream that is not open needs no end."""
+        """See `core.calls.running_call.Expiring`; a stream that is not open needs no end."""
 
     def disconnected(self, peer: Peer) -> None:
         """A legacy caller's connection broke; it may resume its stream for a while."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import CallerSession
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.http.nodes import ALONE, Nodes, new_id

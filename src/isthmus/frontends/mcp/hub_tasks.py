@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
-from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
+from isthmus.core.calls.running_call import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import View, VirtualRoute
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress, VirtualTool
@@ -64,7 +64,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadArguments,
     Bug,
     Cancelled,
@@ -80,7 +80,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.calls import CAPABILITY_NEEDED, RESPONSES, wrap_bare_result
+from isthmus.wire.mcp.forwarded_methods import CAPABILITY_NEEDED, RESPONSES, wrap_bare_result
 from isthmus.wire.mcp.messages import is_object, read_string
 from isthmus.wire.mcp.tasks import (
     TASK,
@@ -844,7 +844,7 @@ class _SlowCall:
         self._then = then
 
     def expire(self) -> None:
-        """See `core.calls.inflight.Expiring`."""
+        """See `core.calls.running_call.Expiring`."""
         if (inflight := self._inflight()) is not None:
             self._then(inflight)
 

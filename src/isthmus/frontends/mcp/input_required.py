@@ -21,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight
+from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight
 from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.snapshot import View
 from isthmus.core.ports import Sealer
@@ -30,9 +30,9 @@ from isthmus.frontends.mcp.exchange import AskableExchange
 from isthmus.frontends.mcp.tasks import public_params, server_result
 from isthmus.model.callers import Caller
 from isthmus.model.calls import TOO_LATE, Answered, Call, Declined, Event, OnReply, Outcome, Question, Result
-from isthmus.model.faults import BadReply, BadState, Fault, ServerError, Unanswered
+from isthmus.model.fault_table import BadReply, BadState, Fault, ServerError, Unanswered
 from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
-from isthmus.wire.mcp.calls import STATE, read_refusal, read_responses, with_state, write_input_required
+from isthmus.wire.mcp.forwarded_methods import STATE, read_refusal, read_responses, with_state, write_input_required
 from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object, read_string
 
 MIB = 1024 * 1024

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import Route, Snapshot, View, VirtualRoute
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import HubExchange
@@ -41,14 +41,14 @@ from isthmus.model.calls import (
     Question,
     Surface,
 )
-from isthmus.model.faults import NotWritten, ServerError
+from isthmus.model.fault_table import NotWritten, ServerError
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.model.readable_text import without_locations
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, STATE, passed_extra, read_request
+from isthmus.wire.mcp.forwarded_methods import EMPTY_OBJECT, INPUT_MEMBERS, STATE, passed_extra, read_request
 from isthmus.wire.mcp.lists import (
     ENTRIES_BYTES,
     PROMPTS,

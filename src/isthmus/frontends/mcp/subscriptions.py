@@ -36,13 +36,13 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import BadArguments, Fault, ServerError, TooManySubscriptions, UnknownResource
+from isthmus.model.fault_table import BadArguments, Fault, ServerError, TooManySubscriptions, UnknownResource
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, object_members
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.calls import EMPTY_OBJECT
+from isthmus.wire.mcp.forwarded_methods import EMPTY_OBJECT
 from isthmus.wire.mcp.lists import URI_LENGTH_MAX
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
 from isthmus.wire.mcp.tasks import TASK_NOTIFICATION, read_poll_seconds, read_state, rename_ids

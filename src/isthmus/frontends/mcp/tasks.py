@@ -24,7 +24,7 @@ from isthmus.model.calls import Call, Event, Question, Result, Surface
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
-from isthmus.wire.mcp.calls import passed_meta
+from isthmus.wire.mcp.forwarded_methods import passed_meta
 from isthmus.wire.mcp.messages import Era, Members
 from isthmus.wire.mcp.tasks import (
     LEGACY_METHODS,

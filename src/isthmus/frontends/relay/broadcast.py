@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import DialledInServer
 from isthmus.frontends.relay.agents import REASON_LENGTH, RelayAgent
 from isthmus.frontends.relay.faults import BROADCAST_WORDS, fault_reply, no_such_method, not_connected, refusal
 from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Question, Result, Surface
-from isthmus.model.faults import BadReply, Fault, ServerError, UnknownTool
+from isthmus.model.fault_table import BadReply, Fault, ServerError, UnknownTool
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members
 from isthmus.wire.mcp import modern

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES, read_then
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
@@ -38,7 +38,7 @@ from isthmus.model.calls import (
     Question,
     Result,
 )
-from isthmus.model.faults import Bug, Cancelled, Executed, Fault, NotConnected, TooManyBytes, UnknownTool
+from isthmus.model.fault_table import Bug, Cancelled, Executed, Fault, NotConnected, TooManyBytes, UnknownTool
 from isthmus.model.relay import Claim, RelayDevice
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import (
@@ -53,7 +53,14 @@ from isthmus.wire.jsonrpc import (
     render,
 )
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import INPUT_MEMBERS, CallRequest, passed_extra, passed_meta, read_request, wrap_bare_result
+from isthmus.wire.mcp.forwarded_methods import (
+    INPUT_MEMBERS,
+    CallRequest,
+    passed_extra,
+    passed_meta,
+    read_request,
+    wrap_bare_result,
+)
 from isthmus.wire.mcp.lists import array_of
 from isthmus.wire.mcp.messages import (
     CANCELLED,

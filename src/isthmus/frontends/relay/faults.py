@@ -1,7 +1,7 @@
 """Failures as JSON-RPC errors for relay devices: the original relay's messages, and `executed` in the data.
 
-The codes are in `model.faults`. An error never has a `result` beside it: devices look for that first and would read
-the failure as success.
+The codes are in `model.fault_table`. An error never has a `result` beside it: devices look for that first and would
+read the failure as success.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     FAULTS,
     RELAY_NOT_CONNECTED,
     RELAY_NOT_FORWARDED,

@@ -102,12 +102,12 @@ from isthmus.model.calls import (
     Surface,
     is_at_least,
 )
-from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
+from isthmus.model.fault_table import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import PARENT_HEADER, STATE_HEADER, with_http_context
 from isthmus.wire import sse
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render, unreadable
-from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
+from isthmus.wire.mcp.forwarded_methods import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.mcp.messages import is_object, read_string
 

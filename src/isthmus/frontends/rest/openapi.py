@@ -17,7 +17,7 @@ from isthmus.frontends.rest.listings import STATES
 from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.model.callers import FRONTENDS
-from isthmus.model.faults import FAULTS
+from isthmus.model.fault_table import FAULTS
 from isthmus.model.tasks import TaskState
 
 NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}

@@ -1,7 +1,7 @@
 """Failures as problem+json (RFC 9457), always with `executed`.
 
-Statuses and titles of faults are in `model.faults`; requests that this frontend refuses by itself are listed here. A
-problem's `type` is only a name and ends in the reason; programs compare the reason.
+Statuses and titles of faults are in `model.fault_table`; requests that this frontend refuses by itself are listed here.
+A problem's `type` is only a name and ends in the reason; programs compare the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.frontends.http.auth import Denied, Headers
 from isthmus.frontends.http.request_cycle import header_lines
-from isthmus.model.faults import FAULTS, Executed, Fault, ServerError
+from isthmus.model.fault_table import FAULTS, Executed, Fault, ServerError
 from isthmus.wire.jsonrpc import Payload, render
 
 TYPE = "urn:isthmus:problem:"

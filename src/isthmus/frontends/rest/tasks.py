@@ -12,7 +12,7 @@ from isthmus.core.ports import TaskAddress, TaskAdmin, TaskDetails, TaskEntry, T
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer
 from isthmus.frontends.rest.problem_details import Problem, problem_of, refusal
 from isthmus.model.callers import Caller
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.model.tasks import ENDED, TaskState
 from isthmus.wire import sse
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Set
 from msgspec.structs import replace
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.calls import ClientCapabilities
-from isthmus.model.faults import BadArguments, BadReply, NotConnected
+from isthmus.model.fault_table import BadArguments, BadReply, NotConnected
 from isthmus.model.features import Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
@@ -39,12 +39,12 @@ from isthmus.upstream.a2a.remote_task import (
     RemoteTask,
     TaskIds,
 )
+from isthmus.upstream.base_link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
-from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.listing import TTL_SECONDS_MIN, Listing
+from isthmus.upstream.response_waiters import Waiter
 from isthmus.upstream.server_settings import AgentSettings, Era
-from isthmus.upstream.waiters import Waiter
 from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
 from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.model.calls import LOG_LEVELS, Event, LogMessage, Progress, Question, Result
-from isthmus.model.faults import FAULTS, NOT_CONNECTED, SENT_AND_LOST, ServerError
+from isthmus.model.fault_table import FAULTS, NOT_CONNECTED, SENT_AND_LOST, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import (
     ABSENT,
@@ -35,7 +35,7 @@ from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.redaction import Redact, redact_json
 from isthmus.wire.a2a.v1_0 import null_as_absent
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, compact, object_members, render
-from isthmus.wire.mcp.calls import QUESTIONS
+from isthmus.wire.mcp.forwarded_methods import QUESTIONS
 from isthmus.wire.mcp.messages import is_object, read_log, read_string
 
 SKILL = "skill"

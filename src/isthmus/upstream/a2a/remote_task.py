@@ -15,11 +15,11 @@ from typing import Protocol
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Answered, Outcome, Reply, Result
-from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
+from isthmus.model.fault_table import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import (
     ENDED,
@@ -48,12 +48,12 @@ from isthmus.upstream.a2a.messages import (
 )
 from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, login_url
 from isthmus.upstream.redaction import Redact, redact_result
-from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost, turned_away
+from isthmus.upstream.response_waiters import ROUNDS_MAX, ask_caller, lost, turned_away
 from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of
 from isthmus.wire.a2a.operations import A2aProblem, GetTask, SendMessage, SubscribeToTask
 from isthmus.wire.jsonrpc import render
 from isthmus.wire.lines import Oversized
-from isthmus.wire.mcp.calls import CAPABILITY_NEEDED
+from isthmus.wire.mcp.forwarded_methods import CAPABILITY_NEEDED
 from isthmus.wire.sse import SseDecoder
 
 POLL_SECONDS = 0.2

@@ -16,11 +16,11 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Subscriber
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, ClientCapabilities
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     FAULTS,
     BadArguments,
     Executed,
@@ -34,15 +34,22 @@ from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import MessageReceiver
+from isthmus.upstream.base_link import (
+    PROBE_SECONDS,
+    BaseLink,
+    ChannelRequest,
+    ChannelWriter,
+    ConnectFailed,
+    FollowerLink,
+)
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.link import PROBE_SECONDS, BaseLink, ChannelRequest, ChannelWriter, ConnectFailed, FollowerLink
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.response_waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
 from isthmus.upstream.server_settings import Era
-from isthmus.upstream.waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import QUESTIONS
+from isthmus.wire.mcp.forwarded_methods import QUESTIONS
 from isthmus.wire.mcp.messages import (
     CALLER_KEY,
     CONVERSATION_KEY,

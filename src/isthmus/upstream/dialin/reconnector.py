@@ -24,8 +24,8 @@ from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
-from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.reconnector import Reconnector
 from isthmus.upstream.server_settings import Carrier, DialInServerSettings, ServerSettings

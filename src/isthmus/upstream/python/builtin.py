@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules
@@ -26,7 +26,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.event_loop import LONG_BYTES, in_turn
 from isthmus.core.ports import Journal, JournalEntry
 from isthmus.model.calls import Result
-from isthmus.model.faults import Bug, NotConnected
+from isthmus.model.fault_table import Bug, NotConnected
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName, parse_server_name
 from isthmus.model.relay import DEFAULT_TENANT

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.argument_validation import ArgumentCheck, UnusableSchema, compile_check
 from isthmus.model.calls import GIVEN_UP, LOG_LEVELS, Declined, Event, LogLevel, LogMessage, Progress, Question, Reply
-from isthmus.upstream.waiters import ask_caller
-from isthmus.wire.mcp.calls import CAPABILITY_NEEDED
+from isthmus.upstream.response_waiters import ask_caller
+from isthmus.wire.mcp.forwarded_methods import CAPABILITY_NEEDED
 
 ELICIT = "elicitation/create"
 

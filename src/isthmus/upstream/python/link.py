@@ -23,20 +23,20 @@ from typing import Any, NamedTuple, TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.calls import ClientCapabilities, LogLevel
-from isthmus.model.faults import NotConnected
+from isthmus.model.fault_table import NotConnected
 from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.dialect import LegacyDialect
-from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.python.runner import PRINTS_TO_STDERR, Runner, redirect_prints
 from isthmus.upstream.python.signatures import Function, Runnable, Unusable
+from isthmus.upstream.response_waiters import Waiter, turned_away
 from isthmus.upstream.server_settings import Era, PythonSettings
-from isthmus.upstream.waiters import Waiter, turned_away
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)

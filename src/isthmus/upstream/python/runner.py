@@ -24,17 +24,17 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Event, Outcome, Progress, Result
-from isthmus.model.faults import BadArguments, BadReply
+from isthmus.model.fault_table import BadArguments, BadReply
 from isthmus.model.names import ServerName
 from isthmus.upstream.python.context import Context, QuestionSender
 from isthmus.upstream.python.signatures import BadArgument, Runnable, encode_hook
-from isthmus.upstream.waiters import lost
+from isthmus.upstream.response_waiters import lost
 from isthmus.wire.jsonrpc import render
-from isthmus.wire.mcp.calls import failed_tool_result, json_tool_result, quoted, tool_result
+from isthmus.wire.mcp.forwarded_methods import failed_tool_result, json_tool_result, quoted, tool_result
 
 Job: TypeAlias = Callable[[], Callable[[], None]]
 """Runs in a thread and returns the callback that delivers its result on the loop; it does not raise."""

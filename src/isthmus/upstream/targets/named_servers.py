@@ -24,7 +24,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.ports import OpenTarget, TargetSpec
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
+from isthmus.model.fault_table import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.reconnector import Reconnector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.faults import TooManyBytes
+from isthmus.model.fault_table import TooManyBytes
 
 ANN = Caller(name="ann", tenant="acme", grants=Grants(("*",)))
 ABE = Caller(name="abe", tenant="acme", grants=Grants(("*",)))

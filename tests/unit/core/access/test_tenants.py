@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.core.access.tenants import NO_TENANTS, TenantCalls, Tenants, TenantSettings
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.faults import TooManyCalls
+from isthmus.model.fault_table import TooManyCalls
 
 BOUNDS = Grants(("*",), ("files.delete",))
 TENANTS = Tenants({"acme": TenantSettings(BOUNDS), "free": TenantSettings(max_calls=3)})

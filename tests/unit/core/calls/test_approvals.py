@@ -19,7 +19,7 @@ from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Question, Result, Surface
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     ApprovalDenied,
     ApprovalExpired,
     ApprovalPending,

@@ -23,7 +23,7 @@ from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.ports import Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
-from isthmus.model.faults import BudgetExceeded, Lost, NotConnected
+from isthmus.model.fault_table import BudgetExceeded, Lost, NotConnected
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal

@@ -6,7 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from isthmus.core.calls.inflight import TICK_SECONDS, Deadlines
+from isthmus.core.calls.running_call import TICK_SECONDS, Deadlines
 
 
 class Waiting:

@@ -24,7 +24,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, LogMessage, Outcome, Progress, Question, Reply, Result
-from isthmus.model.faults import Fault, Lost
+from isthmus.model.fault_table import Fault, Lost
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, HeldLink, Listener, Notes, call, raw, ready, tool

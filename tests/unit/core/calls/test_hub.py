@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.hub import STAGES, Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
@@ -19,7 +19,7 @@ from isthmus.core.ports import ListLoad
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, ClientCapabilities, Kind, Surface
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadArguments,
     Bug,
     Cancelled,

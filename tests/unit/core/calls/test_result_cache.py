@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from isthmus.core.calls import result_cache as recall_module
-from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cache import (
     CACHED_KEY,
     CHANGES_MAX,
@@ -18,11 +17,12 @@ from isthmus.core.calls.result_cache import (
     SECONDS_MAX,
     ResultCache,
 )
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import Lost
+from isthmus.model.fault_table import Lost
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool
 
 OTHER = Caller("other", "default", Grants(("*",)))

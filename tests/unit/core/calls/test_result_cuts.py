@@ -27,7 +27,7 @@ from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
-from isthmus.model.faults import Lost, UnknownResource
+from isthmus.model.fault_table import Lost, UnknownResource
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from tests.unit.core.calls.test_fleets import Lab

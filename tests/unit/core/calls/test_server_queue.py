@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import CircuitBreaker, ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Surface
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     FAULTS,
     BadReply,
     BreakerOpen,

@@ -15,12 +15,12 @@ import msgspec
 
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import LONG_CALLS, ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import Lost
+from isthmus.model.fault_table import Lost
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import HeldLink, Listener, Notes, call, raw, ready, tool
 

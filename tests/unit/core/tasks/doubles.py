@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw
 
 from isthmus.core.audit import Fact
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Document, OnWritten, WriteResult
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import LiveTask, NewTask, Report

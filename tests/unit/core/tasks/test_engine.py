@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from isthmus.core.ports import Document
 from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import live_task as store
-from isthmus.core.tasks.delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.engine import TOO_LARGE, TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskExists, TaskNotStored
+from isthmus.core.tasks.push_delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.record import TASK, PushRecipient, StoredQuestion, TaskRecord, document_of, owner_of, record_of
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Question, Reply
-from isthmus.model.faults import Overloaded
+from isthmus.model.fault_table import Overloaded
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, call, raw
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until

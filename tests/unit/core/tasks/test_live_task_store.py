@@ -10,8 +10,8 @@ import pytest
 from isthmus.core.ports import Document, WriteResult
 from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import live_task as store
-from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskCache, TaskNotStored
+from isthmus.core.tasks.push_delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner, TaskRecord, document_of
 from tests.unit.core.doubles import call
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, HeldJournal, Workshop, draft, turns, until

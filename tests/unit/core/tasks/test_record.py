@@ -29,7 +29,7 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadArguments,
     Bug,
     Cancelled,

@@ -1,4 +1,4 @@
-"""Owners have a storage quota, and old tasks are deleted."""
+"""Owners have a storage quota."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.ports import Document, OnWritten, size_of
+from isthmus.core.ports import OnWritten, size_of
 from isthmus.core.tasks import engine
 from isthmus.core.tasks import storage_quota as allowance
-from isthmus.core.tasks import storage_quota as retention
-from isthmus.core.tasks.delivery import DELIVERY, STATES, delivery_document, delivery_of
 from isthmus.core.tasks.live_task import (
     KeyQuotaExceeded,
     StorageQuotaExceeded,
     TaskNotStored,
 )
+from isthmus.core.tasks.push_delivery import DELIVERY, delivery_document, delivery_of
 from isthmus.core.tasks.record import DEDUP_KEY, KEY_SECONDS, TASK, PushRecipient, key_document
-from isthmus.core.tasks.storage_quota import (
-    DELETABLE,
-    UNANSWERED_SECONDS,
-    Retention,
-)
+from isthmus.core.tasks.storage_quota import DELETABLE
 from isthmus.model.calls import Result
 from isthmus.model.tasks import ENDED
 from isthmus.storage import memory
@@ -360,135 +355,3 @@ async def test_of_many_owners_the_earliest_are_asked_about_again(monkeypatch: py
     await turns()
     assert room.slow.weighed == 2
     assert not room.engine.storage_quota._usages
-
-
-class Tidy:
-    """A workshop with one task of each kind, and who tidies it up."""
-
-    def __init__(self) -> None:
-        self.shop = Workshop()
-        self.keep = 100.0
-        self.retention = Retention(self.shop.journal, self.shop.now, lambda: self.keep, self.shop.engine.forget_before)
-
-    async def fill(self) -> None:
-        engine = self.shop.engine
-        await self.shop.begin(id="ended")
-        self.shop.sent[0].finish(DONE)
-        await self.shop.begin(id="running")
-        await engine.begin(draft(None, state="input_required", id="waiting"))
-        self.shop.journal._write([Document(DEDUP_KEY, OWNER.key, "key", 1, self.shop.seconds, b"{}")])
-        await turns()
-
-    async def left(self) -> set[str]:
-        """The ids of what the engine finds."""
-        ids = ("ended", "running", "waiting")
-        return {id for id in ids if await self.shop.engine.find(OWNER, id) is not None}
-
-
-async def test_ended_tasks_go_when_their_time_is_over() -> None:
-    tidy = Tidy()
-    await tidy.fill()
-    assert await tidy.retention.prune() == 0
-    assert await tidy.left() == {"ended", "running", "waiting"}
-    tidy.shop.seconds += tidy.keep
-    assert await tidy.retention.prune() == 1
-    assert await tidy.left() == {"running", "waiting"}
-
-
-async def test_abandoned_tasks_are_deleted_after_a_day_at_least() -> None:
-    tidy = Tidy()
-    await tidy.fill()
-    tidy.shop.seconds += UNANSWERED_SECONDS
-    await tidy.retention.prune()
-    assert await tidy.left() == {"running"}
-    assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is None
-
-
-async def test_what_was_sent_of_tasks_goes_with_them() -> None:
-    tidy = Tidy()
-    at = tidy.shop.seconds
-    for number, state in enumerate(STATES):
-        tidy.shop.journal._write([Document(DELIVERY, OWNER.key, str(number), 1, at, b"{}", "t", state)])
-    assert await tidy.retention.prune() == 0
-    tidy.shop.seconds += tidy.keep
-    assert await tidy.retention.prune() == len(STATES)
-
-
-async def test_keys_hold_for_a_day_however_short_tasks_are_kept() -> None:
-    tidy = Tidy()
-    await tidy.fill()
-    tidy.shop.seconds += KEY_SECONDS - 60.0
-    await tidy.retention.prune()
-    assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is not None
-
-
-async def test_how_long_tasks_are_kept_may_change() -> None:
-    tidy = Tidy()
-    await tidy.fill()
-    tidy.keep = 0.5
-    assert await tidy.retention.prune() == 1
-
-
-async def test_it_looks_again_and_again_in_small_bites(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETENTION_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(retention, "BATCH", 2)
-    tidy = Tidy()
-    bites: list[int] = []
-    prune = tidy.shop.journal.prune
-
-    async def counted(*given: Any, **more: Any) -> int:
-        bites.append(await prune(*given, **more))
-        return bites[-1]
-
-    monkeypatch.setattr(tidy.shop.journal, "prune", counted)
-    for number in range(5):
-        await tidy.shop.begin(id=f"t{number}")
-        tidy.shop.sent[-1].finish(DONE)
-    await turns()
-    running = asyncio.ensure_future(tidy.retention.run())
-    await turns()
-    tidy.shop.seconds += tidy.keep * 2
-    async with asyncio.timeout(SECONDS):
-        while (await tidy.shop.journal.page("task", OWNER.key, limit=9)).total:
-            await turns()
-    running.cancel()
-    assert [bite for bite in bites if bite] == [2, 2, 1]
-
-
-async def test_a_journal_that_refuses_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETENTION_SECONDS", (0.0, 0.0))
-    tidy = Tidy()
-    tries = 0
-    done = asyncio.Event()
-
-    async def refuse(*_: object, **__: object) -> int:
-        nonlocal tries
-        tries += 1
-        if tries > 2:
-            done.set()
-        raise OSError("no room")
-
-    monkeypatch.setattr(tidy.shop.journal, "prune", refuse)
-    running = asyncio.ensure_future(tidy.retention.run())
-    async with asyncio.timeout(SECONDS):
-        await done.wait()
-    running.cancel()
-
-
-@pytest.mark.parametrize(("keep", "pause"), [(0.0, 1.0), (2.0, 2.0), (86_400.0, 3600.0)])
-def test_it_looks_as_often_as_tasks_are_kept_but_neither_all_the_time_nor_never(keep: float, pause: float) -> None:
-    assert retention.pause_seconds(keep) == pause
-
-
-async def test_it_looks_at_once_on_request() -> None:
-    tidy = Tidy()
-    await tidy.fill()
-    running = asyncio.ensure_future(tidy.retention.run())
-    await turns()
-    tidy.keep = 0.5
-    assert await tidy.left() == {"ended", "running", "waiting"}
-    tidy.retention.look_again()
-    async with asyncio.timeout(SECONDS):
-        while "ended" in await tidy.left():
-            await turns()
-    running.cancel()

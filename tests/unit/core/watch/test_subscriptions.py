@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.subscriptions import LENGTH_MAX, Subscriptions
-from isthmus.model.faults import Fault, NotConnected, ServerError
+from isthmus.model.fault_table import Fault, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import ANYONE, SERVER
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import Journal, PushReceipt
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards

@@ -14,7 +14,7 @@ from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.model.calls import Answered, Question, Reply
-from isthmus.model.faults import Fault, NotConnected, ServerError
+from isthmus.model.fault_table import Fault, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw, ready, tool
 from tests.unit.frontends.a2a.doubles import Hall, hall, message, run

@@ -24,7 +24,7 @@ from isthmus.frontends.a2a.caller_messages import (
 from isthmus.frontends.a2a.planning import OFFERED_MAX, CallerView, TargetCall, TaskPlan, Words, plan
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Outcome, Result, Surface
-from isthmus.model.faults import Cancelled, Fault, NotConnected, TargetRefused
+from isthmus.model.fault_table import Cancelled, Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message
 from isthmus.wire.mcp.modern import LOG_KEY

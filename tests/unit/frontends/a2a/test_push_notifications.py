@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from isthmus.core.tasks.delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.tasks.push_delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.record import PushRecipient, StoredOutcome, TaskRecord, owner_of, record_of
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.a2a.push_notifications import (

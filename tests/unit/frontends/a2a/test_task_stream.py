@@ -23,7 +23,7 @@ from isthmus.frontends.a2a.task_stream import (
 )
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.model.calls import LogMessage, Progress, Question
-from isthmus.model.faults import ServerError
+from isthmus.model.fault_table import ServerError
 from isthmus.model.tasks import Artifact, DataPart, FilePart, Part, TaskArtifactUpdate, TaskState, TextPart
 from tests.unit.core.doubles import SERVER, raw
 from tests.unit.frontends.a2a.doubles import NOW, OTHER, Events, Hall, hall, message, run

@@ -26,7 +26,7 @@ from isthmus.frontends.a2a.task_view import (
     summary,
 )
 from isthmus.model.calls import LogMessage, Progress
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     FAULTS,
     Fault,
     Lost,

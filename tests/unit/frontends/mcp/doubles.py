@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.mcp.duplex import DuplexSession
@@ -18,7 +18,7 @@ from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, LogLevel, Result, Surface
-from isthmus.model.faults import Fault
+from isthmus.model.fault_table import Fault
 from isthmus.wire.jsonrpc import Text
 from isthmus.wire.mcp.messages import Implementation
 from tests.hubs import META, MODERN

@@ -16,7 +16,7 @@ from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import LOG_LEVELS, LogMessage, Surface
-from isthmus.model.faults import Cancelled, ServerError
+from isthmus.model.fault_table import Cancelled, ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp.messages import Implementation

@@ -23,7 +23,7 @@ from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, LOG_LEVELS, LogMessage, Question, Reply, Surface
-from isthmus.model.faults import Cancelled, ServerError
+from isthmus.model.fault_table import Cancelled, ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, prompt, raw, ready, tool

@@ -10,14 +10,14 @@ from weakref import ref
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import Deadlines
+from isthmus.core.calls.running_call import Deadlines
 from isthmus.frontends.http import request_cycle
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, KeepAlive
 from isthmus.frontends.mcp import http as module
 from isthmus.frontends.mcp.http import McpHttpExchange
 from isthmus.frontends.mcp.http_streams import ConnectionStream, HttpSession, HttpSessions, SessionStream
 from isthmus.model.calls import EVERYTHING, LOG_LEVELS, Kind, LogLevel, LogMessage, Question, Reply
-from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
+from isthmus.model.fault_table import Cancelled, TimedOut, UnknownResource, UnknownTool
 from isthmus.wire.jsonrpc import Response
 from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
 from isthmus.wire.mcp.messages import Era

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports import Document, Page
 from isthmus.core.tasks.engine import TaskEngine

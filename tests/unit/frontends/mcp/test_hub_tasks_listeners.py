@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp.hub_tasks import REALM, HubTaskFollower, HubTaskInfo, HubTaskNotifier, ResultWaiter

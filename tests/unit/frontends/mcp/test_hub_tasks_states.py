@@ -26,7 +26,7 @@ from isthmus.frontends.mcp.hub_tasks import (
 )
 from isthmus.frontends.mcp.tasks import is_hub_task_id
 from isthmus.model.calls import EVERYTHING, Outcome, Result, Surface
-from isthmus.model.faults import Cancelled, Overloaded, ServerError
+from isthmus.model.fault_table import Cancelled, Overloaded, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import TaskState
 from isthmus.wire.mcp.tasks import RELATED

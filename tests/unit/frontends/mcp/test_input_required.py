@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
@@ -34,7 +34,7 @@ from isthmus.model.calls import (
     Result,
     Surface,
 )
-from isthmus.model.faults import BadReply, BadState, Cancelled, NotConnected, Unanswered, UnknownTool
+from isthmus.model.fault_table import BadReply, BadState, Cancelled, NotConnected, Unanswered, UnknownTool
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import (
     ANYONE,

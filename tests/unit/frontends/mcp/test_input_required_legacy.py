@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.frontends.mcp import input_required
 from isthmus.frontends.mcp.input_required import CROWDED, GONE, NO_ANSWER, LegacyClientInput
 from isthmus.frontends.mcp.tasks import public_id

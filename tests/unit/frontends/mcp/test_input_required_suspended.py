@@ -9,7 +9,7 @@ from isthmus.frontends.mcp import input_required as module
 from isthmus.frontends.mcp.input_required import LARGE, SuspendedCall, SuspendedCalls, owner_of
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import TOO_LATE, Answered, Outcome, Question, Reply, Result
-from isthmus.model.faults import BadReply, ServerError, TimedOut
+from isthmus.model.fault_table import BadReply, ServerError, TimedOut
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
 
 OTHER = Caller("other", "default", Grants(("*",)))

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.frontends.mcp import methods as module
 from isthmus.frontends.mcp.methods import LegacyTaskList
 from isthmus.frontends.mcp.subscriptions import McpClient
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, NOT_ASKED, ClientCapabilities, Outcome, Progress, Question, Reply, Surface
-from isthmus.model.faults import Overloaded, ServerError, TimedOut
+from isthmus.model.fault_table import Overloaded, ServerError, TimedOut
 from isthmus.model.features import Ability
 from isthmus.model.tasks import ServerTaskState
-from isthmus.upstream.waiters import CallWaiter
+from isthmus.upstream.response_waiters import CallWaiter
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
 from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
 

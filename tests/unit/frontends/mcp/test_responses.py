@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from isthmus.frontends.mcp.exchange import call_reply, code_of, data_of
-from isthmus.model import faults
-from isthmus.model.faults import FAULTS, Fault, ServerError
+from isthmus.model import fault_table
+from isthmus.model.fault_table import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw
 from tests.unit.model.fault_examples import EVERY_FAULT
 
 FILES = ServerName("files")
 
-UNSENT = (faults.Lost(FILES, "gone", executed="no"), faults.TimedOut(FILES, 30.0, executed="no"))
+UNSENT = (fault_table.Lost(FILES, "gone", executed="no"), fault_table.TimedOut(FILES, 30.0, executed="no"))
 FAULT_CASES = pytest.mark.parametrize(
     "fault", [*EVERY_FAULT, *UNSENT], ids=lambda fault: f"{fault.reason}-{fault.executed}"
 )
@@ -43,13 +43,13 @@ def test_a_fault_has_its_code_and_whether_the_tool_ran(fault: Fault) -> None:
 
 @FAULT_CASES
 def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there(fault: Fault) -> None:
-    is_resource = isinstance(fault, faults.UnknownResource)
+    is_resource = isinstance(fault, fault_table.UnknownResource)
     assert code_of(fault, "legacy") == (-32002 if is_resource else expected_code(fault))
     assert json.loads(call_reply(b"1", fault, "legacy").body)["error"]["code"] == code_of(fault, "legacy")
 
 
 def test_a_pause_is_sent_in_milliseconds_at_most() -> None:
-    reply = json.loads(call_reply(b"1", faults.BreakerOpen(FILES, 2.98765), "modern").body)
+    reply = json.loads(call_reply(b"1", fault_table.BreakerOpen(FILES, 2.98765), "modern").body)
     assert reply["error"]["data"]["retryAfter"] == 2.988
 
 
@@ -71,7 +71,7 @@ def test_a_servers_own_data_is_kept_and_ours_added(own: object, told: dict[str, 
 
 def test_a_server_cannot_speak_for_the_hub() -> None:
     forged = msgspec.Raw(b'{"executed":"no","server":"other","detail":1}')
-    told = msgspec.json.decode(data_of(faults.ServerError(FILES, -32000, "no", forged)))
+    told = msgspec.json.decode(data_of(fault_table.ServerError(FILES, -32000, "no", forged)))
     assert told == {
         "executed": "yes",
         "reason": "server_error",

@@ -12,7 +12,7 @@ from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient, 
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.faults import Cancelled
+from isthmus.model.fault_table import Cancelled
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.mcp.messages import CHANGED, UPDATED

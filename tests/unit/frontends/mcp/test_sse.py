@@ -17,7 +17,7 @@ from isthmus.frontends.mcp import sse as module
 from isthmus.frontends.mcp.sse import IDLE_SECONDS, MESSAGES_PATH, STREAM_PATH, McpSse
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Cancelled
+from isthmus.model.fault_table import Cancelled
 from isthmus.wire import sse
 from tests.unit.core.doubles import ANYONE, DONE
 from tests.unit.frontends.mcp.doubles import SECONDS, Client, Hosted, events

@@ -11,7 +11,7 @@ from isthmus.frontends.mcp import subscriptions as module
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import BadArguments, ServerError, TooManySubscriptions, UnknownResource
+from isthmus.model.fault_table import BadArguments, ServerError, TooManySubscriptions, UnknownResource
 from isthmus.wire.mcp.lists import URI_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.frontends.mcp.doubles import NOTES, Hosted

@@ -10,7 +10,7 @@ import pytest
 from isthmus.frontends.mcp import subscriptions as module
 from isthmus.frontends.mcp.subscriptions import SUBSCRIPTIONS_MAX, ListenSubscription, McpClient, SubscriptionStream
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import ServerError
+from isthmus.model.fault_table import ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.mcp.modern import ListenFilter
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, resource

@@ -14,7 +14,7 @@ from isthmus.frontends.mcp.subscriptions import McpClient, TaskPoller
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, NOT_ASKED, Progress, Question, Reply, Result, Surface
-from isthmus.model.faults import ServerError, TimedOut
+from isthmus.model.fault_table import ServerError, TimedOut
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerState, ServerStatus
 from isthmus.core.ports import ConnectingServer

@@ -12,7 +12,7 @@ from isthmus.frontends.relay.broadcast import NOT_ALLOWED, PAGES_MAX
 from isthmus.frontends.relay.device import PENDING_MAX
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import Question, Result
-from isthmus.model.faults import ServerError
+from isthmus.model.fault_table import ServerError
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import raw
 from tests.unit.frontends.relay.doubles import KITCHEN, ConnectedDevice, Room, Seated, until

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.event_loop import LONG_BYTES, pause_after
 from isthmus.frontends.relay.device import (
     CALLS_MAX,
@@ -27,7 +27,7 @@ from isthmus.frontends.relay.device import (
 )
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import NOT_ASKED, Declined, LogMessage, Outcome, Progress, Question, Reply, Result
-from isthmus.model.faults import Cancelled, Lost, ServerError
+from isthmus.model.fault_table import Cancelled, Lost, ServerError
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import DONE, raw, tool
 from tests.unit.frontends.relay.doubles import KITCHEN, ME, ConnectedDevice, Room, answer, until

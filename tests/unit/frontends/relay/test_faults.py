@@ -7,8 +7,8 @@ import json
 import pytest
 
 from isthmus.frontends.relay.faults import fault_reply, not_connected, refusal
-from isthmus.model import faults
-from isthmus.model.faults import FAULTS, Fault, ServerError
+from isthmus.model import fault_table
+from isthmus.model.fault_table import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw
 from tests.unit.model.fault_examples import EVERY_FAULT
@@ -23,7 +23,7 @@ MESSAGES = {
 }
 """What devices show for a code; other codes have the message of the fault."""
 
-UNSENT = (faults.Lost(COOK, "gone", executed="no"), faults.TimedOut(COOK, 25.0, executed="no"))
+UNSENT = (fault_table.Lost(COOK, "gone", executed="no"), fault_table.TimedOut(COOK, 25.0, executed="no"))
 
 
 @pytest.mark.parametrize("fault", [*EVERY_FAULT, *UNSENT], ids=lambda fault: f"{fault.reason}-{fault.executed}")
@@ -35,7 +35,7 @@ def test_a_fault_has_its_code_and_never_a_result(fault: Fault) -> None:
     assert told.keys() == {"jsonrpc", "id", "error"}
     assert (told["id"], told["error"]["code"]) == (7, code)
     assert told["error"]["message"] == MESSAGES.get(code, fault.message)
-    if not isinstance(fault, ServerError | faults.UnknownTool):
+    if not isinstance(fault, ServerError | fault_table.UnknownTool):
         data = told["error"]["data"]
         assert (data["agent_id"], data["details"], data["executed"]) == ("kitchen", fault.message, fault.executed)
         assert (data["reason"], data.get("server")) == (fault.reason, fault.server)
@@ -48,8 +48,8 @@ def test_a_servers_own_error_is_sent_verbatim() -> None:
 
 
 def test_a_defect_has_its_incident_and_a_pause_its_length() -> None:
-    assert json.loads(fault_reply(b"1", faults.Bug("1f2e"), "k", "t"))["error"]["data"]["incident"] == "1f2e"
-    busy = json.loads(fault_reply(b"1", faults.BreakerOpen(COOK, 2.5), "k", "t"))
+    assert json.loads(fault_reply(b"1", fault_table.Bug("1f2e"), "k", "t"))["error"]["data"]["incident"] == "1f2e"
+    busy = json.loads(fault_reply(b"1", fault_table.BreakerOpen(COOK, 2.5), "k", "t"))
     assert busy["error"]["data"]["retryAfter"] == 2.5
 
 

@@ -22,7 +22,7 @@ from isthmus.frontends.http.request_cycle import CROWDED_BYTES, PEER, Message
 from isthmus.frontends.rest.http import RestExchange, RestHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import LogLevel, LogMessage, Result
-from isthmus.model.faults import TimedOut, UnknownTool
+from isthmus.model.fault_table import TimedOut, UnknownTool
 from isthmus.model.features import Prompt, Resource, Template
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.wire.jsonrpc import Text

@@ -11,7 +11,7 @@ from typing import Any
 from isthmus.frontends.rest.http import RESPONDERS
 from isthmus.frontends.rest.openapi import document
 from isthmus.frontends.rest.operations import OPERATIONS
-from isthmus.model.faults import leaves
+from isthmus.model.fault_table import leaves
 
 DOCUMENT: dict[str, Any] = json.loads(document())
 PAGE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.rest.problem_details import REFUSALS, denial, problem_of, refusal
-from isthmus.model import faults
-from isthmus.model.faults import FAULTS, Fault, ServerError
+from isthmus.model import fault_table
+from isthmus.model.fault_table import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw
 from tests.unit.model.fault_examples import EVERY_FAULT
@@ -35,15 +35,15 @@ def test_a_fault_has_its_status_and_whether_the_tool_ran(fault: Fault) -> None:
 
 
 def test_a_call_that_was_lost_before_it_was_sent_has_the_status_of_a_server_that_is_away() -> None:
-    assert problem_of(faults.Lost(FILES, "gone", executed="no")).status == 503
-    assert problem_of(faults.Lost(FILES, "gone", executed="unknown")).status == 504
-    assert problem_of(faults.NodeLost("gone", executed="no")).status == 503
-    assert problem_of(faults.NodeLost("gone", executed="unknown")).status == 502
+    assert problem_of(fault_table.Lost(FILES, "gone", executed="no")).status == 503
+    assert problem_of(fault_table.Lost(FILES, "gone", executed="unknown")).status == 504
+    assert problem_of(fault_table.NodeLost("gone", executed="no")).status == 503
+    assert problem_of(fault_table.NodeLost("gone", executed="unknown")).status == 502
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (2.5, b"3"), (4.0, b"4")])
 def test_when_to_try_again_is_also_a_header_in_whole_seconds(seconds: float, header: bytes) -> None:
-    problem = problem_of(faults.BreakerOpen(FILES, seconds))
+    problem = problem_of(fault_table.BreakerOpen(FILES, seconds))
     assert json.loads(problem.body())["retryAfter"] == seconds
     assert b"retry-after: %b\r\n" % header in problem.lines()
     assert b"content-type: application/problem+json\r\n" in problem.lines()

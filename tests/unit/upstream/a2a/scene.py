@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.logins import StaticCredentials
+from isthmus.credentials.login_tokens import StaticCredentials
 from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.a2a.link import AgentLink

@@ -7,13 +7,13 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadReply,
     NotConnected,
 )
 from isthmus.model.names import ServerName
 from isthmus.upstream.a2a.remote_task import TaskIds
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.upstream.a2a.scene import SECONDS, Scene
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadReply,
     NotConnected,
     ServerError,

@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.model.calls import NOT_ASKED, Answered, LogMessage, Progress
-from isthmus.model.faults import (
+from isthmus.model.fault_table import (
     BadArguments,
     BadReply,
     Cancelled,
@@ -33,7 +33,7 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.upstream.a2a import link, remote_task
-from isthmus.upstream.waiters import ROUNDS_MAX
+from isthmus.upstream.response_waiters import ROUNDS_MAX
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
 from tests.unit.core.doubles import ANYONE, Listener
 from tests.unit.upstream.a2a.scene import ASKABLE, SECONDS, Scene, over, result_of, texts, until

@@ -10,7 +10,7 @@ from typing import Any
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import Journal
 from isthmus.core.settings import Limits

@@ -11,12 +11,12 @@ import pytest
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Answered, Call, LogMessage, Progress
-from isthmus.model.faults import BadArguments, Lost
-from isthmus.upstream import link as link_module
+from isthmus.model.fault_table import BadArguments, Lost
+from isthmus.upstream import base_link as link_module
 from isthmus.upstream.dialin import link as module
 from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of
 from isthmus.wire.jsonrpc import object_members
-from isthmus.wire.mcp.calls import passed_meta
+from isthmus.wire.mcp.forwarded_methods import passed_meta
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation, read_mark
 from tests.unit.core.doubles import ANYONE, Listener, call, raw
 from tests.unit.upstream.dialin.scene import Dialler, Json, Scene, scene, until

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.model.faults import FAULTS, Fault, Lost, NotConnected
+from isthmus.model.fault_table import FAULTS, Fault, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
 from isthmus.upstream.dialin.link import read_error, read_node_error

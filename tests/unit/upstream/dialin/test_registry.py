@@ -16,7 +16,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Lost, NotConnected, UnknownTool
+from isthmus.model.fault_table import Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim
 from isthmus.storage.memory import MemoryJournal
@@ -698,7 +698,7 @@ class _Channel:
 async def test_servers_that_share_a_socket_are_one_connection_and_get_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("isthmus.upstream.link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
+    monkeypatch.setattr("isthmus.upstream.base_link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
     async with scene() as at:
         socket = Shared()
         socket.open(at.book)

@@ -16,7 +16,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
 from isthmus.model.calls import EVERYTHING, Result
-from isthmus.model.faults import Bug, Lost, NotConnected, UnknownTool
+from isthmus.model.fault_table import Bug, Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.builtin import HubFunctions, LocalLink, LocalTool, builtin_tools

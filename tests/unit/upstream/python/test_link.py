@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.calls import LogMessage, Progress, Result
-from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
+from isthmus.model.fault_table import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.features import Tool
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.python import runner as module
 from isthmus.upstream.python.link import PythonLink
 from isthmus.upstream.python.runner import redirect_prints

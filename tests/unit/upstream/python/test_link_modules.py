@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from isthmus.library import tool
-from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.python.link import Loaded, begin_to_import, begin_to_load, load
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.server_settings import PythonSettings

@@ -17,11 +17,11 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import OpenTarget, TargetSpec
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
+from isthmus.model.fault_table import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
-from isthmus.telemetry.metrics import CallMetrics
+from isthmus.telemetry.call_metrics import CallMetrics
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
-from isthmus.upstream.link import WrongCarrier
+from isthmus.upstream.base_link import WrongCarrier
 from isthmus.upstream.server_settings import (
     HttpSettings,
     JsonRpcSettings,

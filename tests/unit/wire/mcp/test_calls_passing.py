@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from isthmus.wire.mcp.calls import INPUT_MEMBERS, passed_extra, passed_meta
+from isthmus.wire.mcp.forwarded_methods import INPUT_MEMBERS, passed_extra, passed_meta
 from isthmus.wire.mcp.modern import OWN_KEYS
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import raw

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.wire.jsonrpc import Response
-from isthmus.wire.mcp.calls import (
+from isthmus.wire.mcp.forwarded_methods import (
     decode_untouched,
     failed_tool_result,
     json_tool_result,

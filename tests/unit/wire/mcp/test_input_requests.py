@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.model.calls import Question
-from isthmus.wire.mcp.calls import (
+from isthmus.wire.mcp.forwarded_methods import (
     CAPABILITY_NEEDED,
     QUESTIONS_MAX,
     InputRequests,

@@ -1,0 +1,172 @@
+"""Which findings of the type checker are errors of a script, and which are none because a call only sends JSON.
+
+Pure functions. `code.sandbox_process` runs the checker, on the script and the `code.signatures` of its tools.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Final
+
+_WRONG_ARGUMENT: Final = re.compile(
+    r".*: error\[invalid-argument-type\] Argument .* is incorrect: Expected `([^`]*)`, found `([^`]*)`"
+)
+_WIDER: Final = {("bool", "int"), ("bool", "float"), ("int", "float")}
+COMPARED_MAX = 2_000
+"""Types that are compared for one script; beyond that its errors stay errors."""
+
+
+def real_errors(found: str, stubs: str) -> list[str]:
+    """The errors of a script among what the type checker found, one line each.
+
+    To the checker, a list or dictionary that was put into a variable before the call is of a type of its own: neither
+    `list[dict[str, str]]` nor `list[Row]` is a `list[Item]`, since the tool could put something else into it. A call
+    only sends JSON, so such an argument is compared part by part. A `dict[str, str]` may be an `Item` if no value is of
+    a wrong type, and each required member could be among them; the hub checks the arguments themselves before the call.
+    """
+    errors = [line for line in found.splitlines() if ": error[" in line]
+    compared: _Comparison | None = None
+    real: list[str] = []
+    for line in errors:
+        if (wrong := _WRONG_ARGUMENT.fullmatch(line)) is not None:
+            compared = compared or _Comparison(stubs)
+            if compared.may_be(wrong[2], wrong[1]):
+                continue
+        real.append(line)
+    return real
+
+
+class _Comparison:
+    """Compares types as the checker writes them, with the classes of some signatures."""
+
+    def __init__(self, stubs: str) -> None:
+        self._classes: dict[str, dict[str, tuple[ast.expr, bool]]] = {}
+        """By name: the type of each member, and whether it is required."""
+        self._left = COMPARED_MAX
+        for each in ast.parse(stubs).body:
+            match each:
+                case ast.ClassDef(name=name, body=body):
+                    self._classes[name] = {
+                        line.target.id: _field(line.annotation)
+                        for line in body
+                        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+                    }
+                case ast.Assign(
+                    targets=[ast.Name(id=name)], value=ast.Call(args=[_, ast.Dict(keys=keys, values=types)])
+                ):
+                    members = zip(keys, types, strict=True)
+                    self._classes[name] = {
+                        str(key.value): _field(written) for key, written in members if isinstance(key, ast.Constant)
+                    }
+                case _:
+                    pass
+
+    def may_be(self, found: str, expected: str) -> bool:
+        """Whether a value of one type may be of the other. False if a type cannot be read."""
+        try:
+            one, other = (ast.parse(text, mode="eval").body for text in (found, expected))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+        return self._is(one, other)
+
+    def _is(self, found: ast.expr, expected: ast.expr) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            return False
+        match found, expected:
+            case (ast.Name(id="Any" | "Unknown"), _) | (_, ast.Name(id="Any" | "Unknown")):
+                return True
+            case ast.BinOp(left=left, right=right), _:
+                return self._is(left, expected) and self._is(right, expected)
+            case _, ast.BinOp(left=left, right=right):
+                return self._is(found, left) or self._is(found, right)
+            case ast.Constant(value=None), ast.Constant(value=None):
+                return True
+            case ast.Name(id=name), _:
+                return self._is_named(name, expected)
+            case ast.Subscript(value=ast.Name(id=name), slice=parts), _:
+                return self._is_generic(name, parts, expected)
+            case _:
+                return False
+
+    def _is_named(self, name: str, expected: ast.expr) -> bool:
+        match expected:
+            case ast.Name(id=wanted):
+                return name == wanted or (name, wanted) in _WIDER or self._is_class(name, wanted)
+            case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, wanted_value])):
+                fields = self._classes.get(name)
+                return fields is not None and all(self._is(each, wanted_value) for each, _ in fields.values())
+            case _:
+                return False
+
+    def _is_generic(self, name: str, parts: ast.expr, expected: ast.expr) -> bool:
+        match name, parts, expected:
+            case "Literal", _, _:
+                return all(self._is_literal(value, expected) for value in _elements(parts))
+            case "list", _, ast.Subscript(value=ast.Name(id="list"), slice=wanted):
+                return self._is(parts, wanted)
+            case "dict", ast.Tuple(elts=[key, value]), _:
+                return self._is_dict(key, value, expected)
+            case _:
+                return False
+
+    def _is_literal(self, value: ast.expr, expected: ast.expr) -> bool:
+        if not isinstance(value, ast.Constant):
+            return False
+        match expected:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=values):
+                return any(isinstance(each, ast.Constant) and each.value == value.value for each in _elements(values))
+            case _:
+                return self._is(ast.Name(id=type(value.value).__name__), expected)
+
+    def _is_dict(self, key: ast.expr, value: ast.expr, expected: ast.expr) -> bool:
+        match expected:
+            case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[wanted_key, wanted])):
+                return self._is(key, wanted_key) and self._is(value, wanted)
+            case ast.Name(id=name) if (fields := self._classes.get(name)) is not None and self._is(
+                key, ast.Name(id="str")
+            ):
+                types = [written for written, _ in fields.values()]
+                values = _members(value)
+                return all(any(self._is(each, written) for written in types) for each in values) and all(
+                    any(self._is(each, written) for each in values)
+                    for written, is_required in fields.values()
+                    if is_required
+                )
+            case _:
+                return False
+
+    def _is_class(self, found: str, expected: str) -> bool:
+        """Whether one class has what the other requires. What else it has may be refused by the schema, or not."""
+        fields, wanted = self._classes.get(found), self._classes.get(expected)
+        if fields is None or wanted is None:
+            return False
+        for key, (written, is_required) in wanted.items():
+            if key not in fields:
+                if is_required:
+                    return False
+            elif not self._is(fields[key][0], written):
+                return False
+        return True
+
+
+def _field(written: ast.expr) -> tuple[ast.expr, bool]:
+    match written:
+        case ast.Subscript(value=ast.Name(id="NotRequired"), slice=inner):
+            return inner, False
+        case _:
+            return written, True
+
+
+def _elements(written: ast.expr) -> list[ast.expr]:
+    return written.elts if isinstance(written, ast.Tuple) else [written]
+
+
+def _members(union: ast.expr) -> list[ast.expr]:
+    """The types of a union."""
+    match union:
+        case ast.BinOp(left=left, right=right):
+            return [*_members(left), *_members(right)]
+        case _:
+            return [union]
