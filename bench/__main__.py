@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from bench.load import Served, WrongAnswer, drive
-from bench.processes import NotStarted
+from bench.processes import NotStarted, machine
 from bench.stage import SCENARIOS, Scenario, Target, set_stage
 
 WARM_UP_SECONDS = 1.5
@@ -225,6 +225,7 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     rows = summary(taken)
+    print(machine())
     print(table(rows))
     if options.text_bytes:
         print(memory_table(memory))
@@ -241,7 +242,7 @@ def main() -> int:
 def write_json(file: Path, rows: Sequence[Row], taken: Mapping[str, Sequence[Round]]) -> None:
     """Write everything that was measured."""
     rounds = {name: [asdict(turn) for turn in turns] for name, turns in taken.items()}
-    whole = {"rows": [asdict(row) for row in rows], "rounds": rounds}
+    whole = {"machine": machine(), "rows": [asdict(row) for row in rows], "rounds": rounds}
     file.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=2))
 
 

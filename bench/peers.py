@@ -9,7 +9,6 @@ build/peers. Ends with 2 when the hub itself could not be measured.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import socket
 import subprocess
@@ -42,7 +41,7 @@ from bench.peers_report import (
     tables,
     with_figures,
 )
-from bench.processes import PORT_PRINTED, Family, NotStarted, Program
+from bench.processes import PORT_PRINTED, Family, NotStarted, Program, machine
 from bench.stage import Scenario, Target, open_session, post, wait_until_served
 
 ROOT = Path(__file__).parent.parent
@@ -391,14 +390,6 @@ def growing_of(known: Record | None, rows: Mapping[str, About]) -> set[str]:
     """Return the rows that are measured at many settings; as long as nobody knows the quickest, all of them."""
     others = [name for name in quickest(known, len(rows)) if name in rows][:GROWING]
     return {"direct", "relay", "hub", "hub, legacy", *others} if others else set(rows)
-
-
-def machine() -> str:
-    """Return the machine in words."""
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = models[0].partition(":")[2].strip() if models else "an unknown processor"
-    python = ".".join(str(part) for part in sys.version_info[:3])
-    return f"{os.cpu_count()} cores ({model}), Linux, Python {python}"
 
 
 def commit() -> str:

@@ -38,6 +38,14 @@ RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 """How the system says what memory a process has."""
 
 
+def machine() -> str:
+    """Name the machine that figures come from."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].partition(":")[2].strip() if models else "an unknown processor"
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return f"{os.cpu_count()} cores ({model}), Linux, Python {python}"
+
+
 class NotStarted(Exception):
     """A program that ended or fell silent before it served."""
 
