@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from isthmus.core.catalog.search_ranking import ToolIndex
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 

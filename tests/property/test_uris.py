@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import TemplateShape, qualified
-from isthmus.core.catalog.snapshot import ServerStatus, Snapshot, View
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Resource, Template

@@ -21,7 +21,7 @@ from bench.search import (
     read_routes,
 )
 from isthmus.core.catalog.search_ranking import NoFullTextSearch, ToolIndex, stem, words_of
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.search.record import read_servers

@@ -27,16 +27,8 @@ from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
 from isthmus.core.access.tenants import Tenants
-from isthmus.core.catalog.snapshot import (
-    LISTS,
-    AccessExplainer,
-    AccessReason,
-    ListedEntry,
-    ListName,
-    ServerStatus,
-    Snapshot,
-    listed_entries,
-)
+from isthmus.core.catalog.access_reasons import AccessExplainer, AccessReason, ListedEntry, listed_entries
+from isthmus.core.catalog.snapshot import LISTS, ListName, ServerStatus, Snapshot
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import (
     AccessBy,

@@ -47,20 +47,15 @@ from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
+from isthmus.core.catalog.access_reasons import AccessReason, explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.fleets import CARRIER, Fleet, hidden_by
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.snapshot import (
-    AccessReason,
-    ExposedTools,
-    ServerState,
-    ServerStatus,
-    Snapshot,
-    explain_access,
-)
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import ExposedTools, ServerState
 from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Prompt, Tool

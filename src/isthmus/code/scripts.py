@@ -43,7 +43,7 @@ from isthmus.code.signatures import HEADER, SCHEMA_BYTES_MAX, python_names, sign
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.ports import Document, Exchange, HoldableExchange, Journal, RetractingExchange, Sealer, WriteResult
 from isthmus.core.tasks.engine import TaskExchange
 from isthmus.core.tasks.live_task import Report, TaskListener, tombstone

@@ -12,7 +12,7 @@ from msgspec import Raw
 from isthmus.code.scripts import ApprovalNotice, RunningScript, Scripts, ScriptTask, all_tools, request_of
 from isthmus.core.calls.running_call import HeldCall, InFlight
 from isthmus.core.calls.search_tools import virtual_tool
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.model.calls import Call, Event, OnReply, Outcome, Question, Result
 from isthmus.model.fault_table import BadArguments, Bug, Fault, UnknownTool
 

@@ -29,7 +29,7 @@ from isthmus.core.catalog.names import (
     resolve,
     suggestions,
 )
-from isthmus.core.catalog.snapshot import Route, VirtualRoute
+from isthmus.core.catalog.view import Route, VirtualRoute
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import (
     AmbiguousToolError,

@@ -18,7 +18,7 @@ import structlog
 from isthmus.app.hub import RunningHub
 from isthmus.config.findings import ConfigError
 from isthmus.core.catalog.pins import WITHHOLDING
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog, resolve_prompt
 from isthmus.library.contracts import ToolResult, UserContext
 from isthmus.library.errors import ToolError

@@ -49,7 +49,8 @@ from isthmus.core.cassette_matching import (
     write_line,
 )
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, ruled_route
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.core.catalog.view import ruled_route
 from isthmus.core.ports import Exchange, Recorder
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import (

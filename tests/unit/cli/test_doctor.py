@@ -33,7 +33,8 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.config import finding_codes
-from isthmus.core.catalog.snapshot import ServerState, ServerStatus
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import ServerState
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.snapshot import Route, Snapshot
+from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UserContext, UserPermissions
 from isthmus.model.callers import Grants

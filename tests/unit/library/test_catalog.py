@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.snapshot import Route, Snapshot
+from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UniversalTool
 from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, ToolUnreachableError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.core.histograms import Histogram
 from isthmus.model.calls import Call, Result
 from isthmus.model.fault_table import TimedOut, UnknownTool

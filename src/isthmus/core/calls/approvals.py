@@ -39,7 +39,8 @@ from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight, OpenQuestion
 from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
 from isthmus.core.catalog.rules import NO_TOOL_RULES, hints_of, labels_of
-from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, Snapshot
+from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.view import CALL_BY_ARGUMENT
 from isthmus.core.ports import (
     ApprovalAlreadyDecided,
     ApprovalEntry,

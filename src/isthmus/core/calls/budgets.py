@@ -36,7 +36,8 @@ from isthmus.core.access.policy import AGENT, Labels, Policy, is_of_agent, is_of
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.catalog.rules import NO_TOOL_RULES, labels_of
-from isthmus.core.catalog.snapshot import CALL_BY_ARGUMENT, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import CALL_BY_ARGUMENT
 from isthmus.core.ports import BudgetCount, BudgetEntry, BudgetList, Document, Journal, SharedJournal, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Kind, Outcome, Result

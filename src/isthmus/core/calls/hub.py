@@ -29,7 +29,8 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
 from isthmus.core.catalog.sets import SetSettings
-from isthmus.core.catalog.snapshot import ALL_EXPOSED, Route, ServerStatus, Snapshot, View, VirtualRoute
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import ALL_EXPOSED, Route, View, VirtualRoute
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder, VirtualTool
 from isthmus.core.settings import Limits

@@ -27,7 +27,7 @@ import structlog
 from msgspec import Raw
 
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.core.event_loop import LONG_BYTES, in_turns, read_then
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call, Outcome, Result

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from isthmus.core.access.tenants import TenantCalls
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.core.ports import (
     DurableExchange,
     ElicitationExchange,

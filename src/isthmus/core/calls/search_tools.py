@@ -24,7 +24,8 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.search_ranking import QUERY_LENGTH_MAX, SUGGESTIONS_MAX, ToolIndex
 from isthmus.core.catalog.sets import shortened
-from isthmus.core.catalog.snapshot import Route, Snapshot, View
+from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import FindingExchange
 from isthmus.model.callers import Grants
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, Result, Surface

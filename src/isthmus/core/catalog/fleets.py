@@ -21,7 +21,8 @@ import msgspec
 from isthmus.core.access.policy import AGENT, HINT, TAG, check_pattern, is_of_agent
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules, compile_defaults, labels_of, without_required
-from isthmus.core.catalog.snapshot import ServerState, ServerStatus
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import ServerState
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName, name_filter, parse_server_name
 

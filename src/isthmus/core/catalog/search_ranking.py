@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 
 TEXT_LENGTH_MAX = 2_000
 NAME_LENGTH_MAX = 256

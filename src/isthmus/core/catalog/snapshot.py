@@ -1,398 +1,60 @@
 """All servers, their features and states at one moment: immutable, replaced whole.
 
-A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for clients with the
-same capabilities. Lists and calls read the same view, so "listed" and "callable" are the same set; the only exception
-are methods of unlisted servers (`View.unlisted`). A set (`core.catalog.sets`) is a view, too: of some features, with
-names and definitions of its own. `explain_access` says why a permission set reaches what it reaches.
+A `Snapshot` compiles a `core.catalog.view.View` for each permission set, surface and set of client capabilities: what
+is listed there, under which name, and with which definition. `core.catalog.access_reasons` says why a permission set
+reaches what it reaches.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
-from isthmus.core.catalog.argument_validation import CheckCache, no_check
+from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import (
     CanonicalNames,
     Pair,
     TemplateClaims,
-    TemplateShape,
     canonical,
-    is_qualified,
     llm_aliases,
     llm_form,
     llm_forms,
     llm_table,
-    normalized,
-    normalized_template,
-    qualified,
     uri_table,
     with_digits,
-    without_query,
 )
 from isthmus.core.catalog.rules import (
     NO_CHANGES,
     NO_TOOL_RULES,
     CallChanges,
     ToolRules,
-    compile_defaults,
     labels_of,
-    without_required,
 )
 from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
+from isthmus.core.catalog.view import (
+    ALL_EXPOSED,
+    CALL_BY_ARGUMENT,
+    ExposedTools,
+    NotReadyServer,
+    Route,
+    ServerState,
+    View,
+    VirtualRoute,
+    ruled_route,
+)
 from isthmus.core.ports import VirtualTool
 from isthmus.model.callers import Exposure, Grants
-from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Kind, Style, Surface
-from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool, Topic
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Style, Surface
+from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 
 F = TypeVar("F", bound=Feature)
 
-ServerState: TypeAlias = Literal["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]
-"""`starting`: the first connection attempt runs. `retrying`: lost or never reached, retried automatically. `login`: it
-requires a login, and is not retried before that changes. `away`: it dialled in and has disconnected; only it can come
-back."""
-
-TEMPLATED_LENGTH_MAX = 8192
-"""A longer URI is compared with no template: servers may have thousands, and other calls wait meanwhile."""
-
-METHOD = re.compile(r"[!-~]{1,128}")
-"""The characters of a method name: it is written into headers."""
-
-UNLISTED_LENGTH_MAX = 256
-"""The length of a method name of an unlisted server."""
-
-CALL_BY_ARGUMENT = "tools/call"
-"""A method whose arguments name another method."""
-
-CANDIDATES_MAX = 8
-"""How many meanings of an ambiguous URI a caller gets."""
-
-
-class Route(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Where an exposed name leads. Nothing that it refers to refers to it, so the collector need not scan it.
-
-    `feature` is what the server offers, as callers see it. `changes` are those of each call's arguments, `keep_seconds`
-    is how long a result may be cached; the operator sets both.
-    """
-
-    feature: Feature
-    exposed: str
-    check: Callable[[msgspec.Raw], str | None] = no_check
-    changes: CallChanges | None = None
-    keep_seconds: float = 0.0
-    is_trusted: bool = False
-    """Whether the operator trusts the server's statements about itself."""
-    own: Feature | None = None
-    """What the server itself defines, where callers see something else."""
-
-
-def ruled_route(
-    tool: Tool, exposed: str, rules: ToolRules, check: Callable[[msgspec.Raw], str | None] = no_check
-) -> Route:
-    """A tool's route with the operator's rules."""
-    defaults = compile_defaults(rules.defaults.get(tool.name, {}))
-    seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
-    changes = CallChanges(defaults) if defaults else None
-    # Checked after the defaults are added, against the server's own schema.
-    return Route(without_required(tool, defaults), exposed, check, changes, seconds, rules.is_trusted, tool)
-
-
-class VirtualRoute(Route, frozen=True, eq=False, gc=True, kw_only=True):
-    """The route of a tool of the hub itself."""
-
-    virtual: VirtualTool
-
-
-class ExposedTools(msgspec.Struct, frozen=True, eq=False):
-    """The hub's exposure, and the tools of the hub that views list instead of servers' tools, by exposure."""
-
-    default: Exposure = "all"
-    virtual: Mapping[Exposure, tuple[VirtualTool, ...]] = {}
-    names: frozenset[str] = frozenset()
-    """The names of all these tools."""
-
-
-ALL_EXPOSED = ExposedTools()
-
-
-class NotReadyServer(msgspec.Struct, frozen=True):
-    """A visible server that is not ready; `is_listed` says whether its cached tools are in the list."""
-
-    state: ServerState
-    reason: str | None
-    is_listed: bool
-
-
-class FoundRoute(msgspec.Struct, frozen=True):
-    """A route, and the server's own name for what was requested."""
-
-    route: Route
-    name: str
-
-
-class View:
-    """What one permission set sees on one surface. `memo` caches what frontends rendered from it.
-
-    `routes` are those of tools. `servers` are the visible servers, with tools or without; `abilities` is what at least
-    one of them can do.
-    """
-
-    __slots__ = (
-        "_digests",
-        "_policy",
-        "_shapes",
-        "_withheld",
-        "_withheld_shapes",
-        "abilities",
-        "aliases",
-        "description",
-        "found",
-        "hubs",
-        "left_out",
-        "memo",
-        "missing",
-        "prompts",
-        "resources",
-        "routes",
-        "servers",
-        "set",
-        "templates",
-        "unlisted",
-        "virtual",
-        "whole",
-    )
-
-    def __init__(self, policy: Policy, abilities: Mapping[ServerName, frozenset[Ability]]) -> None:
-        self._policy = policy
-        self.routes: dict[str, Route] = {}
-        """What can be called by name. It is also what is listed, unless there are `virtual` tools."""
-        self.virtual: dict[str, VirtualRoute] = {}
-        """Tools of the hub itself that are listed instead of `routes`. No route has a name of theirs."""
-        self.found: Mapping[str, Route] = {}
-        """Tools that are listed besides `virtual`, because the caller's session has found them."""
-        self.aliases: Mapping[str, str] = {}
-        """Names with underscores for hyphens, and the real names. They are not listed."""
-        self.prompts: dict[str, Route] = {}
-        self.resources: dict[str, Route] = {}
-        self.templates: dict[str, Route] = {}
-        self.missing: dict[ServerName, NotReadyServer] = {}
-        self.servers: Mapping[ServerName, frozenset[Ability]] = abilities
-        self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
-        self.hubs: Mapping[str, int] = {}
-        """The hubs among these servers and behind them, by id, with the number of hubs between."""
-        self.whole: ServerName | None = None
-        """The only server on its own surface, if nothing of it is hidden from the caller."""
-        self.unlisted: dict[str, tuple[ServerName, ToolRules]] = {}
-        """Plain JSON-RPC servers without a list whose methods this caller may call by name. The key is the part before
-        the dot: the server's name, or nothing on the server's own surface."""
-        self.set: str | None = None
-        """The set that this is a view of; only its names can be called."""
-        self.description = ""
-        """What the set is for, in the operator's words."""
-        self.left_out: dict[str, str] = {}
-        """Tools that the set picks and that cannot be in it, by `server.tool`, and why. For the operator."""
-        self.memo: dict[str, bytes] = {}
-        self._digests: dict[Topic, bytes] = {}
-        self._shapes: list[tuple[TemplateShape, Route]] | None = None
-        self._withheld: set[tuple[ServerName, str]] = set()
-        self._withheld_shapes: list[tuple[ServerName, TemplateShape]] = []
-
-    @property
-    def claimed(self) -> frozenset[Ability]:
-        """The abilities to advertise: those of all servers, and tools as long as a server was never listed.
-
-        Legacy clients that see no tools in the initialize result never list them, although that server's may appear at
-        any moment. The same applies to a client that sees no server, since one may be added.
-        """
-        is_unheard = any(server in self.missing for server, abilities in self.servers.items() if not abilities)
-        return self.abilities | {"tools"} if is_unheard or not self.servers else self.abilities
-
-    @property
-    def listed(self) -> Mapping[str, Route]:
-        """The tools to list."""
-        return {**self.virtual, **self.found} if self.virtual else self.routes
-
-    def with_found(self, names: Iterable[str]) -> View:
-        """The same view, listing these tools besides those of the hub, as far as the caller still has them."""
-        view = copy.copy(self)
-        view.found = {name: route for name in names if (route := self.routes.get(name)) is not None}
-        view.memo, view._digests = {}, {}
-        return view
-
-    @property
-    def digest(self) -> bytes:
-        """Changes exactly when the listed tools, their names or their definitions do."""
-        return self.digest_of("tools")
-
-    def digest_of(self, topic: Topic) -> bytes:
-        """Changes exactly when that list does."""
-        if topic not in self._digests:
-            tables: Mapping[Topic, tuple[Mapping[str, Route], ...]] = {
-                "tools": (self.listed,),
-                "prompts": (self.prompts,),
-                "resources": (self.resources, self.templates),
-            }
-            total = hashlib.blake2b(digest_size=16)
-            for table in tables[topic]:
-                for exposed, route in table.items():
-                    total.update(exposed.encode("utf-8", "surrogatepass") + b"\0" + route.feature.digest)
-                total.update(b"\0\0")
-            self._digests[topic] = total.digest()
-        return self._digests[topic]
-
-    def withhold(self, server: ServerName, denied: Iterable[str]) -> None:
-        """Deny resources also by way of a template, and those of denied templates in any way.
-
-        That includes other spellings: servers decode URIs as they like.
-        """
-        for name in denied:
-            if "{" in name:
-                self._withheld_shapes.append((server, TemplateShape(normalized_template(name))))
-            else:
-                self._withheld.add((server, normalized(name)))
-
-    def _is_withheld(self, server: ServerName, uri: str) -> bool:
-        if self._policy.denies(server, FeatureName(uri)):
-            return True
-        if not self._is_selective(server):
-            return False
-        meant = {normalized(uri), normalized(without_query(uri))}
-        shapes = [shape for owner, shape in self._withheld_shapes if owner == server]
-        return any((server, each) in self._withheld or any(shape.fits(each) for shape in shapes) for each in meant)
-
-    def _is_selective(self, server: ServerName) -> bool:
-        """Whether some resource of a server is denied: then its unlisted resources are not readable either."""
-        return any(server == owner for owner, _ in (*self._withheld, *self._withheld_shapes))
-
-    def may_receive_updates(self, server: ServerName, name: str, uri: str) -> bool:
-        """Whether the caller may receive updates of a resource it subscribed to, though it may no longer be listed.
-
-        `name` is the server's URI, `uri` the caller's.
-        """
-        if server not in self.servers or self._is_withheld(server, name):
-            return False
-        return self._policy.allows(server, FeatureName(name)) or self.find_resource(uri) is not None
-
-    # -- finding ---------------------------------------------------------------------------------------------------
-
-    def find(self, kind: Kind, name: str) -> FoundRoute | None:
-        """The route of a call of this kind; None if the caller sees none."""
-        match kind:
-            case "tool":
-                return _found(self.find_tool(name) or self.virtual.get(name))
-            case "prompt" | "prompt_argument":
-                return _found(self.prompts.get(name))
-            case "uri_argument":
-                return _found(self.templates.get(name) or self.resources.get(name))
-            case "resource":
-                return self.find_resource(name)
-            case "task" | "task_result" | "task_cancel" | "task_update":
-                # A task belongs to one server; where there are several, its id must be qualified.
-                servers = [each for each, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
-                server = servers[0] if servers and len(self.servers) == 1 else None
-                return None if server is None else _unlisted_route(server, name)
-            case "method":
-                # Methods are for callers that may use the whole server, because their effect is unknown here.
-                if self.whole is None or METHOD.fullmatch(name) is None:
-                    return None
-                return _unlisted_route(self.whole, name)
-
-    def is_known(self, kind: Kind, name: str) -> bool:
-        """Whether a call of this name need not wait for servers that start. A tool of the hub may name any other."""
-        return self.find(kind, name) is not None and not (kind == "tool" and name in self.virtual)
-
-    def by_alias(self, name: str) -> Route | None:
-        """The tool whose name with underscores this is."""
-        return self.routes.get(self.aliases.get(name, ""))
-
-    def find_tool(self, name: str) -> Route | None:
-        """The route of a tool's name: a listed tool, or a method of an unlisted server."""
-        return self.routes.get(name) or self.find_unlisted(name)
-
-    def find_unlisted(self, name: str) -> Route | None:
-        """The route of a method of an unlisted server.
-
-        A plain server without a list is the exception to "callable is listed": a caller that may use all of it calls
-        its methods by name. Hidden methods stay hidden, and cannot be called through `tools/call` either.
-        """
-        place, method = ("", name) if "" in self.unlisted else name.partition(".")[::2]
-        server, rules = self.unlisted.get(place, (None, None))
-        if server is None or rules is None or not method.isprintable() or not 0 < len(method) <= UNLISTED_LENGTH_MAX:
-            return None
-        if method == CALL_BY_ARGUMENT and (rules.hidden or self._policy.is_narrowed):
-            return None
-        tool = Tool.of(server, FeatureName(method), {})
-        is_allowed = rules.shows(method) and self._policy.allows(server, tool.name)
-        return ruled_route(tool, name, rules) if is_allowed else None
-
-    def find_resource(self, uri: str) -> FoundRoute | None:
-        """Where a URI is read: a listed resource, a template's, or any URI of the only server.
-
-        Servers put URIs into their results that they list nowhere, and expect them to be readable.
-        """
-        listed = self.resources.get(uri)
-        if listed is not None:
-            return _found(listed)
-        # Only templates of the server that a qualified URI names can match it.
-        servers = (server for server, abilities in self.servers.items() if "resources" in abilities)
-        owner = next((server for server in servers if uri.startswith(qualified(server, ""))), None)
-        own = uri if owner is None else uri.removeprefix(qualified(owner, ""))
-        routes = self._templates_for(own, owner)
-        claims = {route.feature.server for route in routes}
-        if owner is None:
-            claims |= {server for server in self.servers if qualified(server, uri) in self.resources}
-        if len(claims) > 1:
-            return None  # no server may answer for another, however well its template matches
-        return FoundRoute(routes[0], own) if routes else self._unlisted(uri, own, owner)
-
-    def _templates_for(self, own: str, owner: ServerName | None) -> list[Route]:
-        """The templates that match a URI, the most specific first."""
-        is_strangers = owner is None and is_qualified(own) and len(self.servers) > 1
-        if is_strangers or len(own) > TEMPLATED_LENGTH_MAX:
-            return []
-        if self._shapes is None:
-            shapes = [(TemplateShape(route.feature.name), route) for route in self.templates.values()]
-            self._shapes = sorted(shapes, key=lambda entry: -entry[0].weight)
-        return [
-            route
-            for shape, route in self._shapes
-            if (route.exposed == route.feature.name if owner is None else route.feature.server == owner)
-            and shape.fits(own)
-            and not self._is_withheld(route.feature.server, own)
-        ]
-
-    def _unlisted(self, uri: str, own: str, owner: ServerName | None) -> FoundRoute | None:
-        servers = [server for server, abilities in self.servers.items() if "resources" in abilities]
-        if owner is None and len(servers) == 1:
-            owner = servers[0]
-        if owner is None or not self._policy.allows(owner, FeatureName(own)) or self._is_selective(owner):
-            return None
-        return FoundRoute(Route(Resource.of(owner, FeatureName(own), {}), uri), own)
-
-    def candidates(self, uri: str) -> tuple[str, ...]:
-        """The qualified URIs that an ambiguous URI or template may mean."""
-        tables = (self.resources, self.templates)
-        routes = [route for table in tables for route in table.values() if route.feature.name == uri != route.exposed]
-        fitting = self._templates_for(uri, None)
-        meant = [route.exposed for route in routes] + [qualified(route.feature.server, uri) for route in fitting]
-        return tuple(dict.fromkeys(meant))[:CANDIDATES_MAX]
-
-
-def _unlisted_route(server: ServerName, name: str) -> FoundRoute:
-    return FoundRoute(Route(Tool.of(server, FeatureName(name), {}), name), name)
-
-
-def _found(route: Route | None) -> FoundRoute | None:
-    return None if route is None else FoundRoute(route, route.feature.name)
-
+ALL = Grants(("*",))
 
 VIEWS_MAX = 256
 """Cached views per snapshot, of all servers and of single ones. With more permission sets at once, the oldest view is
@@ -1076,92 +738,3 @@ def _add(
         if _is_allowed(policy, feature, rules):
             exposed = feature.name if names is None else names[feature.server, feature.name]
             table[exposed] = Route(feature, exposed, is_trusted=rules.is_trusted)
-
-
-ALL = Grants(("*",))
-
-
-class ListedEntry(msgspec.Struct, frozen=True, eq=False):
-    """One feature of a server, as callers with every permission see it."""
-
-    listed: ListName
-    exposed: str
-    """Its name on the common surface."""
-    route: Route
-    labels: Labels = UNLABELLED
-
-
-class AccessReason(msgspec.Struct, frozen=True):
-    """One feature, whether it is reached, and what decided."""
-
-    listed: ListName
-    exposed: str
-    """Its name for these permissions: in their set, if they are bound to one and have it; else on the common surface.
-    """
-    route: Route
-    is_reached: bool
-    why: tuple[Why, ...]
-    labels: Labels = UNLABELLED
-    set_note: str = ""
-    """What the set has to do with it, where the permissions are bound to one and would allow it."""
-
-
-def listed_entries(snapshot: Snapshot) -> Iterator[ListedEntry]:
-    """Every feature by name."""
-    everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
-    for listed in LISTS:
-        for exposed, route in sorted(_table(everything, listed).items()):
-            rules = snapshot.server_statuses[route.feature.server].rules
-            yield ListedEntry(listed, exposed, route, labels_of(route.feature, rules))
-
-
-class AccessExplainer:
-    """Whether and why one permission set reaches a feature."""
-
-    def __init__(self, snapshot: Snapshot, grants: Grants) -> None:
-        self.policy = snapshot.policy(grants)
-        self.set = grants.set
-        self._left_out: Mapping[str, str] = {}
-        self._in_set: dict[tuple[ListName, ServerName, str], Route] = {}
-        """What the set has that the permissions are bound to."""
-        if grants.set is not None:
-            own = snapshot.view(grants, EVERYTHING)
-            self._left_out = own.left_out
-            for listed in LISTS:
-                for route in _table(own, listed).values():
-                    self._in_set[listed, route.feature.server, route.feature.name] = route
-
-    def allows(self, entry: ListedEntry) -> bool:
-        """Whether a feature is reached."""
-        feature = entry.route.feature
-        if self.set is not None:
-            return (entry.listed, feature.server, feature.name) in self._in_set
-        return self.policy.allows(feature.server, FeatureName(feature.name), entry.labels)
-
-    def explain(self, entry: ListedEntry) -> AccessReason:
-        """The same with what decided."""
-        feature = entry.route.feature
-        why = self.policy.why(feature.server, FeatureName(feature.name), entry.labels)
-        is_allowed = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
-        if self.set is None:
-            return AccessReason(entry.listed, entry.exposed, entry.route, is_allowed, why, entry.labels)
-        mine, note = self._in_set.get((entry.listed, feature.server, feature.name)), ""
-        if mine is not None:
-            note = f"{entry.exposed} in the set {self.set}"
-        elif is_allowed:
-            left_out = self._left_out.get(entry.exposed)
-            note = f"left out of the set {self.set}: {left_out}" if left_out else f"not in the set {self.set}"
-        shown = mine or entry.route
-        exposed = entry.exposed if mine is None else mine.exposed
-        return AccessReason(entry.listed, exposed, shown, mine is not None, why, entry.labels, note)
-
-
-def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
-    """Every feature by name, with whether and why these permissions reach it."""
-    explainer = AccessExplainer(snapshot, grants)
-    return [explainer.explain(entry) for entry in listed_entries(snapshot)]
-
-
-def _table(view: View, listed: ListName) -> Mapping[str, Route]:
-    tables = {"tools": view.routes, "prompts": view.prompts, "resources": view.resources, "templates": view.templates}
-    return tables[listed]

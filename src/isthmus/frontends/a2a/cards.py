@@ -18,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.core.event_loop import LONG_BYTES, in_passes, offload
 from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.planning import REQUEST_SET

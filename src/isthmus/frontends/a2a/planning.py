@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN, AmbiguousName, canonical, resolve
-from isthmus.core.catalog.snapshot import Route, View
+from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import Exchange, OpenTarget, TargetResolver, TargetSpec, UnopenedTarget
 from isthmus.core.tasks.live_task import RunningWork, TaskWork
 from isthmus.core.tasks.record import StoredOutcome, state_after, stored_outcome

@@ -22,7 +22,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.running_call import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.snapshot import View, VirtualRoute
+from isthmus.core.catalog.view import View, VirtualRoute
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress, VirtualTool
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.live_task import (

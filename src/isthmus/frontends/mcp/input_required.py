@@ -23,7 +23,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight
 from isthmus.core.catalog.rules import labels_of
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.ports import Sealer
 from isthmus.core.settings import Limits
 from isthmus.frontends.mcp.exchange import AskableExchange

@@ -15,7 +15,8 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.catalog.snapshot import Route, Snapshot, View, VirtualRoute
+from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.view import Route, View, VirtualRoute
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import HubExchange
 from isthmus.core.settings import Limits

@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.ports import HubExchange, Subscriber
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.core.watch.subscriptions import Key, OnUpdate

@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.watch.server_tasks import ServerTask, ServerTasks
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Event, Question, Result, Surface

@@ -19,7 +19,8 @@ import structlog
 
 from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import Route, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import Route
 from isthmus.core.ports import AgentServers, ConnectingServer, DialledInServer
 from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings

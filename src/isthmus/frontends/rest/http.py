@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.event_loop import LONG_BYTES, in_passes, pause_after, read_message
 from isthmus.core.ports import (
     AccessReports,

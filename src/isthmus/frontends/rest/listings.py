@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from isthmus.core.access.policy import AGENT, Policy, is_of_agent
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import Route, ServerStatus, View
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import HubAdmin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING

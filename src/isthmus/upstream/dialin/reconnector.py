@@ -17,7 +17,7 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.snapshot import ServerState
+from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports import ListLoad
 from isthmus.model.callers import Caller
 from isthmus.model.calls import ClientCapabilities

@@ -8,8 +8,9 @@ import pytest
 
 from isthmus.core.access.policy import BY_CUSTOM_POLICY, CustomPolicy, Policy
 from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.snapshot import ServerStatus, Snapshot, explain_access
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.callers import Caller, CallerId, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import FeatureName, ServerName

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.catalog.snapshot import View
+from isthmus.core.catalog.view import View
 from isthmus.core.ports import OpenTarget, TargetSpec, UnopenedTarget
 from isthmus.frontends.a2a.caller_messages import (
     EMPTY,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.snapshot import ServerStatus, Snapshot, View
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import View
 from isthmus.core.watch.server_tasks import LinkSession, ServerTasks
 from isthmus.frontends.mcp.tasks import (
     is_task_method,

@@ -12,7 +12,8 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.snapshot import ServerState, ServerStatus
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports import ConnectingServer
 from isthmus.core.settings import Limits
 from isthmus.frontends.relay.agents import RelayAgent

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.frontends.relay.agents import DeviceTool, DeviceTools, exposed_names, sanitised
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.snapshot import ServerState, ServerStatus
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import ServerState
 from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.frontends.rest.listings import (

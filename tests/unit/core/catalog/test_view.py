@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.snapshot import CANDIDATES_MAX, TEMPLATED_LENGTH_MAX, ServerStatus, Snapshot, View
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import CANDIDATES_MAX, TEMPLATED_LENGTH_MAX, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Kind, Surface
 from isthmus.model.names import ServerName
