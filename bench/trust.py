@@ -42,7 +42,7 @@ from isthmus.identity.jwt import read_keys
 from isthmus.identity.keys import AccessTokens, KeyRing, credential_of, digest_of
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.calls import EVERYTHING, Call, Result
-from isthmus.telemetry.audit import Audit
+from isthmus.telemetry.audit_writer import Audit
 from isthmus.telemetry.call_metrics import CallMetrics
 
 PROMISED_MICROSECONDS = 25.0

@@ -40,7 +40,7 @@ PRELOADED = (
     "uvicorn.lifespan.off",
     "uvloop",
     "isthmus.cli.serve",
-    "isthmus.cli.hub",
+    "isthmus.cli.find_hub",
     "isthmus.app.links",
     "isthmus.app.validation",
     "isthmus.frontends.http.listener",

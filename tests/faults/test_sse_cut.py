@@ -18,7 +18,7 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.credentials.server_logins import StaticCredentials
 from isthmus.model.fault_table import Fault
 from isthmus.transport.egress import Egress
 from isthmus.upstream.base_link import BaseLink, ConnectFailed

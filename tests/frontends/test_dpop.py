@@ -28,7 +28,7 @@ from tests.frontends.test_a2a_grpc import address
 from tests.hubs import META, MODERN, TRUSTED, stdio
 from tests.issuer import encoded, jwk_of, private_key
 from tests.security.trusting import Tap, Trusting, trusting
-from tests.unit.credentials.test_login_tokens import logged_in
+from tests.unit.credentials.test_server_logins import logged_in
 from tests.unit.identity.test_dpop_proofs import thumbprint_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("dpop")]

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from isthmus.app.identity import LOOK_SECONDS
+from isthmus.app.caller_identity import LOOK_SECONDS
 from isthmus.app.relay import RECHECK_SECONDS
 from isthmus.app.relay_keys import LOOK_SECONDS as REVOKED_SECONDS
 from isthmus.app.shared_state import key_store

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from isthmus.app.identity import LOST, TRUST_SECONDS, Identities
+from isthmus.app.caller_identity import LOST, TRUST_SECONDS, Identities
 from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings

@@ -31,7 +31,7 @@ from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.call_metrics import CallMetrics
-from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
+from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from isthmus.frontends.rest.operations import OPERATIONS
+from isthmus.frontends.rest.operation_table import OPERATIONS
 from tests.conftest import children
 from tests.hubs import CHECKOUT, TRUSTED, HubProcess, serving
 

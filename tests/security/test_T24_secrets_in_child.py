@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.app import process_setup
-from isthmus.cli import running as services
+from isthmus.cli import run_command as services
 from isthmus.transport.process import INHERITED
 from tests.hubs import PATIENT, Raw, serving, stdio
 from tests.security.offspring import running

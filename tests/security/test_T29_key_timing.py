@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus.app.identity import Identities
+from isthmus.app.caller_identity import Identities
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.identity.keys import digest_of
 from isthmus.model.callers import Caller, Grants
@@ -35,7 +35,7 @@ NO_SECRETS = {
         "was.route.feature.digest != is_now.route.feature.digest",
     ): "digests of definitions, which operators read",
     (
-        "credentials/login_tokens.py",
+        "credentials/server_logins.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
     (

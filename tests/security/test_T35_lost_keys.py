@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import structlog
 
+from isthmus.app.caller_identity import TRUST_SECONDS, Identities
 from isthmus.app.hub import RunningHub
-from isthmus.app.identity import TRUST_SECONDS, Identities
 from isthmus.app.key_files import KeyFile
 from isthmus.app.routes import Routes
 from isthmus.config.settings import Configuration, HubSettings

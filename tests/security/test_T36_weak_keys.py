@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.identity import Identities
+from isthmus.app.caller_identity import Identities
 from isthmus.app.relay_keys import relay_key
 from isthmus.app.tokens import TokenService, secret_in
 from isthmus.cli.main import main

@@ -20,7 +20,7 @@ from isthmus.cli.exits import Exit
 from isthmus.config.client_files import HostContext, read_client_files
 from isthmus.config.files import FILE_BYTES_MAX, read_document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.frontends.rest.operations import OPERATIONS
+from isthmus.frontends.rest.operation_table import OPERATIONS
 from tests.security.source import dotted, with_words
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

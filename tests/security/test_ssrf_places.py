@@ -106,7 +106,7 @@ UNTOUCHED = listed("""
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.provider_formats.ToolDef.origin
-    config.dialects.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
+    config.known_clients.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
     wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
     credentials.token_endpoint._Registered.token_endpoint_auth_method

@@ -125,7 +125,7 @@ CONFIGURED = {
     "upstream/websocket.py": "a configured server",
     "upstream/a2a/link.py": "a configured agent, at its own host or where `origins` lets its card lead",
     "app/dial.py": "the hub that the operator of this machine dials",
-    "cli/hub.py": "the hub that the person at the command line names, to see whether something listens there",
+    "cli/find_hub.py": "the hub that the person at the command line names, to see whether something listens there",
     "cli/rest_client.py": "the hub that the person at the command line names",
 }
 """Who may say that an address is the operator's, and so exempt from the deny table."""

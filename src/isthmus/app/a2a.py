@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from isthmus.app.caller_identity import FILE_MARKS, Identities
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.identity import FILE_MARKS, Identities
 from isthmus.app.links import ME
 from isthmus.app.routes import Frontend
 from isthmus.app.shared_state import push_key_store, sealer_of

@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from isthmus.app.caller_identity import LOCAL_OPERATOR, Identities
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.identity import LOCAL_OPERATOR, Identities
 from isthmus.config.callers import patterns
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import Place

@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 from isthmus import __version__
+from isthmus.app.caller_identity import Identities
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import RunningHub
-from isthmus.app.identity import Identities
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import (
@@ -71,7 +71,7 @@ from isthmus.storage.audit_signatures import (
 from isthmus.storage.audit_slots import acquire_place, acquire_slot, chain_slot, list_slots, reopen_slot
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
-from isthmus.telemetry.audit import Audit, Mode
+from isthmus.telemetry.audit_writer import Audit, Mode
 
 FIRST_SECONDS = 10.0
 """How long a hub runs before it first prunes idle slots; short-lived commands never do."""

@@ -46,8 +46,8 @@ from isthmus.core.ports import (
     SwitchedServer,
 )
 from isthmus.core.tasks.engine import TaskEngine
-from isthmus.credentials.login_tokens import Logins
 from isthmus.credentials.sealing import ProcessSealer
+from isthmus.credentials.server_logins import Logins
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import McpMethods
@@ -58,7 +58,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.activity import LoggedCalls, RecentCalls
-from isthmus.telemetry.audit import Audit
+from isthmus.telemetry.audit_writer import Audit
 from isthmus.telemetry.call_metrics import CallMetrics, GroupedCounters
 from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
@@ -69,8 +69,8 @@ from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints
 from isthmus.upstream.redaction import MARK, redact_beginning
+from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import SECRET_LENGTH_MIN, PythonSettings
-from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.named_servers import NamedServers
 from isthmus.wire.mcp.messages import Implementation
 

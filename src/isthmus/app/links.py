@@ -12,7 +12,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
-from isthmus.credentials.login_tokens import Login, LoginNeeded, Logins, NotReady, StaticCredentials
+from isthmus.credentials.server_logins import Login, LoginNeeded, Logins, NotReady, StaticCredentials
 from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName

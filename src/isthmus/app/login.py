@@ -23,7 +23,7 @@ from isthmus.credentials.interactive_login import (
     begin_device_login,
     wait_for_device,
 )
-from isthmus.credentials.login_tokens import fetcher_for
+from isthmus.credentials.server_logins import fetcher_for
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.credentials.token_endpoint import (
     GrantRefused,

@@ -1,8 +1,8 @@
 """What differs between two configurations, and what a running hub can take from a newer one.
 
 Plain functions over values: nothing is started, read or logged. `app.hub` applies a `ConfigDiff`, `app.reload` calls
-both functions. A server is restarted when any of its settings differs; the settings of the hub that need a restart of
-the whole process are listed in `FIXED`.
+both functions. Whether a changed server needs a new link, `upstream.server_settings.starts_the_same` says; the settings
+of the hub that need a restart of the whole process are listed in `FIXED`.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from isthmus.app.access import LiveAccess
 from isthmus.app.approvals import ApprovalWebhooks
 from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.audit_reader import LiveAudit
+from isthmus.app.caller_identity import Identities
 from isthmus.app.code import check_code
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
 from isthmus.app.hub_metrics import close_telemetry, open_metrics, open_telemetry
-from isthmus.app.identity import Identities
 from isthmus.app.links import ME
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from isthmus.app.identity import Identities
+from isthmus.app.caller_identity import Identities
 from isthmus.app.key_files import offer_secret
 from isthmus.app.shared_state import cluster_keys
 from isthmus.config.files import read_regular_file

@@ -39,12 +39,12 @@ from isthmus.app.shared_state import is_shared
 from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import LocalSource, find_hub, open_hub, source_of
+from isthmus.cli.find_hub import LocalSource, find_hub, open_hub, source_of
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_private, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.rest_client import RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.access_reasons import AccessReason, explain_access

@@ -13,12 +13,12 @@ import click
 import msgspec
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 
 NOTHING = "No calls wait for approval."
 BRIEF_LENGTH = 60

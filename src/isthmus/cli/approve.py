@@ -25,7 +25,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import harmless, print_error, print_json, print_output, print_table
-from isthmus.cli.running import quiet_logs
+from isthmus.cli.run_command import quiet_logs
 from isthmus.config.findings import ConfigError
 from isthmus.storage.definitions import FILE, AnyDefinitions, DefinitionStore, PendingDefinition
 

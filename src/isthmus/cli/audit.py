@@ -32,7 +32,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, WholeNumber, with_config, with_json
 from isthmus.cli.output import harmless, print_hanging, print_json, print_output
-from isthmus.cli.running import run_command
+from isthmus.cli.run_command import run_command
 from isthmus.core.audit import CALL_ENDED, CALL_LOST, CALL_STARTED, AuditRow, read_moment, record_members
 
 FOLLOW_SECONDS = 0.5

@@ -11,12 +11,12 @@ import click
 import msgspec
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import with_json, with_source
 from isthmus.cli.output import harmless, print_error, print_json, print_table, size_text
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.core.access.budget_rules import Period, period_at
 
 NOTHING = "No budget is about you. [budgets] in the configuration sets them."

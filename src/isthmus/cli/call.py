@@ -24,12 +24,12 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubSource, open_hub, with_hub, with_set
+from isthmus.cli.find_hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.interaction import PresetAnswers, ProgressLine, TerminalAnswers, print_unanswered
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
 from isthmus.cli.rest_client import CallFailure, HubCall, HubClient, HubQuestion, command_failed
-from isthmus.cli.running import run_command
+from isthmus.cli.run_command import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
 from isthmus.model.calls import Event, Progress, Result
 from isthmus.model.names import FeatureName, ServerName

@@ -20,7 +20,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import WholeNumber, with_config, with_log_level
 from isthmus.cli.output import print_error
-from isthmus.cli.running import run_service
+from isthmus.cli.run_command import run_service
 from isthmus.cli.serve import STDIN, cannot_listen, configure_logs, log_warnings, take_stdout
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, LogLevel

@@ -216,7 +216,7 @@ def _is_elsewhere(options: Mapping[str, str]) -> bool:
 
 def client_names(command: str = "connect") -> list[str]:
     """The clients that a command knows."""
-    from isthmus.config.dialects import CLIENTS
+    from isthmus.config.known_clients import CLIENTS
 
     only_read = ("roo", "mcpproxy", "fastmcp")
     return [*CLIENTS, "all"] if command == "import" else [name for name in CLIENTS if name not in only_read]

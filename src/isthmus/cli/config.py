@@ -28,7 +28,7 @@ from isthmus.app.shared_state import key_store
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
-from isthmus.cli.running import quiet_logs
+from isthmus.cli.run_command import quiet_logs
 from isthmus.config.entry_conversion import SECRET_KEYS
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.files import FILE_BYTES_MAX, read_regular_file

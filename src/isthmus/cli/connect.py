@@ -1,6 +1,6 @@
 """`isthmus connect`: write the hub into the file of an MCP client, and take it out again.
 
-`CLIENTS` says how each client writes a server; where its files are and how they are read is known to `config.dialects`.
+`CLIENTS` says how each client writes a server; `config.known_clients` knows where its files are and how to read them.
 The file is edited as text (`config.editing`), after a diff and a question, and the first backup stays beside it until
 `--undo`.
 """
@@ -30,18 +30,18 @@ from isthmus.app.shared_state import key_store
 from isthmus.app.state_folder import find_running
 from isthmus.cli.config import access_of, configuration_of, home
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import ENDPOINT, is_taken, source_of
+from isthmus.cli.find_hub import ENDPOINT, is_taken, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import harmless, print_error, print_output, print_table, wants_color
 from isthmus.cli.relay_tokens import configured_origin
 from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
-from isthmus.cli.running import run_command
+from isthmus.cli.run_command import run_command
 from isthmus.cli.token import KeyOptions, new_key
-from isthmus.config.dialects import CLIENTS as DIALECTS
-from isthmus.config.dialects import places_of, project_files, user_files
 from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
+from isthmus.config.known_clients import CLIENTS as DIALECTS
+from isthmus.config.known_clients import places_of, project_files, user_files
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import digest_of
 

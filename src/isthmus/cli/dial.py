@@ -35,7 +35,7 @@ from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_log_level
 from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
 from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
-from isthmus.cli.running import run_service
+from isthmus.cli.run_command import run_service
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.settings import Configuration, unfiled_settings
 from isthmus.config.variables import ENV_NAME, variables_of

@@ -36,7 +36,7 @@ from isthmus.app.server_findings import (
 from isthmus.cli.config import access_of, configuration_of, finding_as_json, servers_folder
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubSource, find_hub, with_hub
+from isthmus.cli.find_hub import HubSource, find_hub, with_hub
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_wait
@@ -51,7 +51,7 @@ from isthmus.cli.output import (
     print_table,
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config import finding_codes
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.finding_codes import FindingCode

@@ -23,20 +23,20 @@ import msgspec
 from isthmus.cli.config import configuration_of, finding_as_json, home
 from isthmus.cli.documents import ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import running_hub, running_source
+from isthmus.cli.find_hub import running_hub, running_source
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import WholeNumber, with_config, with_json, with_wait
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
-from isthmus.config.dialects import CLIENTS, DIALECTS, OWN
 from isthmus.config.editing import CannotEdit, edit, replace_file
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import parse
 from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, load_servers, transport_of
+from isthmus.config.known_clients import CLIENTS, DIALECTS, OWN
 from isthmus.config.redaction import secrets_of
 from isthmus.config.server_file import ServerFile
 from isthmus.config.tables import CLUSTER

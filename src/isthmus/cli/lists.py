@@ -12,7 +12,7 @@ import click
 
 from isthmus.cli.documents import ListedFeature, MissingServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubSource, open_hub, with_hub, with_set
+from isthmus.cli.find_hub import HubSource, open_hub, with_hub, with_set
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
     Row,
@@ -27,7 +27,7 @@ from isthmus.cli.output import (
     show_table,
 )
 from isthmus.cli.rest_client import RemoteSource, unless_away
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
 

@@ -1,6 +1,6 @@
 """A hub that a command starts in this process, without a port: the same REST frontend, reached in memory.
 
-`cli.hub` opens it where no running hub is meant; `access` and `doctor` also look inside.
+`cli.find_hub` opens it where no running hub is meant; `access` and `doctor` also look inside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import refused
 from isthmus.cli.output import print_error
 from isthmus.cli.rest_client import QUESTIONS, HubClient, RemoteSource, SentRequest
-from isthmus.cli.running import quiet_logs
+from isthmus.cli.run_command import quiet_logs
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
@@ -226,7 +226,7 @@ class LocalHub:
 async def open_local_hub(
     file: Path | None, *, within: float, name: str | None, shape: ListShape, is_to_call: bool, is_askable: bool
 ) -> HubClient:
-    """Start a hub from a configuration, for `cli.hub.open_hub`.
+    """Start a hub from a configuration, for `cli.find_hub.open_hub`.
 
     Raises:
         CommandFailed: the configuration cannot be used.

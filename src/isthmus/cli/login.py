@@ -19,7 +19,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, WaitSeconds, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
 from isthmus.credentials.token_endpoint import StoredLogin

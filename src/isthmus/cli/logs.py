@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import WholeNumber, with_json, with_source
 from isthmus.cli.output import (
     harmless,
@@ -27,7 +27,7 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.model.names import legal_server_name
 
 UNNAMED = "Name a server; `isthmus servers` lists them."

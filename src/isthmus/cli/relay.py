@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, find_hub, source_of
+from isthmus.cli.find_hub import LocalSource, find_hub, source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import (
     Row,
@@ -30,7 +30,7 @@ from isthmus.cli.output import (
     terminal_width,
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0
 

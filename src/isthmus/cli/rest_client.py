@@ -1,7 +1,7 @@
 """The client of a hub's REST API, by which commands reach every hub.
 
-`HubClient` sends requests over HTTP to a running hub, and in memory to a hub that `cli.local_hub` starts; `cli.hub`
-opens either. `cli.documents` reads the responses.
+`HubClient` sends requests over HTTP to a running hub, and in memory to a hub that `cli.local_hub` starts.
+`cli.find_hub` opens either. `cli.documents` reads the responses.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import click
 
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.logs import POLL_SECONDS, UNNAMED, name_in_hub, read_log
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import first_line, print_json, print_output
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 
 
 @click.command()

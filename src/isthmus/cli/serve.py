@@ -19,12 +19,12 @@ from isthmus.app.stdio import run_stdio
 from isthmus.app.workers import WORKERS_MAX, Parent, Worker, check_workers
 from isthmus.cli.config import configuration_of, home, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit, refused
-from isthmus.cli.hub import LocalSource, running_hub, source_of
+from isthmus.cli.find_hub import LocalSource, running_hub, source_of
 from isthmus.cli.local_hub import running_as_server
 from isthmus.cli.options import WholeNumber, with_config, with_log_level, with_source
 from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.rest_client import RemoteSource
-from isthmus.cli.running import run_service
+from isthmus.cli.run_command import run_service
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings, local_origin

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.cli.call import REFERENCES_MAX, find_listed, properties_of, read_schema, required_of, resolved
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
+from isthmus.cli.find_hub import HUB_VARIABLE, HubSource, open_hub, with_hub, with_set
 from isthmus.cli.lists import description_of, print_features, print_missing
 from isthmus.cli.options import with_json, with_wait
 from isthmus.cli.output import (
@@ -30,7 +30,7 @@ from isthmus.cli.output import (
     terminal_width,
 )
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.model.names import legal_server_name
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import read_string

@@ -16,12 +16,12 @@ import click
 import msgspec
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.options import with_json, with_source
 from isthmus.cli.output import Row, aligned, counted, harmless, print_json, print_output
 from isthmus.cli.relay import hub_of
 from isthmus.cli.rest_client import HubClient, RemoteSource, unless_away
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.run_command import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0
 

@@ -18,10 +18,10 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config import finding_codes, redaction, values
-from isthmus.config.dialects import INPUT_PREFIX
 from isthmus.config.entry_translation import TRANSPORT_KEYS, Entry
 from isthmus.config.files import read_regular_file, resolve_path, resolve_program
 from isthmus.config.findings import CodedError, Finding, Place
+from isthmus.config.known_clients import INPUT_PREFIX
 from isthmus.config.variables import UsedVariables, Variables, read_env
 from isthmus.core.access.policy import check_tag
 from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules

@@ -15,7 +15,9 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from isthmus.config import finding_codes, values
-from isthmus.config.dialects import (
+from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
+from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.known_clients import (
     COMMON_STEPS,
     OWN,
     RENAMED_KEYS,
@@ -28,8 +30,6 @@ from isthmus.config.dialects import (
     inputs_used,
     with_hub_variables,
 )
-from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
-from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
 from isthmus.upstream.server_settings import SERVER_KEYS
 

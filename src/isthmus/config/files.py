@@ -1,6 +1,7 @@
 """Find and read the configuration file, and resolve paths in it.
 
-`config.formats` parses the text and `config.dialects` recognizes the client; what the values mean is not known here.
+`config.formats` parses the text and `config.known_clients` recognizes the client. Nothing here knows what the values
+mean.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import finding_codes, values
-from isthmus.config.dialects import PROJECT_NAMES, Dialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
+from isthmus.config.known_clients import PROJECT_NAMES, Dialect, dialect_of
 
 FILE_VARIABLE = "ISTHMUS_CONFIG"
 

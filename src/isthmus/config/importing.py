@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from isthmus.config.client_files import HostContext
-from isthmus.config.dialects import OWN
 from isthmus.config.editing import SERVERS, merge_tables, toml_table
 from isthmus.config.entry_conversion import EntryContext, LoadedServers
 from isthmus.config.entry_translation import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.known_clients import OWN
 from isthmus.config.redaction import any_secret, secrets_of
 from isthmus.config.values import map_texts
 from isthmus.config.variables import Variables, variables_of

@@ -27,12 +27,12 @@ from isthmus.config.callers import (
     read_tenants,
 )
 from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
-from isthmus.config.dialects import OWN, Dialect
 from isthmus.config.entry_conversion import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.entry_translation import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
+from isthmus.config.known_clients import OWN, Dialect
 from isthmus.config.named_tables import idle_rules, read_approvals, read_budgets, read_fleets, read_sets, unknown_names
 from isthmus.config.origins import origins_of
 from isthmus.config.settings import Configuration, HubSettings

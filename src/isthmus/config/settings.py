@@ -36,7 +36,7 @@ from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import EXPOSURES, Caller, Exposure
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
-from isthmus.telemetry.audit import AuditMode, AuditSettings
+from isthmus.telemetry.audit_writer import AuditMode, AuditSettings
 from isthmus.telemetry.call_metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.server_settings import ServerSettings

@@ -32,7 +32,7 @@ from isthmus.identity.relay_tokens import TokenSettings, check_name
 from isthmus.model.names import parse_server_name
 from isthmus.model.relay import AgentRules
 from isthmus.storage.settings import StorageSettings
-from isthmus.telemetry.audit import AuditSettings
+from isthmus.telemetry.audit_writer import AuditSettings
 from isthmus.telemetry.call_metrics import TelemetrySettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.targets.settings import TargetSettings

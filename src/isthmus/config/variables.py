@@ -1,7 +1,7 @@
 """Replace variables: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, and read `.env` files.
 
 The environment is passed in; the process's own is never read here. A variable may hold a secret, so every value is
-remembered for redaction. Other clients' forms are translated before (`config.dialects`). Called by
+remembered for redaction. Other clients' forms are translated before (`config.known_clients`). Called by
 `config.entry_conversion`, `config.callers` and `config.tables`.
 """
 

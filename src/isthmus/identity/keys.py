@@ -1,8 +1,8 @@
 """API keys, and the access tokens that the hub issues for them: from the headers of a request to its caller.
 
 The hub stores digests, never keys; a configuration file may contain the digest instead of the key. Permissions are
-decided elsewhere. `app.identity` calls `credential_of` and `KeyRing.caller_of` for each request; `config` calls the
-rest when it reads callers.
+decided elsewhere. `app.caller_identity` calls `credential_of` and `KeyRing.caller_of` for each request; `config` calls
+the rest when it reads callers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """API keys that `isthmus token create` made: their records, and how they are created, rotated and revoked.
 
 Pure functions over values; the caller passes the time. Records contain the digest of a key, never the key.
-`app.key_files` stores the list in the state folder, `app.identity` accepts its keys, and the command line changes it.
+`app.key_files` stores the list in the state folder, `app.caller_identity` accepts its keys, and the command line
+changes it.
 """
 
 from __future__ import annotations

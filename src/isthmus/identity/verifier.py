@@ -1,6 +1,6 @@
 """The interface of everything that can identify a caller by a credential.
 
-`app.identity` tries the hub's own keys first (`identity.keys`), then each `Verifier` in turn: signed tokens of
+`app.caller_identity` tries the hub's own keys first (`identity.keys`), then each `Verifier` in turn: signed tokens of
 issuers, access tokens that the hub issued, and extensions.
 """
 

@@ -20,11 +20,11 @@ import structlog
 
 from isthmus.config import values
 from isthmus.config.client_files import HostContext
-from isthmus.config.dialects import STANDARD
 from isthmus.config.entry_conversion import TRANSPORT_WORDS, LoadedServers, cache_rules, server_names
 from isthmus.config.files import Document, home_folder, read_document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers
+from isthmus.config.known_clients import STANDARD
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
@@ -32,7 +32,7 @@ from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName, parse_server_name
-from isthmus.telemetry.audit import AuditMode
+from isthmus.telemetry.audit_writer import AuditMode
 from isthmus.upstream.server_settings import (
     Carrier,
     HttpSettings,

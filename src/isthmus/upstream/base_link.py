@@ -34,10 +34,10 @@ from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.transport.flow_control import WriteBatch
-from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
 from isthmus.upstream.redaction import redact_error
+from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.response_waiters import (
     CANCEL,
     LATER_BYTES,

@@ -30,9 +30,9 @@ from isthmus.model.credentials import Subject
 from isthmus.model.fault_table import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, FollowerLink
-from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.redaction import Redact
 from isthmus.upstream.server_settings import ServerSettings
+from isthmus.upstream.subscription_sync import SubscriptionSync
 
 log = structlog.get_logger(__name__)
 

@@ -33,10 +33,10 @@ from isthmus.model.features import TOPICS, Tool, Topic
 from isthmus.model.names import FeatureName
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
-from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
 from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, offered, sharing
 from isthmus.upstream.lists_by_capability import ListsByCapability
 from isthmus.upstream.server_settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
+from isthmus.upstream.subscription_sync import LogLevelSync, SubscriptionSync
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
 

@@ -37,8 +37,8 @@ from isthmus.model.features import Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT
 from isthmus.upstream.base_link import BaseLink
-from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.listing import Listing, read_lists
+from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import CallWaiter, Waiter, ask_caller, turned_away
 from isthmus.upstream.server_settings import Era
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of

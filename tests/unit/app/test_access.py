@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import structlog
 
+from isthmus.app.caller_identity import ANYONE
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.identity import ANYONE
 from isthmus.app.serve import Access, log_callers
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings

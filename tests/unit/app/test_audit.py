@@ -28,7 +28,7 @@ from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_signatures import FileAuditSigner
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
-from isthmus.telemetry.audit import AuditMode
+from isthmus.telemetry.audit_writer import AuditMode
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 
 

@@ -28,7 +28,7 @@ from isthmus.storage.audit_signatures import read_checkpoint, read_keys
 from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE, SqliteJournal
-from isthmus.telemetry.audit import AuditMode
+from isthmus.telemetry.audit_writer import AuditMode
 from isthmus.telemetry.call_metrics import CallMetrics
 from tests.unit.app.test_audit import configured, events, opened, told
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.a2a import Owners, Pushes
+from isthmus.app.caller_identity import FILE_MARKS, TRUST_SECONDS
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.identity import FILE_MARKS, TRUST_SECONDS
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports import Document
 from isthmus.core.tasks.push_delivery import DELIVERY
@@ -19,7 +19,7 @@ from isthmus.core.tasks.record import TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.upstream.targets.settings import TargetSettings
 from isthmus.wire.a2a.operations import PushConfig
-from tests.unit.app.test_identity import GUEST, KEY, OTHER_KEY, Guests, World, keyed
+from tests.unit.app.test_caller_identity import GUEST, KEY, OTHER_KEY, Guests, World, keyed
 
 URL = "http://127.0.0.1:9/hook"
 SOME = Caller("some", "default", Grants(("*",)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app.identity import Identities
+from isthmus.app.caller_identity import Identities
 from isthmus.app.key_files import KeyFile
 from isthmus.app.tokens import TokenService, secret_in
 from isthmus.config.settings import Configuration, HubSettings

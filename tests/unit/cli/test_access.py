@@ -13,7 +13,7 @@ from isthmus.app.access import callers_of, places_of
 from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, show_access, show_difference
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource
+from isthmus.cli.find_hub import LocalSource
 from isthmus.cli.main import main
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.model.callers import FrontendName

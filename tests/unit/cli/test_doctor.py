@@ -30,7 +30,7 @@ from isthmus.cli.doctor import (
 )
 from isthmus.cli.documents import ListedFeature
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource
+from isthmus.cli.find_hub import LocalSource
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.config import finding_codes
 from isthmus.core.catalog.snapshot import ServerStatus

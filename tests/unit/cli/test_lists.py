@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource
+from isthmus.cli.find_hub import LocalSource
 from isthmus.cli.lists import list_features, list_servers
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape

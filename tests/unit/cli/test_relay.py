@@ -18,7 +18,7 @@ import pytest
 from isthmus.cli import relay
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import source_of
+from isthmus.cli.find_hub import source_of
 from isthmus.cli.main import main
 from isthmus.cli.relay import RelayOverview, duration_text, forget_servers, groups_of, show_status, watch_status
 from isthmus.cli.rest_client import RemoteSource

@@ -11,7 +11,6 @@ import trustme
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.dialects import CODEX, OWN, STANDARD
 from isthmus.config.entry_conversion import (
     EntryContext,
     LoadedServers,
@@ -23,6 +22,7 @@ from isthmus.config.entry_conversion import (
 from isthmus.config.entry_translation import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
+from isthmus.config.known_clients import CODEX, OWN, STANDARD
 from isthmus.config.variables import Variables
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.dialects import CLIENTS
 from isthmus.config.files import read_document
+from isthmus.config.known_clients import CLIENTS
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules

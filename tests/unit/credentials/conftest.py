@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.credentials import login_tokens
+from isthmus.credentials import server_logins
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_tokens, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(login_tokens, "SOONEST_SECONDS", 0.1)
+    monkeypatch.setattr(server_logins, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 0.1)

@@ -10,7 +10,7 @@ from isthmus.model.fault_table import NotConnected
 from isthmus.model.names import ServerName
 from tests.faults.scripted import SESSION, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import eventually
-from tests.unit.credentials.test_login_tokens import OTHER, PLANNER, S, called
+from tests.unit.credentials.test_server_logins import OTHER, PLANNER, S, called
 
 URI = "note:///inbox"
 KEY = (ServerName("s"), URI)

@@ -19,11 +19,11 @@ from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import login_tokens
+from isthmus.credentials import server_logins
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.interactive_login import Callback, DeviceLogin, wait_for_device
-from isthmus.credentials.login_tokens import Login, Logins
+from isthmus.credentials.server_logins import Login, Logins
 from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredLogin, StoredToken, TokenEndpoint
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
@@ -37,7 +37,7 @@ from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
-from tests.unit.credentials.test_login_tokens import (
+from tests.unit.credentials.test_server_logins import (
     EXCHANGE,
     OTHER,
     OWN,
@@ -92,7 +92,7 @@ def login_of(hub: InProcess) -> Login:
 @asynccontextmanager
 async def renewing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Slow, Protected, InProcess]]:
     """A hub whose login is being renewed: the authorization server was asked, and has not answered."""
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with Slow() as authority, Protected(authority) as server:
         authority.first_expires_in = [0.5]
         async with hub_of(folder, {"s": entry_of(server)}) as hub:
@@ -154,7 +154,7 @@ async def test_a_login_during_a_refresh_counts(tmp_path: Path, monkeypatch: pyte
 async def test_tokens_that_hold_for_no_time_are_not_asked_for_in_a_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(login_tokens, "SOONEST_SECONDS", 5.0)  # as it is outside of these tests
+    monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 5.0)  # as it is outside of these tests
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = seconds
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.credentials import login_tokens
+from isthmus.credentials import server_logins
 from isthmus.model.calls import Result
 from tests.faults.scripted import hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, BindingAuthority, BoundServer, Protected, entry_of
-from tests.unit.credentials.test_login_tokens import reason_of
+from tests.unit.credentials.test_server_logins import reason_of
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
@@ -45,7 +45,7 @@ class Provider(Authority):
 async def test_a_workload_presents_the_token_that_its_file_holds_at_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     file = tmp_path / "token"
     file.write_text("workload-1\n")
     async with Authority() as authority, Protected(authority) as server:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jwt import PyJWKSet
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import login_tokens
+from isthmus.credentials import server_logins
 from isthmus.credentials.signed_jwts import NONCES_MAX, PUSH_KEY_FILE, ProofKey, Prover, PushKeyFile, PushSigner
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
@@ -27,7 +27,7 @@ from isthmus.upstream import reconnector
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, BindingAuthority, BoundServer, Protected, checked, entry_of
-from tests.unit.credentials.test_login_tokens import OWN, logged_in, reason_of
+from tests.unit.credentials.test_server_logins import OWN, logged_in, reason_of
 
 # -- a person's login ------------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ from tests.unit.credentials.test_login_tokens import OWN, logged_in, reason_of
 async def test_a_login_has_a_key_which_is_kept_sealed_and_used_for_all_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with BindingAuthority() as authority, BoundServer(authority) as server:
         authority.first_expires_in = [1.0]
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
@@ -75,7 +75,7 @@ async def test_a_link_signs_with_the_key_of_the_login_that_there_is_now(
     async with BindingAuthority() as authority, BoundServer(authority) as server:
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
-        monkeypatch.setattr(login_tokens, "LOOK_SECONDS", 60.0)
+        monkeypatch.setattr(server_logins, "LOOK_SECONDS", 60.0)
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await hub.ready("s")
             await logged_in(hub, tmp_path / "state")

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.fetch import FetchFailed
-from isthmus.credentials.login_tokens import SubjectTokens
+from isthmus.credentials.server_logins import SubjectTokens
 from isthmus.credentials.signed_jwts import check_private_key
 from isthmus.credentials.token_endpoint import (
     GrantRefused,

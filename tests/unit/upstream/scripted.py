@@ -20,11 +20,11 @@ from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.call_metrics import CallMetrics
 from isthmus.upstream.base_link import BaseLink, ConnectFailed
-from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import Waiter
+from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import Carrier, Era, Reach, ServerSettings, StdioSettings
-from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ABLE, DONE, Listener, call

@@ -20,8 +20,8 @@ from isthmus.model.fault_table import Cancelled, Fault, Lost, NotConnected, Over
 from isthmus.upstream import link_pool as module
 from isthmus.upstream.base_link import BaseLink, ConnectFailed
 from isthmus.upstream.link_pool import LinkPool
-from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.server_settings import REASON_LENGTH_MAX
+from isthmus.upstream.subscription_sync import SubscriptionSync
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage, call, raw
 from tests.unit.core.tasks.doubles import HeldJournal
 from tests.unit.upstream.scripted import NAME, SECONDS, Scripted, finish, settings

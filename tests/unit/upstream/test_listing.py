@@ -18,7 +18,6 @@ from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import ServerName
 from isthmus.storage.server_lists import FILES_MAX, ServerListFiles
 from isthmus.upstream import listing as module
-from isthmus.upstream.dialect import LegacyDialect, McpDialect
 from isthmus.upstream.listing import (
     NOTES_MAX,
     RELIST_SECONDS,
@@ -29,6 +28,7 @@ from isthmus.upstream.listing import (
     read_topic,
     sharing,
 )
+from isthmus.upstream.request_params import LegacyDialect, McpDialect
 from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,

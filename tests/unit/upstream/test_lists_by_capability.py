@@ -16,7 +16,7 @@ from isthmus.upstream import lists_by_capability as module
 from isthmus.upstream import reconnector as reconnectors
 from tests.unit.core.doubles import ANYONE, call
 from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
-from tests.unit.upstream.test_supervisor import OTHER
+from tests.unit.upstream.test_server_set import OTHER
 
 ABLE: ClientCapabilities = frozenset({"elicitation"})
 ERAS = pytest.mark.parametrize("is_modern", [True, False])

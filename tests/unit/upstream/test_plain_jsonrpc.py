@@ -14,7 +14,7 @@ import pytest_asyncio
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.credentials.server_logins import StaticCredentials
 from isthmus.model.calls import Call, Result
 from isthmus.model.fault_table import BadArguments, BadReply, Cancelled, Lost, NotConnected, ServerError
 from isthmus.transport.egress import Egress

@@ -21,8 +21,8 @@ from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.listing import ListCache, Listing
 from isthmus.upstream.reconnector import Backoff, ToolGuard
+from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import HttpSettings, StdioSettings, TargetHttpSettings
-from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import ANYONE, Stage, call, prompt, raw, ready, tool
 from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings

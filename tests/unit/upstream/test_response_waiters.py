@@ -33,7 +33,7 @@ from isthmus.model.fault_table import BadReply, Fault, Lost, NotConnected, Overl
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
-from isthmus.upstream.dialect import ModernDialect
+from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import (
     LATER_BYTES,
     ROUNDS_MAX,

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.credentials.server_logins import StaticCredentials
 from isthmus.model.calls import LogMessage
 from isthmus.model.fault_table import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName

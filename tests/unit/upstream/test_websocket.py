@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.credentials.server_logins import StaticCredentials
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.model.calls import LogMessage
 from isthmus.model.fault_table import Lost, ServerError

@@ -46,7 +46,7 @@ from isthmus.core.tasks.live_task import (
     decode_or_log,
     tombstone,
 )
-from isthmus.core.tasks.offline_queue import OfflineQueue
+from isthmus.core.tasks.offline_tasks import OfflineQueue
 from isthmus.core.tasks.push_delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.record import (
     TASK,

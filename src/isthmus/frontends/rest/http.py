@@ -73,7 +73,7 @@ from isthmus.frontends.rest.listings import (
     short_list_passes,
     stats_passes,
 )
-from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
+from isthmus.frontends.rest.operation_table import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.tasks import (
     TaskEventStream,

@@ -14,7 +14,7 @@ from isthmus import __version__
 from isthmus.core.access.budget_rules import PERIODS, PERS
 from isthmus.core.ports import AccessBy
 from isthmus.frontends.rest.listings import STATES
-from isthmus.frontends.rest.operations import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
+from isthmus.frontends.rest.operation_table import ACTIONS, HUB_TAG, OPERATIONS, TAGS, Operation, tag_of
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.model.callers import FRONTENDS
 from isthmus.model.fault_table import FAULTS

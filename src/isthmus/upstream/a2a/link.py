@@ -40,9 +40,9 @@ from isthmus.upstream.a2a.remote_task import (
     TaskIds,
 )
 from isthmus.upstream.base_link import ASK_SECONDS, BaseLink, ConnectFailed
-from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.listing import TTL_SECONDS_MIN, Listing
+from isthmus.upstream.request_params import LegacyDialect
 from isthmus.upstream.response_waiters import Waiter
 from isthmus.upstream.server_settings import AgentSettings, Era
 from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card

@@ -42,8 +42,8 @@ from isthmus.upstream.base_link import (
     ConnectFailed,
     FollowerLink,
 )
-from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.request_params import ModernDialect
 from isthmus.upstream.response_waiters import CallWaiter, NodeCallWaiter, PendingRequest, Waiter
 from isthmus.upstream.server_settings import Era
 from isthmus.wire import jsonrpc

@@ -30,11 +30,11 @@ from isthmus.model.fault_table import NotConnected
 from isthmus.model.features import Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.base_link import BaseLink, ConnectFailed
-from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.python.runner import PRINTS_TO_STDERR, Runner, redirect_prints
 from isthmus.upstream.python.signatures import Function, Runnable, Unusable
+from isthmus.upstream.request_params import LegacyDialect
 from isthmus.upstream.response_waiters import Waiter, turned_away
 from isthmus.upstream.server_settings import Era, PythonSettings
 from isthmus.wire.mcp.messages import Implementation

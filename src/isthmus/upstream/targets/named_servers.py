@@ -28,8 +28,8 @@ from isthmus.model.fault_table import Bug, Cancelled, Draining, Fault, NotConnec
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.reconnector import Reconnector
+from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import Carrier, ServerSettings, TargetHttpSettings
-from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.settings import TargetAddress, TargetSettings, read_address
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from isthmus.frontends.rest.http import RESPONDERS
 from isthmus.frontends.rest.openapi import document
-from isthmus.frontends.rest.operations import OPERATIONS
+from isthmus.frontends.rest.operation_table import OPERATIONS
 from isthmus.model.fault_table import leaves
 
 DOCUMENT: dict[str, Any] = json.loads(document())

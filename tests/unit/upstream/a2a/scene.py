@@ -11,7 +11,7 @@ from typing import Any
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.login_tokens import StaticCredentials
+from isthmus.credentials.server_logins import StaticCredentials
 from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.a2a.link import AgentLink

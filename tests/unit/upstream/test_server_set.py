@@ -10,7 +10,7 @@ import pytest
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.fault_table import Lost, NotConnected, UnknownTool
-from isthmus.upstream import supervisor as module
+from isthmus.upstream import server_set as module
 from isthmus.upstream.server_settings import StdioSettings
 from tests.unit.core.doubles import ANYONE, DONE, call
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings

@@ -18,7 +18,7 @@ from isthmus.cli.audit import show_tail
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import FeatureList, MissingServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, LocalSource, open_hub, source_of
+from isthmus.cli.find_hub import HUB_VARIABLE, LocalSource, open_hub, source_of
 from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.cli.rest_client import (
     KEY_VARIABLE,

@@ -13,7 +13,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
-from isthmus.core.tasks.offline_queue import OfflineQueue
+from isthmus.core.tasks.offline_tasks import OfflineQueue
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.model.callers import Caller, FrontendName, Grants
 from isthmus.model.calls import EVERYTHING, Call, Surface

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from isthmus.frontends.rest.operations import OPERATIONS, ROUTER, RouteMatch
+from isthmus.frontends.rest.operation_table import OPERATIONS, ROUTER, RouteMatch
 
 
 def found(path: str) -> RouteMatch:

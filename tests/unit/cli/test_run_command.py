@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.running import DESCRIPTORS_WANTED, run_command, run_service
+from isthmus.cli.run_command import DESCRIPTORS_WANTED, run_command, run_service
 
 
 async def signalled(number: signal.Signals, noted: list[str]) -> None:

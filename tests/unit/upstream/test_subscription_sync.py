@@ -13,9 +13,9 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.fault_table import Fault
-from isthmus.upstream import link_sync as module
-from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
+from isthmus.upstream import subscription_sync as module
 from isthmus.upstream.response_waiters import Waiter
+from isthmus.upstream.subscription_sync import LogLevelSync, SubscriptionSync
 from isthmus.wire.jsonrpc import ErrorReply
 from tests.unit.core.doubles import ANYONE, Stage
 from tests.unit.upstream.scripted import NAME, SECONDS, Scripted

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.app.login import LoginOptions, LoginPrompt, log_in
 from isthmus.core.ports import CaptureOrder
-from isthmus.credentials import login_tokens
+from isthmus.credentials import server_logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Outcome, Result
@@ -96,7 +96,7 @@ async def test_a_configured_endpoint_is_asked_without_looking_for_one(tmp_path: 
 async def test_a_token_is_renewed_ahead_of_its_end_and_no_link_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.first_expires_in = [0.5]
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
@@ -190,7 +190,7 @@ async def test_an_authorization_server_that_is_away_is_asked_again(tmp_path: Pat
 async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_tokens, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "FRESH_SECONDS", 0.0)
     async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
         outcome = await hub.call("s.t")
@@ -223,7 +223,7 @@ async def test_a_new_token_that_is_not_taken_is_no_reason_for_another(
 async def test_a_running_hub_takes_a_login_up_within_a_second_and_gives_it_up_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_tokens, "LOOK_SECONDS", 0.5)  # as it is outside of these tests
+    monkeypatch.setattr(server_logins, "LOOK_SECONDS", 0.5)  # as it is outside of these tests
     async with (
         Authority() as authority,
         Protected(authority) as server,
@@ -259,7 +259,7 @@ async def test_for_an_unconfigured_server_the_way_to_log_in_is_reported_and_noth
 
 
 async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.first_expires_in = [1.0]
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
@@ -278,8 +278,8 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secrets of clients are changed by and by; nobody has to log in again for that."""
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
-    monkeypatch.setattr(login_tokens, "SOONEST_SECONDS", 0.05)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 0.05)
     async with Authority() as authority, Protected(authority) as server:
         authority.first_expires_in = [0.2]
         before, now = ({"client_id": "hub", "client_secret": f"the {word} secret"} for word in ("old", "new"))
@@ -297,7 +297,7 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
 
 
 async def test_a_refused_refresh_is_reported_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.first_expires_in = [1.0]
         # From the start: on a busy machine the login is renewed before the server is ready.
@@ -455,7 +455,7 @@ async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path
 async def test_a_caller_without_anything_left_to_exchange_gets_no_more_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_tokens, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     async with (
         Authority() as authority,
         Protected(authority) as server,

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.dialects import (
+from isthmus.config.entry_translation import Entry, entry_of
+from isthmus.config.finding_codes import CODE_NOT_RUN
+from isthmus.config.findings import Place
+from isthmus.config.known_clients import (
     CLAUDE_DESKTOP,
     CLIENTS,
     CODEX,
@@ -34,9 +37,6 @@ from isthmus.config.dialects import (
     places_of,
     with_hub_variables,
 )
-from isthmus.config.entry_translation import Entry, entry_of
-from isthmus.config.finding_codes import CODE_NOT_RUN
-from isthmus.config.findings import Place
 
 PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")
 

@@ -20,8 +20,8 @@ from isthmus.core.tasks.live_task import NewTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.calls import Outcome
 from isthmus.model.fault_table import Cancelled, NotWritten, UnknownTool
-from isthmus.telemetry import audit as module
-from isthmus.telemetry.audit import RECORD_BATCH, Audit
+from isthmus.telemetry import audit_writer as module
+from isthmus.telemetry.audit_writer import RECORD_BATCH, Audit
 from isthmus.telemetry.call_metrics import CallMetrics
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, call, ready, tool
 

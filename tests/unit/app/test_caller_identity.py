@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import structlog
 
+from isthmus.app.caller_identity import LOCAL_OPERATOR, LOST, TRUST_SECONDS, Identities, Minted
 from isthmus.app.hub import LOCAL
-from isthmus.app.identity import LOCAL_OPERATOR, LOST, TRUST_SECONDS, Identities, Minted
 from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
@@ -471,7 +471,7 @@ def test_no_list_at_all_never_gets_old(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.app.identity.LOOK_SECONDS", 0.005)
+    monkeypatch.setattr("isthmus.app.caller_identity.LOOK_SECONDS", 0.005)
     world = World(tmp_path)
     key, made = world.mint()
     known = world.start()
@@ -489,7 +489,7 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, mon
 
 
 async def test_a_defect_met_once_does_not_end_the_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.app.identity.LOOK_SECONDS", 0.005)
+    monkeypatch.setattr("isthmus.app.caller_identity.LOOK_SECONDS", 0.005)
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
     changed = asyncio.Event()
