@@ -131,10 +131,10 @@ links: $(VENV)/.test $(VENV)/.postgres ## measure memory and CPU of idle servers
 simulate: $(VENV)/.test $(VENV)/.postgres ## predict calls/s, latency and CPU of clusters from measured costs; ARGS=--check measures three real nodes beside that
 	$(VENV)/bin/python -m bench.simulate $(ARGS)
 
-crowdkill: $(VENV)/.test ## kill twenty nodes of a cluster, each with up to a thousand servers and 200 running calls: nothing may run twice (ten minutes)
+crowdkill: $(VENV)/.test ## kill twenty nodes of a cluster, each with a thousand servers and 200 running calls: nothing may run twice (two and a half minutes)
 	ISTHMUS_CROWD=1000 ISTHMUS_CROWD_CALLS=200 ISTHMUS_CROWD_ROUNDS=20 $(VENV)/bin/python -m pytest tests/cluster_hubs/test_crowd.py -s --timeout 3600 $(ARGS)
 
-nodekill: $(VENV)/.test $(VENV)/.postgres ## kill nodes of a cluster 300 times under load: no task may be lost or run twice (half an hour)
+nodekill: $(VENV)/.test $(VENV)/.postgres ## kill nodes of a cluster 300 times under load: no task may be lost or run twice (six minutes)
 	ISTHMUS_CLUSTER_KILLS=300 $(VENV)/bin/python -m pytest tests/cluster_database/test_kills.py -s --timeout 7200 $(ARGS)
 
 partitions: $(VENV)/.test $(VENV)/.postgres $(VENV)/.iproute ## cut cables, stop and kill NATS and PostgreSQL: what callers are told, how soon, and when all is well again; needs root (two minutes)
