@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.agents.field import run
 from tests.frontends.set_server import command
-from tests.hubs import CARD_LEADS_HERE, PATIENT, HubProcess, serving, stdio
+from tests.hubs import CARD_LEADS_HERE, PATIENT, HubProcess, Raw, serving, stdio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agents")]
 
@@ -21,6 +21,9 @@ DEV = {"tools": ["one.create_issue"], "tool": {"one.create_issue": {"name": "new
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     tables: dict[str, Any] = {"limits": PATIENT, "sets": {"dev": DEV}, "hub": CARD_LEADS_HERE}
     async with serving(tmp_path_factory.mktemp("sets"), {"one": stdio(command())}, **tables) as running:
+        for node in running.each:  # a card waits a second for servers that start; a list waits until they have
+            async with Raw(node.url) as caller:
+                assert "one.create_issue" in await caller.names()
         yield running
 
 

@@ -80,13 +80,20 @@ class Subscriptions:
         """Remove a subscription; the last one also unsubscribes at the server."""
         self.leave([(key, notify)])
 
-    def leave(self, followed: Iterable[tuple[Key, OnUpdate]]) -> None:
-        """Remove several subscriptions: which subscribers share a link is then computed once."""
+    def leave(self, followed: Iterable[tuple[Key, OnUpdate]], unsent: Collection[Key] = ()) -> None:
+        """Remove several subscriptions: which subscribers share a link is then computed once.
+
+        `unsent` are resources with an update that was not sent yet. The subscriber's other subscriptions get it: a
+        client opens the next subscription before it ends the one that it replaces.
+        """
         sharing: Sharing = {}
         for key, notify in followed:
             follower = self._listeners.get(key, {}).get(notify)
             if self._drop(key, notify):
                 self._release(key, self._links(key[0], follower), sharing)
+            if key in unsent and follower is not None:
+                others = [other for other, owner in self._listeners.get(key, {}).items() if owner == follower]
+                self._notify(key[0], others)
 
     def _drop(self, key: Key, notify: OnUpdate) -> bool:
         listeners = self._listeners.get(key, {})

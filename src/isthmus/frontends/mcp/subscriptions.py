@@ -227,11 +227,12 @@ class ResourceUpdateFeed:
         """Drop a waiting notification."""
         self._unsent.pop(uri, None)
 
-    def close(self) -> None:
-        """Stop all notifications."""
-        self._unsent.clear()
+    def close(self) -> Collection[str]:
+        """Stop all notifications; return the resources whose update was not sent yet."""
+        unsent, self._unsent = self._unsent, {}
         if self._timer is not None:
             self._timer.cancel()
+        return unsent
 
     def _flush(self) -> None:
         if self._unsent and self._timer is None:
@@ -342,11 +343,11 @@ class CallerSubscriptions:
     def close(self) -> None:
         """Unsubscribe from everything, and accept no further subscriptions."""
         self._is_closed = True
-        self._feed.close()
+        unsent = self._feed.close()
         subscribed, self._subscribed, self._subscribed_length = self._subscribed, {}, 0
         for uri in subscribed:
             self._on_unsubscribe(uri)
-        self._hub.subscriptions.leave(subscribed.values())
+        self._hub.subscriptions.leave(subscribed.values(), {subscribed[uri][0] for uri in unsent})
         self._hub.levels.leave(self)
 
 

@@ -192,6 +192,22 @@ async def test_a_storm_of_updates_is_sent_once_and_nothing_after_an_unsubscribe(
     interests.close()
 
 
+async def test_an_update_that_waits_when_its_subscription_is_replaced_is_sent_by_the_next_one() -> None:
+    hosted = Hosted()
+    (first, heard), (other, others) = wanting(hosted), wanting(hosted, Caller("other", "default", Grants(("*",))))
+    await first.subscribe(NOTES)
+    for _ in range(2):  # the second update waits, because the first one has just been sent
+        hosted.hub.subscriptions.updated(SERVER, NOTES)
+    (following, later), (elsewhere, nothing) = wanting(hosted), wanting(hosted)
+    await following.subscribe(NOTES)
+    await elsewhere.subscribe("file:///other")
+    await other.subscribe(NOTES)
+    first.close()
+    assert (heard, later, nothing, others) == ([NOTES], [NOTES], [], [])
+    for each in (following, elsewhere, other):
+        each.close()
+
+
 async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 1)
     interests, _ = wanting(Hosted())
