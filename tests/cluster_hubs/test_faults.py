@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.servers import BUSY, NatsServer
+from tests.cluster.servers import BUSY, NatsServer, Proxy
 from tests.cluster_hubs.nodes import cluster, nats_server, node, rest_of, stands
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, Raw
@@ -246,3 +246,35 @@ async def test_many_servers_move_with_their_sockets(tmp_path: Path, agent: str) 
                         return "result" in answer and text_of(answer) == f"{round}"
 
                     await eventually(is_new, f"round {round} at {hub.port}")
+
+
+async def test_servers_are_used_again_after_nats_lost_one_message_of_their_nodes_directory(
+    tmp_path: Path, agent: str
+) -> None:
+    lost: list[bytes] = []
+
+    def lose_one(_subject: bytes, message: bytes) -> list[bytes]:
+        if lost or b'"arriving"' not in message or b'"s2"' not in message:
+            return [message]
+        lost.append(message)
+        return []
+
+    async with (
+        nats_server(tmp_path) as nats,
+        Proxy(nats.port) as proxy,
+        node(tmp_path, nats.url, "a") as a,
+        node(tmp_path, proxy.url, "b") as b,
+        raw_server(a.port, agent, "s1", manner=Manner(tools=("echo", "hold"))) as server,
+        Raw(b.url) as caller,
+    ):
+        await stands(b, f"{agent}_s1", "ready")
+        running = asyncio.create_task(caller.call(f"{agent}_s1.hold", {"text": "before"}))
+        await server.holds()
+        proxy.change = lose_one
+        async with raw_server(a.port, agent, "s2"):
+            await stands(b, f"{agent}_s2", "ready")
+            assert lost
+            await stands(b, f"{agent}_s1", "ready")
+            assert text_of(await caller.call(f"{agent}_s1.echo", {"text": "after"}, id=2)) == "after"
+            await server.release()
+            assert text_of(await running) == "before"

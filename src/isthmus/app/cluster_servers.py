@@ -236,6 +236,10 @@ class OwnServers:
             agent_server, link = found
             server, welcome = agent_server.server, agent_server.welcome.decode("utf-8", "replace")
             me = link.server_info or Implementation(agent_server.server_id, ME.version)
+            # Its node uses one channel at a time: it has left the earlier one, and waits only for answers there.
+            for earlier in tuple(self._sessions.get(wanted.key, ())):
+                if earlier.node == session.node:
+                    earlier.leave()
         self._sessions.setdefault(wanted.key, set()).add(session)
         session.send(msgspec.json.encode(ServerOpened(welcome)))
         served = _served(server, me, session.node)
@@ -621,9 +625,12 @@ class RemoteServer:
     def use(self, node: NodeId, entry: NodeServer) -> None:
         """Use the server at this node."""
         self._wanted = (node, entry)
-        is_used = self._used == self._wanted and self._link is not None and not self._link.lost.done()
-        if not is_used and self.work is None:
+        if self.work is None and not (self._used == self._wanted and self._can_send()):
             self.work = self._background.spawn(f"channel to {entry.name}", self._connect())
+
+    def _can_send(self) -> bool:
+        """Whether new calls may be sent on its link: one that leaves only receives the answers to earlier ones."""
+        return self._link is not None and not self._link.lost.done() and not self._link.is_leaving
 
     async def _connect(self) -> None:
         wanted = self._wanted
