@@ -560,16 +560,23 @@ class PeerDirectory:
         backoff = Backoff(AGAIN_SECONDS_MAX)
         while not self._is_stopped:
             try:
-                self._channel = await self._bus.connect(self._node, DIRECTORY, within=CONNECT_SECONDS)
+                channel = await self._bus.connect(self._node, DIRECTORY, within=CONNECT_SECONDS)
             except BusFault as fault:
                 log.debug("no directory", node=self._node, reason=str(fault))
             else:
                 backoff.reset()
-                self._ended.clear()
-                self._channel.start(self)
+                self._read(channel)
                 await self._ended.wait()
             if not self._is_stopped:
                 await asyncio.sleep(backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+
+    def _read(self, channel: BusChannel) -> None:
+        if self._is_stopped:  # while the channel was opened; `_ended` is set
+            channel.abort("it is no longer read")
+            return
+        self._channel = channel
+        self._ended.clear()
+        channel.start(self)
 
     def stop(self) -> None:
         """The node is away, or this one leaves."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.app import cluster_servers as module
-from isthmus.app.cluster_servers import DirectoryChange, OwnServers, OwnSession, RemoteServers
+from isthmus.app.cluster_servers import DirectoryChange, OwnServers, OwnSession, PeerDirectory, RemoteServers
 from isthmus.app.hub import RunningHub
 from isthmus.cluster.bus import Bus, BusChannel, ChannelReceiver, NodeId
 from isthmus.core.background import BackgroundTasks
@@ -66,6 +66,19 @@ class QuietBus:
     async def connect(self, *_: object, within: float) -> End:
         self.asked.set()
         return await self.opened
+
+
+# -- the directory -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_that_is_stopped_while_its_channel_opens_keeps_neither_channel_nor_task() -> None:
+    bus, background, end = QuietBus(), BackgroundTasks("test"), End()
+    directory = PeerDirectory(cast("Bus", bus), background, A, 1, lambda _node, _change: None)
+    await bus.asked.wait()
+    bus.opened.set_result(end)  # accepted, but `connect` has not returned yet
+    directory.stop()
+    await until(lambda: not len(background))
+    assert not end.is_open
 
 
 # -- the links ---------------------------------------------------------------------------------------------------------
