@@ -479,6 +479,8 @@ class RemoteServers:
         if best is None:
             if remote is not None:
                 remote.leave()
+                if remote.work is None:  # else it looks again afterwards
+                    del self._links[key]
             return
         if here is not None and (here.came, self._bus.node) > (owners[best].came, best):
             return
@@ -654,7 +656,7 @@ class RemoteServer:
             log.debug("no channel to a server", node=wanted and wanted[0], reason=str(fault))
         finally:
             self.work = None
-            if self._wanted is not None and self._wanted != wanted:
+            if self._wanted is None or self._wanted != wanted:
                 self._look_again()
         self._again()
 

@@ -148,6 +148,31 @@ async def test_a_server_whose_directory_ended_is_used_again_although_its_channel
     assert len(links.opened) == 2
 
 
+async def test_nothing_is_kept_of_servers_that_no_node_owns_any_longer() -> None:
+    links = Links()
+    for _ in range(3):
+        links.own()
+        await links.settled()
+        links.lose()
+        await links.settled()
+        assert not links._links
+    assert all(link.is_leaving for link in links.opened)
+
+
+async def test_a_link_that_opens_after_its_node_lost_the_server_is_not_used() -> None:
+    links = Links()
+    links.may_open.clear()
+    links.own()
+    await asyncio.sleep(0)
+    links.lose()
+    await asyncio.sleep(0)
+    links.may_open.set()
+    await links.settled()
+    (link,) = links.opened
+    assert link.is_leaving
+    assert not links._links
+
+
 # -- the owner ---------------------------------------------------------------------------------------------------------
 
 
