@@ -104,6 +104,13 @@ SWITCH_SECONDS = 5.0
 APPROVALS: Final = "approvals"
 """The topic of approvals that have changed."""
 
+APPROVALS_SECONDS = 2.0
+"""How often approvals are read again, because messages about them may be lost."""
+
+APPROVALS_SECONDS_MAX = 30.0
+APPROVALS_PAUSE = 20
+"""The pause is at least so many times what the last reading took: there may be ten thousand approvals."""
+
 LIMITS: Final = "limits"
 """The topic of the running calls of tenants, which nodes count together."""
 
@@ -753,32 +760,53 @@ class SharedServerTasks:
 class SharedApprovals:
     """Tells the other nodes which approvals have changed in the shared journal, and reads what they have changed.
 
-    A message that is lost costs a delay: the versions in the journal decide, and a node that joins reads all.
+    A message that is lost costs a delay, as it does while a node is cut off from the others: each node reads all
+    approvals again every two seconds, and when it joins. The versions in the journal decide.
     """
 
     def __init__(self, bus: Bus, running: RunningHub) -> None:
         self._bus = bus
         self._approvals = running.approvals
         self._background = running.background
+        self._is_due = asyncio.Event()
         running.approvals.on_changed = self._publish
         bus.subscribe(APPROVALS, self._receive)
         bus.on_state_changed(self._state_changed)
         self._state_changed(bus.state)
+        self._background.spawn("approvals", self._reread_for_ever())
+
+    async def _reread_for_ever(self) -> None:
+        clock, pause, is_readable = asyncio.get_running_loop().time, APPROVALS_SECONDS, True
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._is_due.wait()
+            may_have_some = self._approvals.rules or len(self._approvals) or not is_readable
+            if not may_have_some and not self._is_due.is_set():
+                continue
+            self._is_due.clear()
+            began = clock()
+            try:
+                await self._approvals.reread()
+            except OSError as error:
+                if is_readable:
+                    log.warning("approvals of other nodes cannot be read", reason=str(error))
+                pause, is_readable = APPROVALS_SECONDS, False
+            else:
+                took = clock() - began
+                pause, is_readable = min(max(APPROVALS_SECONDS, APPROVALS_PAUSE * took), APPROVALS_SECONDS_MAX), True
 
     def _publish(self, owner: str, id: str) -> None:
         self._bus.publish(APPROVALS, msgspec.json.encode([owner, id]))
 
     def _receive(self, _node: NodeId, payload: bytes) -> None:
         owner, id = msgspec.json.decode(payload, type=tuple[str, str])
-        self._spawn(self._approvals.refresh(owner, id))
+        with suppress(RuntimeError):  # the hub is closing
+            self._background.spawn("approvals of other nodes", _logged(self._approvals.refresh(owner, id)))
 
     def _state_changed(self, state: BusState) -> None:
         if state.is_connected:
-            self._spawn(self._approvals.load(is_foreign=True))
-
-    def _spawn(self, reading: Coroutine[None, None, None]) -> None:
-        with suppress(RuntimeError):  # the hub is closing
-            self._background.spawn("approvals of other nodes", _logged(reading))
+            self._is_due.set()
 
 
 class SharedBudgets:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -261,6 +261,10 @@ class CallApprovals:
         """The rules that held calls of fleets. One that has reached its members was allowed."""
         self._matches: dict[tuple[Hub, ServerName, str, bytes, bool], _MatchedRules] = {}
         self._snapshots: dict[Hub, Snapshot] = {}
+        self._unreadable: set[str] = set()
+        """The ids of documents that cannot be decoded."""
+        self._removed: set[str] | None = None
+        """The ids that were removed while all are read again; None at other times."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -281,40 +285,72 @@ class CallApprovals:
             if entry.is_stored and not entry.is_writing:
                 self._start_again(entry)
 
-    async def load(self, *, is_foreign: bool = False) -> None:
-        """Read what the journal has: what the last hub left, or what other hubs have stored. Raises `OSError`.
+    async def load(self) -> None:
+        """Read what the last hub left in the journal. Raises `OSError`.
 
         Call it before callers are admitted.
         """
+        async for document in self._stored():
+            self._merge(document, is_foreign=False)
+
+    async def reread(self) -> None:
+        """Read all that the journal has now: other hubs cannot always announce what they change. Raises `OSError`.
+
+        Only one task may do that.
+        """
+        known = [entry for entry in self._entries.values() if entry.is_stored and not entry.is_writing]
+        found: set[str] = set()
+        self._removed = removed = set[str]()
+        try:
+            async for document in self._stored():
+                found.add(document.id)
+                if document.id not in removed:  # it was read before
+                    self._merge(document, is_foreign=True)
+        finally:
+            self._removed = None
+        for entry in known:
+            if entry.approval.id not in found:
+                self._deleted(entry)
+
+    async def _stored(self) -> AsyncIterator[Document]:
         last: Document | None = None
         while found := await self._journal.all_in(APPROVAL, STATES, limit=READ_AT_ONCE, after=last):
             last = found[-1]
             for document in found:
-                self._merge(document, is_foreign=is_foreign)
+                yield document
 
     async def refresh(self, owner: str, id: str) -> None:
         """Another hub has changed this approval in the journal. Raises `OSError`."""
         document = await self._journal.read(APPROVAL, owner, id)
         if document is not None and document.body is not None:
             self._merge(document, is_foreign=True)
-        elif (entry := self._entries.get(id)) is not None and entry.is_stored and not entry.is_writing:
-            self._remove(entry)  # it was used, or its time is over
+        elif (entry := self._entries.get(id)) is not None:
+            self._deleted(entry)
+
+    def _deleted(self, entry: _ApprovalRecord) -> None:
+        """The journal does not have it: another hub has used it, or its time is over."""
+        if self._entries.get(entry.approval.id) is entry and entry.is_stored and not entry.is_writing:
+            self._remove(entry)
             self._start_again(entry)
 
     def _merge(self, document: Document, *, is_foreign: bool) -> None:
+        entry = self._entries.get(document.id)
+        if entry is not None and (document.version <= entry.version or entry.is_writing):
+            return
         try:
             approval = _decode(document.body or b"")
         except msgspec.MsgspecError as error:  # one that another version wrote must not stop the hub
-            log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
+            if document.id not in self._unreadable:
+                self._unreadable.add(document.id)
+                log.error("a stored approval cannot be decoded", approval=document.id, error=str(error))
             return
-        entry = self._entries.get(document.id)
         if entry is None:
             if approval.expires > self._now() or not is_foreign:
                 entry = _ApprovalRecord(approval, document.version, is_foreign=is_foreign)
                 self._add(entry)
                 if approval.state != "pending" and approval.expires > self._now():
                     self._carry_out(entry)
-        elif document.version > entry.version and not entry.is_writing:
+        else:
             entry.approval, entry.version = approval, document.version
             if approval.state != "pending":
                 self._carry_out(entry)
@@ -765,6 +801,8 @@ class CallApprovals:
         approval = entry.approval
         if self._entries.pop(approval.id, None) is None:
             return
+        if self._removed is not None:
+            self._removed.add(approval.id)
         if self._by_digest.get(approval.digest) is entry:
             del self._by_digest[approval.digest]
         own = self._of[approval.owner]

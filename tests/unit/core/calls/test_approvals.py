@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
 from isthmus.core.audit import Fact
@@ -235,6 +236,93 @@ async def test_a_request_that_another_hub_decides_while_it_is_stored_is_decided(
     await settled()
     fault_of(listener, ApprovalDenied)
     assert nodes.b.approvals.waiting == 0
+
+
+async def test_a_hub_that_reads_all_again_finds_what_another_one_has_decided_and_revoked() -> None:
+    nodes = Nodes()
+    id, _ = await nodes.a.ask()
+    await nodes.b.approvals.reread()
+    await nodes.b.decide(id, "allow_hour")
+    assert nodes.a.link.sent == [], "the message was lost"
+    await nodes.a.approvals.reread()
+    await settled()
+    assert len(nodes.a.link.sent) == 1
+    await nodes.b.decide(id, "deny")
+    nodes.a.start(call(arguments=PAY))
+    assert len(nodes.a.link.sent) == 2, "for an hour"
+    await nodes.a.approvals.reread()
+    _, listener = nodes.a.start(call(arguments=PAY))
+    fault_of(listener, ApprovalDenied)
+
+
+async def test_a_hub_that_reads_all_again_asks_again_for_what_another_one_has_used() -> None:
+    nodes = Nodes()
+    id, _ = await nodes.a.ask()
+    await nodes.b.approvals.reread()
+    _, other = await nodes.b.ask()
+    await nodes.b.decide(id)
+    nodes.b.link.sent[0].finish(DONE)
+    assert other.ends == [DONE]
+    await nodes.a.approvals.reread()
+    await settled()
+    (waiting,) = nodes.a.approvals.list(OPERATOR, state="pending").approvals
+    assert (waiting.id != id, nodes.a.link.sent) == (True, [])
+
+
+class SlowJournal(FailingJournal):
+    """Answers what it read when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_read = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def all_in(
+        self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
+    ) -> list[Document]:
+        found = await super().all_in(kind, states, limit=limit, after=after)
+        self.has_read.set()
+        await self.may_answer.wait()
+        return found
+
+
+async def test_what_is_used_here_while_all_are_read_again_does_not_come_back() -> None:
+    stage = Held(journal=(journal := SlowJournal()))
+    _, listener = stage.start(call(arguments=PAY, timeout=0.05))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    id = fault_of(listener, ApprovalPending).approval
+    assert id is not None
+    await stage.decide(id)
+    reading = asyncio.create_task(stage.approvals.reread())
+    await journal.has_read.wait()
+    stage.start(call(arguments=PAY))
+    await settled()
+    assert stage.sent() == [PAY]
+    journal.may_answer.set()
+    await reading
+    assert len(stage.approvals) == 0
+
+
+async def test_what_is_requested_here_while_all_are_read_again_stays() -> None:
+    stage = Held(journal=(journal := SlowJournal()))
+    reading = asyncio.create_task(stage.approvals.reread())
+    await journal.has_read.wait()
+    id, _ = await stage.ask()
+    journal.may_answer.set()
+    await reading
+    await stage.decide(id)
+    assert stage.sent() == [PAY]
+
+
+async def test_an_approval_of_another_version_is_reported_once() -> None:
+    stage = Held()
+    document = Document(APPROVAL, "default\nanyone", "ap_1", 1, stage.time, b'{"kind":"new"}', state="pending")
+    stage.journal.write((document,), lambda _: None)
+    await settled()
+    with capture_logs() as lines:
+        for _ in range(3):
+            await stage.approvals.reread()
+    assert [line["event"] for line in lines] == ["a stored approval cannot be decoded"]
 
 
 async def test_of_two_equal_calls_that_wait_one_is_sent_and_the_other_asks_again() -> None:
