@@ -129,6 +129,12 @@ COUNTED_MAX = 1000
 CONNECTIONS: Final = "connections"
 """The topic of how many sockets agents have at a node."""
 
+CONNECTIONS_SECONDS = 2.0
+"""How often all of them are published again: a node may join, and a message may be lost."""
+
+CONNECTIONS_STALE_SECONDS = 4 * CONNECTIONS_SECONDS
+"""Numbers that were not published for so long do not count."""
+
 UNCOUNTED_SHARE = 16
 """A node does not publish an agent with fewer sockets than this part of `max_agent_connections`."""
 
@@ -623,7 +629,9 @@ def share_loads(bus: Bus, running: RunningHub, own: OwnServers) -> None:
 class SharedConnections:
     """Tells other nodes how many sockets each agent has here, and counts theirs (`max_agent_connections`).
 
-    Agents with few sockets here are left out: nearly all have one or two, and there may be very many.
+    Agents with few sockets here are left out: nearly all have one or two, and there may be very many. Changes are
+    published at once, and all numbers every two seconds: a message may be lost, and a node that joins listens later
+    than the others see it.
     """
 
     def __init__(self, bus: Bus, relay: RelayHttp, running: RunningHub) -> None:
@@ -632,11 +640,21 @@ class SharedConnections:
         self._running = running
         self._published: dict[str, int] = {}
         self._due: dict[str, None] = {}
-        self._seen: dict[NodeId, dict[str, int]] = {}
-        self._peers = bus.peers().keys() - set()
+        self._clock = asyncio.get_running_loop().time
+        self._seen: dict[NodeId, dict[str, tuple[int, float]]] = {}
+        """By node and agent: the number of sockets, and when it was received."""
+        self._epochs = self._lives()
         relay.on_counted = running.dialins.on_counted = self._count
         bus.subscribe(CONNECTIONS, self._receive)
         bus.on_peers_changed(self._peers_changed)
+        running.background.spawn("shared connections", self._publish_for_ever())
+
+    async def _publish_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(CONNECTIONS_SECONDS)
+            self._drop_stale()
+            if self._bus.peers():
+                self._send(self._published)
 
     def _count(self, agent: str) -> None:
         """An agent has one socket more or less: publish that with the others of this turn of the event loop."""
@@ -665,25 +683,39 @@ class SharedConnections:
             self._bus.publish(CONNECTIONS, msgspec.json.encode(some))
 
     def _receive(self, node: NodeId, payload: bytes) -> None:
-        seen = self._seen.setdefault(node, {})
-        seen |= msgspec.json.decode(payload, type=dict[str, int])
-        self._seen[node] = {agent: count for agent, count in seen.items() if count}
+        seen, now = self._seen.setdefault(node, {}), self._clock()
+        for agent, count in msgspec.json.decode(payload, type=dict[str, int]).items():
+            if count:
+                seen[agent] = count, now
+            else:
+                seen.pop(agent, None)
         self._sum()
 
+    def _drop_stale(self) -> None:
+        oldest = self._clock() - CONNECTIONS_STALE_SECONDS
+        stale = [(node, agent) for node, seen in self._seen.items() for agent, (_, at) in seen.items() if at < oldest]
+        for node, agent in stale:
+            del self._seen[node][agent]
+        if stale:
+            self._sum()
+
+    def _lives(self) -> dict[NodeId, int]:
+        return {node: peer.epoch for node, peer in self._bus.peers().items()}
+
     def _peers_changed(self) -> None:
-        """A node that has come knows nothing of this one yet; the sockets of one that has gone are closed."""
-        peers = self._bus.peers().keys() - set()
-        if peers - self._peers:
+        """A new life of a node knows nothing of this one; the sockets of one that has ended are closed."""
+        before, self._epochs = self._epochs, self._lives()
+        if self._epochs.items() - before.items():
             self._send(self._published)
-        self._peers = peers
-        for node in self._seen.keys() - peers:
-            del self._seen[node]
+        for node, _ in before.items() - self._epochs.items():
+            self._seen.pop(node, None)
         self._sum()
 
     def _sum(self) -> None:
         total: Counter[str] = Counter()
-        for counts in self._seen.values():
-            total.update(counts)
+        for seen in self._seen.values():
+            for agent, (count, _) in seen.items():
+                total[agent] += count
         self._relay.connections_elsewhere = total
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from isthmus.app import cluster as module
-from isthmus.app.cluster import SharedApprovals
+from isthmus.app.cluster import SharedApprovals, SharedConnections
 from isthmus.app.hub import RunningHub
-from isthmus.cluster.bus import Bus, BusState, Subscriber
+from isthmus.cluster.bus import Bus, BusState, NodeId, PeerNode, Subscriber
 from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import Document
+from isthmus.frontends.relay.http import RelayHttp
 from isthmus.model.fault_table import ApprovalDenied
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.calls.test_approvals import OPERATOR, PAY, Held, fault_of
 from tests.unit.core.doubles import DONE, call
 from tests.unit.upstream.dialin.scene import until
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
 
 
 class DeafBus:
@@ -57,6 +61,8 @@ class CountingJournal(MemoryJournal):
 @pytest.fixture
 async def background(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BackgroundTasks]:
     monkeypatch.setattr(module, "APPROVALS_SECONDS", 0.001)
+    monkeypatch.setattr(module, "CONNECTIONS_SECONDS", 0.001)
+    monkeypatch.setattr(module, "CONNECTIONS_STALE_SECONDS", 0.1)
     tasks = BackgroundTasks("test")
     yield tasks
     await tasks.aclose()
@@ -102,3 +108,101 @@ async def test_a_node_without_rules_and_approvals_reads_only_when_it_has_joined(
     stage.approvals.change((ApprovalRule("all", ("*",)),))
     await until(lambda: stage.approvals.get(OPERATOR, id) is not None)
     assert journal.readings > before
+
+
+# -- sockets of agents -------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """Carries what nodes publish, unless the test cuts it."""
+
+    def __init__(self) -> None:
+        self.buses: list[NodeBus] = []
+        self.is_cut = False
+
+
+class NodeBus:
+    """One life of a node."""
+
+    def __init__(self, wire: Wire, node: str, epoch: int) -> None:
+        self.node, self.epoch = NodeId(node), epoch
+        self.receive: Subscriber | None = None
+        self.peers_changed: Callable[[], None] = lambda: None
+        self._wire = wire
+        others = [bus for bus in wire.buses if bus.node != node]
+        wire.buses[:] = [*others, self]
+        for bus in others:
+            bus.peers_changed()
+
+    def peers(self) -> Mapping[NodeId, PeerNode]:
+        others = (bus for bus in self._wire.buses if bus.node != self.node)
+        return {bus.node: PeerNode(bus.node, bus.epoch, 0.0, {}) for bus in others}
+
+    def on_peers_changed(self, changed: Callable[[], None]) -> None:
+        self.peers_changed = changed
+
+    def subscribe(self, topic: str, receive: Subscriber) -> None:
+        self.receive = receive
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        if self._wire.is_cut or self not in self._wire.buses:
+            return
+        for bus in self._wire.buses:
+            if bus is not self and bus.receive is not None:
+                bus.receive(self.node, payload)
+
+
+class Agents:
+    """How many sockets agents have at a node, and what it knows of the other nodes."""
+
+    def __init__(self, background: BackgroundTasks, bus: NodeBus, **counts: int) -> None:
+        self.counts: dict[str, int] = {}
+        dialins = SimpleNamespace(connections_of=lambda agent: self.counts.get(agent, 0), on_counted=None)
+        dialin = SimpleNamespace(max_agent_connections=64)
+        configuration = SimpleNamespace(relay=SimpleNamespace(dialin=dialin))
+        running = SimpleNamespace(dialins=dialins, configuration=configuration, background=background)
+        self.relay = SimpleNamespace(devices_of=lambda _agent: 0, on_counted=None, connections_elsewhere={})
+        SharedConnections(cast("Bus", bus), cast("RelayHttp", self.relay), cast("RunningHub", running))
+        self.count(**counts)
+
+    def count(self, **counts: int) -> None:
+        self.counts |= counts
+        for agent in counts:
+            self.relay.on_counted(agent)
+
+    @property
+    def elsewhere(self) -> Mapping[str, int]:
+        return cast("Mapping[str, int]", self.relay.connections_elsewhere)
+
+
+async def test_a_node_that_joins_later_counts_the_sockets_that_agents_have_elsewhere(
+    background: BackgroundTasks,
+) -> None:
+    wire = Wire()
+    Agents(background, NodeBus(wire, "a", 1), robot=60, other=1)
+    await asyncio.sleep(0)  # it publishes its numbers
+    joining = NodeBus(wire, "b", 1)  # the others publish now, and it does not listen yet
+    b = Agents(background, joining)
+    await until(lambda: b.elsewhere == {"robot": 60})
+
+
+async def test_sockets_of_an_earlier_life_of_a_node_do_not_count(background: BackgroundTasks) -> None:
+    wire = Wire()
+    b = Agents(background, NodeBus(wire, "b", 1))
+    Agents(background, NodeBus(wire, "a", 1), robot=60)
+    await until(lambda: b.elsewhere == {"robot": 60})
+    NodeBus(wire, "a", 2)
+    assert b.elsewhere == {}
+
+
+async def test_a_change_of_sockets_is_published_at_once_and_a_lost_one_is_repaired(background: BackgroundTasks) -> None:
+    wire = Wire()
+    a, b = Agents(background, NodeBus(wire, "a", 1)), Agents(background, NodeBus(wire, "b", 1))
+    a.count(robot=60, other=30)
+    await asyncio.sleep(0)
+    assert b.elsewhere == {"robot": 60, "other": 30}
+    wire.is_cut = True
+    a.count(robot=0, other=31)
+    await asyncio.sleep(0)
+    wire.is_cut = False
+    await until(lambda: b.elsewhere == {"other": 31})
