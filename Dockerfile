@@ -8,7 +8,7 @@ FROM python:${PYTHON}-slim AS build
 WORKDIR /src
 COPY requirements/image.txt requirements/
 RUN python -m venv /opt/isthmus
-RUN /opt/isthmus/bin/python -m pip install --quiet --no-cache-dir --require-hashes -r requirements/image.txt
+RUN /opt/isthmus/bin/python -m pip install --quiet --no-cache-dir --no-deps --require-hashes -r requirements/image.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN /opt/isthmus/bin/python -m pip install --quiet --no-cache-dir --no-deps --no-build-isolation .
@@ -34,7 +34,7 @@ COPY --from=node /usr/local/bin/node /usr/local/bin/
 COPY --from=node /usr/local/lib/node_modules /usr/local/lib/node_modules
 RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm && ln -s ../lib/node_modules/npm/bin/npx-cli.js /usr/local/bin/npx
 COPY requirements/stdio.txt /tmp/
-RUN python -m pip install --quiet --no-cache-dir --require-hashes -r /tmp/stdio.txt
+RUN python -m pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/stdio.txt
 USER isthmus
 
 FROM base AS slim

@@ -231,20 +231,20 @@ clean: ## remove the environments and every cache
 
 $(VENV)/.serve: $(VENV)/.made requirements/image.txt pyproject.toml
 	@echo "installing the hub into $(VENV) …"
-	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/image.txt
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --require-hashes -r requirements/image.txt
 	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
 	@echo "installing the hub and its tests' tools into $(VENV) (about a minute) …"
-	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/test.txt
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --require-hashes -r requirements/test.txt
 	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.serve $@
 
 # An SDK whose versions fit no other environment: .venv-x holds what requirements/x.txt names.
 $(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready $(DOCS)/.ready $(TOKENS)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
 	@echo "installing the SDK of $*.txt into .venv-$* …"
-	@.venv-$*/bin/python $(PIP_INSTALL) $(UNBOUND_$*) --require-hashes -r requirements/$*.txt
+	@.venv-$*/bin/python $(PIP_INSTALL) $(UNBOUND_$*) --no-deps --require-hashes -r requirements/$*.txt
 	@touch $@
 
 # It asks for a Python below 3.12, and works with later ones.

@@ -112,3 +112,11 @@ def test_what_is_no_pin_is_noticed(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=r"not a pin|neither a hash"):
         pins_of(file)
+
+
+@pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
+def test_an_install_from_pins_never_looks_for_other_versions(name: str) -> None:
+    """Two packages may want one of ours with different extras; pip then looks at its newest release, not at the pin."""
+    installs = [line for line in (ROOT / name).read_text(encoding="utf-8").splitlines() if "--require-hashes" in line]
+    assert installs
+    assert [line for line in installs if "--no-deps" not in line] == []
