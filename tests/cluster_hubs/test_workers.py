@@ -22,7 +22,7 @@ from tests.cluster_database.nodes import forked_hub
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults import quick_server
-from tests.faults.watching import eventually
+from tests.faults.watching import eventually, with_mark
 from tests.frontends.test_a2a_grpc import call
 from tests.hubs import TRUSTED, HubProcess, run, stdio, write_config
 from tests.relay.peers import Manner, raw_server
@@ -43,9 +43,9 @@ def database() -> Iterator[Database]:
         yield made
 
 
-def config_of(folder: Path, database: Database, ledger: Ledger, **tables: Any) -> Path:
+def config_of(folder: Path, database: Database, ledger: Ledger, entry: Json | None = None, **tables: Any) -> Path:
     """A configuration with a quick server; each test has a schema of its own."""
-    server = stdio(quick_server.command(ledger.path), max_calls=8)
+    server = stdio(quick_server.command(ledger.path), max_calls=8, **(entry or {}))
     schema = re.sub(r"\W", "_", folder.name)
     url = database.url(user="hub:${PG_PASSWORD:-none}", schema=schema)
     made: Json = {"cluster": {"lease_seconds": 2.0}, "limits": {"drain_seconds": 10.0}, "relay": {"key": KEY}, **tables}
@@ -159,6 +159,20 @@ async def test_commands_reach_any_worker(pair: HubProcess, folder: Path) -> None
         assert (ended.code, ended.out.strip()) == (0, f"{n}"), ended
     status = await run("cluster", "status", *config, folder=folder)
     assert status.out.count("\n") == 2, status
+
+
+@pytest.mark.parametrize("entry", [{"placement": "one"}, {"pool": 1}], ids=["placement", "pool"])
+async def test_a_placed_program_runs_once_for_all_workers(
+    tmp_path: Path, database: Database, ledger: Ledger, entry: Json
+) -> None:
+    async with workers(config_of(tmp_path, database, ledger, entry)) as hub:
+        for n in range(TRIES):
+            response = await ask(hub, "POST", "/v1/tools/quick.pay", json={"nonce": f"{n}"})
+            assert response.status_code == 200, response.text
+        assert set(ledger.ran().values()) == {1}
+        notes = [json.loads(line) for line in ledger.lines()]
+        assert len({note["pid"] for note in notes}) == 1
+        assert len(with_mark(hub.pid, str(ledger.path))) == 1
 
 
 async def test_one_scrape_has_the_figures_of_all_workers(pair: HubProcess) -> None:

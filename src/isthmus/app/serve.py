@@ -333,7 +333,7 @@ def check_placement(configuration: Configuration) -> None:
         problem = None
         if server.owners and not has_database:
             problem = "needs [storage] url: a PostgreSQL database that all nodes share says which node runs it"
-        elif server.owners and not cluster.nats:
+        elif server.owners and not cluster.is_on:
             problem = "needs [cluster] nats: calls at other nodes are carried to the node that runs it"
         if problem is not None:
             place = Place(configuration.file, "servers").at(server.name, "placement" if server.pool is None else "pool")
