@@ -297,6 +297,10 @@ class PlacedServers:
                     self._announce(placed)
                 elif placed.is_tried and status.state == "retrying":
                     self._announce(placed, problem=status.reason or "")
+            if self.is_leaving:
+                if placed.entry is not None:
+                    self._announce(placed, placed.entry.problem)
+                await self._free(placed)
             return
         staying = sum(not entry.is_leaving for entry in placed.owners.values()) + len(placed.problems)
         if staying >= settings.owners or self.is_leaving:
@@ -339,11 +343,11 @@ class PlacedServers:
                 self._retarget(placed)
                 return
 
-    async def _write(self, document: Document) -> None:
+    async def _write(self, document: Document) -> WriteResult:
         written: asyncio.Future[WriteResult] = self._loop.create_future()
         assert self._journal is not None
         self._journal.write([document], lambda result: None if written.done() else written.set_result(result))
-        await written
+        return await written
 
     def _announce(self, placed: PlacedServer, problem: str = "") -> None:
         entry = _entry(placed.settings.name, is_leaving=self.is_leaving, problem=problem)
@@ -365,12 +369,19 @@ class PlacedServers:
             self.announce(entry, None)
 
     async def _free(self, placed: PlacedServer) -> None:
-        """Let another node take it."""
+        """Let another node take it. Raises `OSError` if that is not stored: then `_look` tries again."""
         held = placed.document
-        if held is not None and held.state == OWNED:
-            free = Document(PLACED, "", held.id, held.version + 1, time.time(), held.body, state=FREE)
-            await self._write(free)
-            placed.document = free
+        if held is None or held.state != OWNED or not self._is_held(placed.number):
+            return
+        assert self._journal is not None
+        free = Document(PLACED, "", held.id, held.version + 1, time.time(), held.body, state=FREE)
+        result = await self._write(free)
+        if result != "kept":
+            stored = await self._journal.read(PLACED, "", held.id)
+            if stored is not None and stored.holder == HERE and stored.state == OWNED:
+                placed.document = stored
+                raise OSError(f"the write was not stored: {result}")
+        placed.document = free
 
     async def _forget(self, placed: PlacedServer) -> None:
         """Its configuration places it no longer, or it is gone.
@@ -389,24 +400,23 @@ class PlacedServers:
 
     async def hand_over(self) -> None:
         """This node leaves: return once other nodes run its programs, and nobody uses those of this node."""
-        mine = [placed for placed in self._placed.values() if placed.document is not None]
-        if not mine or not self._bus.peers():
+        self.is_leaving = True  # from now on `_look` takes no program, and frees those that run here
+        if not self._bus.peers():
             return
-        self.is_leaving = True
-        for placed in mine:
-            await self._free(placed)
-            self._announce(placed, "" if placed.entry is None else placed.entry.problem)
-        while any(self._is_used_here(placed) for placed in mine):  # noqa: ASYNC110 - links have several owners
+        while any(map(self._is_used_here, self._placed.values())):  # noqa: ASYNC110 - links have several owners
             await asyncio.sleep(LOOK_SECONDS / 4)
-        for placed in mine:
+        for placed in self._placed.values():
             self._withdraw(placed)
 
     def _is_used_here(self, placed: PlacedServer) -> bool:
+        """Whether this node runs it, and it is not free yet or has a link of some node."""
         assert self._running is not None
-        assert placed.entry is not None
+        if placed.document is None or not self._is_held(placed.number):
+            return False
         reconnector = self._running.supervisor.reconnectors.get(placed.settings.name)
         is_local = reconnector is not None and reconnector.active_link in placed.links
-        return self._is_held(placed.number) and (is_local or self.sessions(placed.entry) > 0)
+        is_remote = placed.entry is not None and self.sessions(placed.entry) > 0
+        return placed.document.state == OWNED or is_local or is_remote
 
 
 def _entry(server: ServerName, *, is_leaving: bool, problem: str) -> NodeServer:
