@@ -7,7 +7,9 @@ import base64
 import binascii
 import json
 import os
+import random
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +157,18 @@ async def test_another_server_is_taken_when_one_is_away(make_server: Callable[..
     bus = await NatsBus.start(nats, NodeId("a"))
     await connected(bus, is_connected=True, within=10)
     await bus.aclose()
+
+
+async def test_the_next_server_is_tried_after_one_that_is_silent(
+    make_server: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "shuffle", lambda _servers: None)
+    server = make_server()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections and sends nothing
+        nats = NatsSettings((f"nats://127.0.0.1:{silent.getsockname()[1]}", server.url), connect_seconds=2.2)
+        bus = await NatsBus.start(nats, NodeId("a"))
+        await connected(bus, is_connected=True, within=10)
+        await bus.aclose()
 
 
 # -- NATS loses, repeats and reorders ----------------------------------------------------------------------------------

@@ -266,19 +266,18 @@ class NatsBus(BaseBus):
             servers = [*self._nats.servers, *self._discovered]
             random.shuffle(servers)
             for server in servers:
-                began = self.now()
-                reason = await self._live(server)
+                lived, reason = await self._live(server)
                 self.set_state(is_connected=False, reason=reason)
                 if not self._first.done():
                     self._first.set_result(None)
-                if self.now() - began > RETRY_SECONDS_MAX:
+                if lived > RETRY_SECONDS_MAX:  # a server that only took long to refuse is followed by the next one
                     pause = RETRY_SECONDS
                     break
             await asyncio.sleep(jittered(pause))
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
-    async def _live(self, server: str) -> str:
-        """Connect, and return the reason when the connection cannot be made or has ended."""
+    async def _live(self, server: str) -> tuple[float, str]:
+        """Connect; return how long the connection lasted, 0 if it could not be made, and why it has ended."""
         self._lost = lost = self._loop.create_future()
         url = urlsplit(server)
         where = f"{url.hostname}:{url.port or 4222}"
@@ -288,10 +287,11 @@ class NatsBus(BaseBus):
             async with asyncio.timeout(2 * self._nats.connect_seconds):
                 await self._open(client, server)
         except TimeoutError:
-            return f"no answer from NATS at {where} within {2 * self._nats.connect_seconds:g} s"
+            return 0.0, f"no answer from NATS at {where} within {2 * self._nats.connect_seconds:g} s"
         except Exception as error:  # noqa: BLE001 - nats-py raises what it likes for a server that is not as it should be
-            return f"NATS at {where}: {str(error) or type(error).__name__}"
+            return 0.0, f"NATS at {where}: {str(error) or type(error).__name__}"
         else:
+            began = self.now()
             logger.info("connected to NATS", server=where, epoch=self.epoch)
             tasks = [
                 self.background.spawn("writer", self._write_line()),
@@ -302,7 +302,7 @@ class NatsBus(BaseBus):
                 self._first.set_result(None)
             reason = f"NATS at {where}: {await lost}"
             logger.warning("connection to NATS lost", reason=reason)
-            return reason
+            return self.now() - began, reason
         finally:
             for task in tasks:
                 task.cancel()
