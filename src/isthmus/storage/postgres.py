@@ -130,6 +130,11 @@ HAS_RELEASE = STEPS.index(NEWEST_RELEASE) + 1
 """The first version of the tables with a release."""
 
 MIGRATE_SECONDS = 600.0
+"""How long one step may take."""
+MIGRATION_SECONDS = MIGRATE_SECONDS * len(STEPS)
+"""How long a node that starts waits for another one that migrates the tables."""
+MIGRATION_LOCK_SECONDS = 1.0
+"""How long it waits at once: a statement that waits for longer counts as lost."""
 STEP_LOCK_SECONDS = 1.0
 """How long a step waits for a table that others use: they wait behind it. Then it lets them go on, and tries again."""
 
@@ -700,6 +705,35 @@ class PostgresJournal:
 def lock_key(schema: str) -> int:
     """The key of the lock that makes a hub the only one in a schema."""
     return int.from_bytes(hashlib.blake2b(f"isthmus {schema}".encode(), digest_size=8).digest(), signed=True)
+
+
+async def prepare_in_turn(connection: Connection, schema: str) -> None:
+    """See `prepare`; one node of a cluster after the other.
+
+    Raises:
+        StateUnusable: see `prepare`.
+        TimeoutError: another node takes too long.
+    """
+    key = lock_key(schema) ^ 1
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + MIGRATION_SECONDS
+    is_locked = is_logged = False
+    while not is_locked:
+        try:
+            async with connection.transaction():  # the lock is the connection's; only the setting ends with it
+                await connection.execute(f"SET LOCAL lock_timeout = '{MIGRATION_LOCK_SECONDS:g}s'")
+                await connection.execute("SELECT pg_advisory_lock($1)", key)
+            is_locked = True
+        except asyncpg.LockNotAvailableError:
+            if not is_logged:
+                is_logged = True
+                log.info("another node migrates the tables of the database; waiting for it", schema=schema)
+            if loop.time() > give_up:
+                raise TimeoutError(f"another node has been migrating the tables for {MIGRATION_SECONDS:g} s") from None
+    try:
+        await prepare(connection, schema)
+    finally:
+        await connection.execute("SELECT pg_advisory_unlock($1)", key)
 
 
 async def prepare(connection: Connection, schema: str) -> None:

@@ -47,7 +47,7 @@ from isthmus.storage.postgres import (
     error_text,
     key_after,
     lock_key,
-    prepare,
+    prepare_in_turn,
     row_of,
     server_settings_of,
 )
@@ -540,12 +540,7 @@ class SharedPostgresJournal(PostgresJournal):
         # The database ends the transaction of a node that stands still, so that it can be taken over.
         milliseconds = int(1000 * self.lease.seconds / RENEWALS)
         await connection.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")
-        # Others may migrate at the same time.
-        await connection.execute("SELECT pg_advisory_lock($1)", key ^ 1)
-        try:
-            await prepare(connection, schema)
-        finally:
-            await connection.execute("SELECT pg_advisory_unlock($1)", key ^ 1)
+        await prepare_in_turn(connection, schema)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -29,12 +29,12 @@ from isthmus.storage.postgres import (
     AWAY,
     CONNECT_SECONDS,
     FAILED,
-    MIGRATE_SECONDS,
+    MIGRATION_SECONDS,
     WRITABLE,
     Connection,
     error_text,
     lock_key,
-    prepare,
+    prepare_in_turn,
     server_settings_of,
 )
 from isthmus.storage.settings import StorageSettings
@@ -105,7 +105,8 @@ class PostgresState:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shared state", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._refresh(), MIGRATE_SECONDS)
+            # It may wait for a node that migrates, and migrate itself.
+            self._wait(self._refresh(), 2 * MIGRATION_SECONDS)
         except OSError as error:
             self.close()
             raise StateUnusable(str(error)) from error
@@ -283,12 +284,7 @@ class PostgresState:
                 break
         connection = connection or await asyncpg.connect(last, **how)
         try:
-            key = lock_key(self._settings.schema) ^ 1  # as nodes that migrate at the same time
-            await connection.execute("SELECT pg_advisory_lock($1)", key)
-            try:
-                await prepare(connection, self._settings.schema)
-            finally:
-                await connection.execute("SELECT pg_advisory_unlock($1)", key)
+            await prepare_in_turn(connection, self._settings.schema)
             await connection.add_listener(self._channel, lambda *_: self._wake.set())
         except BaseException:
             connection.terminate()

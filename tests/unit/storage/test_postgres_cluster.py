@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from isthmus.core.ports import HERE, Document, SharedJournal, WriteResult
-from isthmus.storage import postgres
-from isthmus.storage.journal_base import StateInUse
+from isthmus.storage import postgres, postgres_state
+from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.postgres_cluster import SharedPostgresJournal
+from isthmus.storage.postgres_state import PostgresState
 from isthmus.storage.settings import LeaseSettings, StorageSettings
 from tests.cluster.servers import BUSY
 from tests.databases import Database
@@ -386,6 +388,47 @@ async def test_the_tables_of_an_earlier_version_are_migrated_by_nodes_that_start
     finally:
         for each in opened:
             await each.aclose()
+
+
+@pytest.mark.parametrize("kind", ["journal", "state"])
+async def test_a_node_that_starts_waits_while_another_one_migrates_the_tables(
+    database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(postgres, "OPEN_SECONDS", 0.0)
+    for module in (postgres, postgres_state):
+        monkeypatch.setattr(module, "COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr(postgres, "MIGRATION_LOCK_SECONDS", 0.1)
+    settings = StorageSettings(database.url())
+    migrating = await asyncpg.connect(settings.server_urls[0])
+
+    async def open_it() -> None:
+        if kind == "state":
+            (await asyncio.to_thread(PostgresState, settings, "keys")).close()
+        else:
+            await (await SharedPostgresJournal.open_shared(settings, LeaseSettings("a", LEASE), HELD)).aclose()
+
+    await migrating.execute("SELECT pg_advisory_lock($1)", postgres.lock_key(settings.schema) ^ 1)
+    with capture_logs() as logs:
+        opening = asyncio.ensure_future(open_it())
+        await asyncio.wait({opening}, timeout=1.5)  # three times what a command may take
+        assert not opening.done()
+        await migrating.close()
+        await asyncio.wait_for(opening, SECONDS)
+    assert sum("another node migrates the tables" in each["event"] for each in logs) == 1
+
+
+async def test_a_node_does_not_wait_for_ever_for_another_one_that_migrates(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(postgres, "MIGRATION_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(postgres, "MIGRATION_SECONDS", 0.3)
+    settings = StorageSettings(database.url())
+    migrating = await asyncpg.connect(settings.server_urls[0])
+    await migrating.execute("SELECT pg_advisory_lock($1)", postgres.lock_key(settings.schema) ^ 1)
+    with pytest.raises(StateUnusable, match="another node has been migrating"):
+        await SharedPostgresJournal.open_shared(settings, LeaseSettings("a", LEASE), HELD)
+    await migrating.close()
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
