@@ -876,6 +876,20 @@ async def _open_bus(settings: ClusterSettings, node: NodeId) -> Bus:
         return await UnixBus.start(Path(settings.bus), node)
     from isthmus.cluster.nats import NatsBus, NatsSettings  # noqa: PLC0415 - only who wants it has the library
 
-    tls = None if settings.tls_ca is None else ssl.create_default_context(cafile=settings.tls_ca)
     credentials = None if settings.credentials is None else Path(settings.credentials)
-    return await NatsBus.start(NatsSettings(settings.nats, credentials=credentials, tls=tls), node)
+    return await NatsBus.start(NatsSettings(settings.nats, credentials=credentials, tls=_tls_of(settings)), node)
+
+
+def _tls_of(settings: ClusterSettings) -> ssl.SSLContext | None:
+    """Raises: OSError or ValueError if a file cannot be used."""
+    if settings.tls_ca is None and settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(cafile=settings.tls_ca)
+    if settings.tls_cert is not None:
+        try:
+            # Without a password, OpenSSL would ask the terminal for one.
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        except OSError as error:  # it does not name the file
+            files = settings.tls_cert if settings.tls_key is None else f"{settings.tls_cert}, {settings.tls_key}"
+            raise ValueError(f"the certificate and its key ({files}): {error}") from error
+    return context

@@ -38,7 +38,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "connections_per_address",
     ),
     "a2a": ("grpc_port",),
-    "cluster": ("nats", "node", "credentials", "tls_ca", "lease_seconds", "config"),
+    "cluster": ("nats", "node", "credentials", "tls_ca", "tls_cert", "tls_key", "lease_seconds", "config"),
     "relay": ("enabled",),
     "storage": ("url",),
     "telemetry": ("metrics_tools", "otlp_endpoint", "sample_ratio"),

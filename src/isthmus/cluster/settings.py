@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 SCHEMES = ("nats", "tls")
 NODE_BYTES_MAX = 128
+FILES = ("credentials", "tls_ca", "tls_cert", "tls_key")
+"""The settings that are paths."""
 LEASE_SECONDS = (1.0, 300.0)
 """The shortest and the longest lease."""
 
@@ -29,6 +31,10 @@ class ClusterSettings:
     """The file with the credentials for NATS; `config` makes it absolute."""
     tls_ca: str | None = None
     """The file with the certificate authority of the NATS servers; `config` makes it absolute."""
+    tls_cert: str | None = None
+    """The file with this node's own certificate; `config` makes it absolute."""
+    tls_key: str | None = None
+    """The file with its key, if it is not in `tls_cert`; `config` makes it absolute."""
 
     bus: str | None = None
     """The folder of the Unix sockets between the workers of one machine; `app.workers` sets it, no file does."""
@@ -50,10 +56,12 @@ class ClusterSettings:
         least, most = LEASE_SECONDS
         if not least <= self.lease_seconds <= most:
             raise ValueError(f"lease_seconds must be between {least:g} and {most:g}, not {self.lease_seconds:g}")
-        for key in ("credentials", "tls_ca"):
+        for key in FILES:
             value: str | None = getattr(self, key)
             if value is not None and (not value.strip() or "\0" in value):
                 raise ValueError(f"{key} must be the path of a file, not {value!r}")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert, the certificate of this key")
 
     @property
     def is_on(self) -> bool:

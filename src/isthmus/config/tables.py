@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from isthmus.cluster.settings import ClusterSettings
+from isthmus.cluster.settings import FILES, ClusterSettings
 from isthmus.code.settings import CodeSettings
 from isthmus.config import finding_codes, values
 from isthmus.config.callers import patterns
@@ -265,6 +265,9 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "credentials": "File with the [credentials](https://docs.nats.io/using-nats/developer/connecting/creds)"
             " for NATS.",
             "tls_ca": "File with the certificate authority of the NATS servers, if the system does not know it.",
+            "tls_cert": "File with the certificate of this node, for NATS servers that ask for one (`verify`). It is"
+            " read at the start.",
+            "tls_key": "File with the key of `tls_cert`, without a password, if that file does not have it.",
             "lease_seconds": "Seconds after which a node that does not renew its lease in the database counts as dead,"
             " and another takes over its tasks; from 1 to 300.",
             "config": "Where the rest of the configuration is: `file`, or `database` for the last one that `isthmus"
@@ -571,7 +574,7 @@ def read_cluster(
 
     def settings() -> ClusterSettings:
         urls = tuple(resolve_secret(f"nats.{at}", url, variables) for at, url in enumerate(read.get("nats", ())))
-        named = [key for key in ("credentials", "tls_ca") if read.get(key)]
+        named = [key for key in FILES if read.get(key)]
         paths = {key: str(resolve_path(read[key], folder, home_folder())) for key in named}
         return ClusterSettings(**{**read, **paths, "nats": urls}, is_enabled=True)
 

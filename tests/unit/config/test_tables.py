@@ -461,6 +461,19 @@ def test_a_bad_name_of_a_node_is_refused(node: str) -> None:
         read_cluster(Document(FILE, {"cluster": {"node": node}}, OWN), variables(), DATABASE)
 
 
+def test_the_files_of_a_nodes_certificate_are_found_from_the_configuration(tmp_path: Path) -> None:
+    table = '[cluster]\nnats = "tls://h"\ntls_cert = "node.pem"\ntls_key = "keys/node.key"\n'
+    (tmp_path / "isthmus.toml").write_text(table)
+    found = load(None, {}, tmp_path, tmp_path).cluster
+    assert (found.tls_cert, found.tls_key) == (str(tmp_path / "node.pem"), str(tmp_path / "keys/node.key"))
+
+
+def test_a_key_without_a_certificate_is_refused() -> None:
+    document = Document(FILE, {"cluster": {"nats": "tls://h", "tls_key": "node.key"}}, OWN)
+    with pytest.raises(ConfigError, match="tls_key needs tls_cert"):
+        read_cluster(document, variables(), StorageSettings())
+
+
 @pytest.mark.parametrize("seconds", [0.5, 301.0])
 def test_a_lease_too_short_or_too_long_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.lease_seconds must be between 1 and 300"):
