@@ -500,6 +500,10 @@ class SharedJournal(Journal, Protocol):
     def is_held(self) -> bool:
         """Whether the lease is held now, by this node's own clock."""
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes had a lease when this one last renewed its own; at least 1, which is this node."""
+
     async def inherit(self) -> list[Document]:
         """Become the holder of some documents of nodes that are gone; an empty list at the end. Raises `OSError`."""
 

@@ -199,6 +199,8 @@ class NodeLease:
         self.held = asyncio.Event()
         """Set once the lease was renewed, until it is found to have ended."""
         self.lost_at = 0.0
+        self.nodes = 1
+        """How many nodes had a lease at the last renewal, this one included."""
         self._until = float("-inf")
         self._since = 0.0
         """Since when it was renewed in time."""
@@ -280,7 +282,9 @@ class NodeLease:
         pause = self.seconds / RENEWALS
         gone: list[int] = []
         expired: list[int] = []
-        for number, left, has_left in await connection.fetch(OTHERS, self.number):
+        others = await connection.fetch(OTHERS, self.number)
+        self.nodes = 1 + sum(left >= 0 for _, left, _ in others)
+        for number, left, has_left in others:
             if left >= 0:
                 pause = min(pause, left + RETRY_FIRST_SECONDS)
             else:
@@ -478,6 +482,11 @@ class SharedPostgresJournal(PostgresJournal):
     def is_held(self) -> bool:
         """See `core.ports.SharedJournal`."""
         return self.lease.is_held
+
+    @property
+    def nodes(self) -> int:
+        """See `core.ports.SharedJournal`."""
+        return self.lease.nodes
 
     async def _begin(self) -> None:
         await super()._begin()

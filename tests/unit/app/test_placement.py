@@ -53,6 +53,7 @@ class LeaseJournal(MemoryJournal):
         self.on_joined: Callable[[int], None] = lambda _: None
         self.number: int | None = 1
         self.is_held = True
+        self.nodes = 1
         self.refusals = 0
         """How many of the next writes are refused."""
 

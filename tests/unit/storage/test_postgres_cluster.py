@@ -390,6 +390,16 @@ async def test_the_tables_of_an_earlier_version_are_migrated_by_nodes_that_start
             await each.aclose()
 
 
+async def test_each_node_knows_how_many_there_are(database: Database) -> None:
+    url = database.url()
+    async with joined(url, "a", "b") as (a, b):
+        assert b.nodes == 2
+        await eventually(lambda: a.nodes == 2, "the first one has renewed its lease", SECONDS)
+        async with joined(url, "c") as (c,):
+            assert c.nodes == 3
+        await eventually(lambda: a.nodes == b.nodes == 2, "the others know that one has left", SECONDS)
+
+
 @pytest.mark.parametrize("kind", ["journal", "state"])
 async def test_a_node_that_starts_waits_while_another_one_migrates_the_tables(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str

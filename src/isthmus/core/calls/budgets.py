@@ -9,10 +9,10 @@ limit together; if it provably did not run, the charge is returned. The bytes of
 Counters are in memory and in the journal. A background task writes those that changed, `WRITE_SECONDS` after the first
 change, all together: a call never waits for that. A crash forgets what was counted since the last write.
 
-Several hubs may count in one journal (`SharedJournal`). Each then counts at most `AHEAD_SHARE` of a limit that the
+Several hubs may count in one journal (`SharedJournal`). Each then counts only a small share of a limit that the
 journal does not have: a call beyond that waits until its charge is written. If another hub has written meanwhile, its
-counts are added first, and calls that have no room then are refused. So hubs exceed a limit together by at most that
-share each. While the journal is away, calls do not wait, and each hub counts for itself.
+counts are added first, and calls that have no room then are refused. So hubs exceed a limit together by at most
+`AHEAD_SHARE`. While the journal is away, calls do not wait, and each hub counts for itself.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ STATE = "counted"
 WRITE_SECONDS = 0.5
 """How long changes are gathered before they are written; what a crash may forget, with the time of one write."""
 
-AHEAD_SHARE = 0.01
-"""The share of a limit that a hub may count without the journal, where several count together: five stay within 5 %."""
+AHEAD_SHARE = 0.05
+"""The share of a limit that all hubs together may count without the journal, where several count in one."""
+OWN_AHEAD_SHARE = 0.01
+"""The most of it that one hub may count: one that has just joined is not known to the others yet."""
 
 CONFLICTS_MAX = 100
 """How often counters are written again because another hub was faster; after that, the others are not waited for."""
@@ -202,14 +204,14 @@ class _Charge(NamedTuple):
     cost: float
     budget: Budget
 
-    def is_ahead(self) -> bool:
-        """Whether too much was counted that the journal does not have."""
+    def is_ahead(self, share: float) -> bool:
+        """Whether more than this share of a limit was counted that the journal does not have."""
         budget, counter, stored = self.budget, self.counter, self.counter.stored
         is_known = stored is not None and stored.began == counter.began
         calls, cost = (stored.calls, stored.cost) if stored is not None and is_known else (0, 0.0)
-        if budget.calls is not None and counter.calls - calls > budget.calls * AHEAD_SHARE:
+        if budget.calls is not None and counter.calls - calls > budget.calls * share:
             return True
-        return budget.cost is not None and counter.cost - cost > budget.cost * AHEAD_SHARE
+        return budget.cost is not None and counter.cost - cost > budget.cost * share
 
     def is_exceeded(self) -> bool:
         """Whether more was counted than there is room for."""
@@ -267,7 +269,7 @@ class CallBudgets:
         """Held during a write: the next one needs the versions that it leaves."""
         self._is_writer_started = False
         self._is_failing = False
-        self._is_shared = isinstance(journal, SharedJournal)
+        self._shared = journal if isinstance(journal, SharedJournal) else None
         self._waiting: list[_ChargedCall] = []
         self._is_urgent = asyncio.Event()
         """Set while calls wait for a write."""
@@ -330,7 +332,10 @@ class CallBudgets:
             counter.calls += 1
             counter.cost = round(counter.cost + cost, COST_DIGITS)
             self._note(counter)
-        if not self._is_shared or self._is_failing or not any(each.is_ahead() for each in charges):
+        if self._shared is None or self._is_failing:
+            return None
+        share = min(OWN_AHEAD_SHARE, AHEAD_SHARE / self._shared.nodes)
+        if not any(each.is_ahead(share) for each in charges):
             return None
         self._waiting.append(_ChargedCall(inflight, charges, keep, partial(submit, hub, inflight)))
         self._has_changes.set()

@@ -60,6 +60,7 @@ class SharedMemoryJournal(MemoryJournal):
 
     number: int | None = 1
     is_held = True
+    nodes = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,6 +552,20 @@ async def test_two_nodes_that_count_in_one_journal_add_up_what_both_have_counted
         assert counted == [2 * turn - 1, 2 * turn]
     await nodes[2].budgets.load()
     assert [calls for calls, _, _ in nodes[2].used("calls").values()] == [10]
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 20])
+async def test_nodes_together_count_no_more_than_a_twentieth_of_a_limit_ahead_of_the_journal(nodes: int) -> None:
+    journal, budget = SharedMemoryJournal(), Budget("calls", per="hub", period="day", calls=1000)
+    journal.nodes = nodes
+    journal.gate.clear()  # the journal learns of nothing
+    ahead = 0
+    for _ in range(nodes):
+        node = Counted(budget, journal=journal)
+        while node.start(call("files.read"))[1].ends:
+            ahead += 1
+    assert nodes <= ahead <= min(nodes * 10, 50)
+    journal.gate.set()
 
 
 async def test_a_call_that_waits_is_refused_when_another_node_says_that_it_has_used_the_budget_up() -> None:
