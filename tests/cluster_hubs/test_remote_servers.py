@@ -15,12 +15,14 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.servers import BUSY
-from tests.cluster_hubs.nodes import cluster, nats_server, node, rest_of, stands
+from tests.cluster_hubs.nodes import PATIENCE, cluster, nats_server, node, rest_of, stands
+from tests.faults.probed_hub import probed
 from tests.faults.watching import eventually
 from tests.fork_server import quick_isthmus
 from tests.hubs import META, HubProcess, Raw, environment, isthmus, stdio
 from tests.relay.dialling import child
 from tests.relay.peers import Manner, device, raw_server
+from tests.relay.tokens import KEY
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("cluster")]
 
@@ -181,6 +183,35 @@ async def test_of_two_sockets_of_one_server_the_newer_one_counts(pair: Sequence[
 
                 await eventually(is_new, "the new one is listed")
                 assert text_of(await caller.call(f"{agent}_s1.new", {"text": "x"})) == "x"
+
+
+async def test_the_newer_socket_counts_although_the_clock_of_the_other_node_is_an_hour_ahead(
+    tmp_path: Path, agent: str
+) -> None:
+    async with nats_server(tmp_path) as nats, AsyncExitStack() as stack:
+        (tmp_path / "ahead").mkdir()
+        (tmp_path / "ahead" / "probe-clock").write_text("3600")
+        table = {"nats": nats.url, "node": "ahead"}
+        ahead = (await stack.enter_async_context(probed(tmp_path / "ahead", {}, cluster=table, relay={"key": KEY}))).hub
+        b = await stack.enter_async_context(node(tmp_path, nats.url, "b"))
+        old = await stack.enter_async_context(raw_server(ahead.port, agent, "s1", manner=Manner(tools=("old",))))
+        await stands(b, f"{agent}_s1", "ready")
+        nats.kill()  # the nodes do not see each other while the server connects again
+        await stands(b, f"{agent}_s1", "away")
+        new = await stack.enter_async_context(raw_server(b.port, agent, "s1", manner=Manner(tools=("new",))))
+        nats.start()
+        _, pending = await asyncio.wait(
+            [asyncio.ensure_future(each.socket.wait_closed()) for each in (old, new)],
+            timeout=PATIENCE,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        assert old.socket.close_reason == "新连接替换"
+        await stands(ahead, f"{agent}_s1", "ready")
+        for hub in (ahead, b):
+            caller = await stack.enter_async_context(Raw(hub.url))
+            assert f"{agent}_s1.new" in await caller.names()
+        for each in pending:
+            each.cancel()
 
 
 async def test_two_programs_of_one_name_at_two_nodes_have_the_same_names_everywhere(

@@ -424,11 +424,13 @@ class RemoteServers:
     def _changed(self, node: NodeId, change: DirectoryChange) -> None:
         """A node has begun to own servers, or owns them no longer."""
         for arrival in change.arriving:
+            self._running.dialins.note_came(arrival.came)
             agent = self._arriving[node, arrival.number] = self._running.dialins.roster(arrival.agent)
             agent.expect_elsewhere((node, arrival.number), arrival.label, arrival.came, is_named=arrival.is_named)
         for entry in change.own:
             self._owners.setdefault(entry.key, {})[node] = entry
             if not entry.is_placed:
+                self._running.dialins.note_came(entry.came)
                 self._look_soon(entry.key)
             elif self._own.placed is not None:
                 self._own.placed.note(node, entry.name, entry)

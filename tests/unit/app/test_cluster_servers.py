@@ -103,7 +103,7 @@ class Links(RemoteServers):
         self.opened: list[FakeLink] = []
         self.may_open = asyncio.Event()
         self.may_open.set()
-        running = SimpleNamespace(background=self.background)
+        running = SimpleNamespace(background=self.background, dialins=SimpleNamespace(note_came=lambda _came: None))
         own = SimpleNamespace(entries={}, placed=None)
         super().__init__(cast("Bus", QuietBus()), cast("RunningHub", running), cast("OwnServers", own))
 

@@ -105,7 +105,8 @@ class NodeServer(msgspec.Struct, frozen=True):
     is_named: bool
     """See `AgentServer.is_named`."""
     came: float
-    """When its socket was opened, in seconds since the epoch: the newest socket of a server is the one to use."""
+    """When its socket was opened: the newest socket of a server is the one to use. In seconds since the epoch, but
+    later than all sockets that its node knew of, as in a Lamport clock."""
     is_placed: bool = False
     """Whether it is a configured program that this node runs for all others; it has no agent then."""
     is_leaving: bool = False

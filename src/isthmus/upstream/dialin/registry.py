@@ -50,7 +50,7 @@ OLDER_SECONDS = 1.0
 COMING = "it has not said yet what it offers"
 
 CLOCK_STEP_SECONDS = 0.001
-"""The least difference between the times of two sockets of one server."""
+"""The least difference between the times of two sockets."""
 
 RESTARTING = 1012
 TRY_LATER = 1013
@@ -85,6 +85,8 @@ class DialInRegistry:
         self._connections = 0
         self._came = 0
         """The number of links so far."""
+        self._latest = 0.0
+        """The latest time of a socket of any node: sockets that open here from now on are later, whatever the clock."""
         self.on_come: Callable[[], None] = lambda: None
         """Called for each server that connects, before it is initialized."""
         self.on_arriving: Callable[[DialInLink, str, bool], None] = lambda _link, _label, _is_named: None
@@ -116,7 +118,15 @@ class DialInRegistry:
         """See `frontends.relay.http.DialInPort`."""
         seated = [agent_server.shown() for agent_server in self._servers.values()]
         coming = [
-            DialledServer(agent.key, label, link.server, "connecting", link.came, reason=COMING, client=link.client)
+            DialledServer(
+                agent.key,
+                label,
+                link.server,
+                "connecting",
+                min(link.came, self._now()),
+                reason=COMING,
+                client=link.client,
+            )
             for agent in set(self._links.values())
             for link, label in agent.arrivals()
         ]
@@ -192,6 +202,10 @@ class DialInRegistry:
             return link, None
         return link, self._expect(agent, link, announced.server_id, announced.server_id)
 
+    def note_came(self, came: float) -> None:
+        """Another node has a socket with this time. Its clock may be ahead."""
+        self._latest = max(self._latest, came)
+
     def _new_link(
         self,
         agent: DialInAgent,
@@ -208,7 +222,10 @@ class DialInRegistry:
         link = DialInLink(name, self._me, limits, channel, claim, self._came, is_muxed=is_muxed, announced=announced)
         link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
         link.on_gone = partial(self._gone, link)
-        link.came = self._now() if announced is None else announced.came
+        if announced is None:
+            link.came = self._latest = max(self._now(), self._latest + CLOCK_STEP_SECONDS)
+        else:
+            link.came = announced.came
         self._links[link] = agent
         return link
 
@@ -252,7 +269,7 @@ class DialInRegistry:
         """Let servers that connected to other nodes shortly before have their names and places first."""
         older = agent.older_elsewhere(link.came, link.came - OLDER_SECONDS)
         if older and (left := link.came + OLDER_SECONDS - self._now()) > 0:
-            await asyncio.wait(older, timeout=left)
+            await asyncio.wait(older, timeout=min(left, OLDER_SECONDS))
 
     def _has_come(self, agent: DialInAgent, link: DialInLink) -> None:
         agent.has_come(link)
@@ -292,14 +309,6 @@ class DialInRegistry:
         ):
             link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one was faster
             return
-        if (
-            agent_server is not None
-            and link.announced is None
-            and agent_server.is_elsewhere
-            and agent_server.reconnector.link is not None
-        ):
-            # The other node must see that this socket is newer, even if its clock is ahead.
-            link.came = max(link.came, agent_server.reconnector.link.came + CLOCK_STEP_SECONDS)
         if agent_server is None:
             most = self._settings.max_servers
             while len(agent.servers()) >= most:
