@@ -18,11 +18,11 @@ from isthmus.cli import connect
 from isthmus.cli.connect import CLIENTS
 from isthmus.cli.find_hub import is_taken
 from isthmus.cli.main import main
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import CLIENTS as DIALECTS
+from isthmus.config.client_formats import project_files, user_files
 from isthmus.config.files import read_document
 from isthmus.config.importing import load_servers
-from isthmus.config.known_clients import CLIENTS as DIALECTS
-from isthmus.config.known_clients import project_files, user_files
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
 
 SAMPLES = Path(__file__).parents[1] / "unit" / "config" / "samples"

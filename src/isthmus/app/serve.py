@@ -21,16 +21,16 @@ import structlog
 
 from isthmus.app.a2a import GrpcService, Pushes, check_grpc, open_a2a, open_grpc
 from isthmus.app.access import LiveAccess
-from isthmus.app.approvals import ApprovalWebhooks
+from isthmus.app.approval_webhooks import ApprovalWebhooks
 from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.audit_reader import LiveAudit
 from isthmus.app.caller_identity import Identities
 from isthmus.app.code import check_code
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
-from isthmus.app.hub_metrics import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.links import ME
+from isthmus.app.metrics_endpoint import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source

@@ -1,6 +1,6 @@
 """`isthmus connect`: write the hub into the file of an MCP client, and take it out again.
 
-`CLIENTS` says how each client writes a server; `config.known_clients` knows where its files are and how to read them.
+`CLIENTS` says how each client writes a server; `config.client_formats` knows where its files are and how to read them.
 The file is edited as text (`config.editing`), after a diff and a question, and the first backup stays beside it until
 `--undo`.
 """
@@ -37,11 +37,11 @@ from isthmus.cli.relay_tokens import configured_origin
 from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
 from isthmus.cli.run_command import run_command
 from isthmus.cli.token import KeyOptions, new_key
+from isthmus.config.client_formats import CLIENTS as DIALECTS
+from isthmus.config.client_formats import places_of, project_files, user_files
 from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
-from isthmus.config.known_clients import CLIENTS as DIALECTS
-from isthmus.config.known_clients import places_of, project_files, user_files
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import digest_of
 

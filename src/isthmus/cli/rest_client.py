@@ -21,7 +21,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.fault_table import FAULTS, Executed
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
+from isthmus.transport.http_client import ConnectionLost, HttpClient, ResponseSink, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.forwarded_methods import read_call_result, untouched_result

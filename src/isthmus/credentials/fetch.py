@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.credentials import URL_LENGTH_MAX
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import HttpClient, HttpResponse, ResponseLost, request_head
+from isthmus.transport.http_client import HttpClient, HttpResponse, ResponseLost, request_head
 
 DOCUMENT_BYTES_MAX = 64 * 1024
 FETCH_SECONDS = 5.0

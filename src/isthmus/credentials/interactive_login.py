@@ -22,7 +22,7 @@ import msgspec
 from isthmus.credentials.discovery import PKCE, ServerMetadata
 from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredToken, TokenEndpoint, proof_of
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 # -- in a browser -----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.signed_jwts import SCHEME, USE_NONCE, Prover, assertion_of
 from isthmus.model.credentials import OAuthSettings
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 # -- tokens and clients -----------------------------------------------------------------------------------------
 

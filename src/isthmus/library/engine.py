@@ -35,7 +35,7 @@ from isthmus.upstream.python.registry import REGISTRY
 
 if TYPE_CHECKING:
     from isthmus.app.audit import AuditLog
-    from isthmus.app.definitions import DefinitionPins
+    from isthmus.app.definition_pins import DefinitionPins
 
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class HubEngine:
         self._pins: DefinitionPins | None = None
         settings = plan.configuration
         if WITHHOLDING & {settings.hub.pin, *(server.pin for server in settings.servers)}:
-            from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415 - needs SQLite
+            from isthmus.app.definition_pins import DefinitionPins  # noqa: PLC0415 - needs SQLite
 
             try:
                 self._pins = DefinitionPins(settings, is_lasting=False)

@@ -44,7 +44,7 @@ def without_locations(reason: str) -> str:
 # -- control characters and invisible ones -----------------------------------------------------------------------------
 #
 # They are escaped in what people read (the command line, the log) and flagged in what models read
-# (`core.catalog.review`).
+# (`core.catalog.definition_review`).
 
 CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Everything that can control a terminal, and lone surrogates; except line ends and tabs."""

@@ -38,7 +38,7 @@ from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.fault_table import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
-from isthmus.transport.http import ConnectionLost
+from isthmus.transport.http_client import ConnectionLost
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config

@@ -31,7 +31,7 @@ from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.fault_table import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, hub_of, reply

@@ -23,7 +23,7 @@ from isthmus.credentials.token_endpoint import (
     read_token_response,
 )
 from isthmus.model.credentials import OAuthSettings, Subject
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 NOWHERE = ServerMetadata(issuer="https://login.example", token_endpoint="https://login.example/token")
 

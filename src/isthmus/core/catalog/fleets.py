@@ -20,8 +20,8 @@ import msgspec
 
 from isthmus.core.access.policy import AGENT, HINT, TAG, check_pattern, is_of_agent
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.rules import ToolRules, compile_defaults, labels_of, without_required
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules, compile_defaults, labels_of, without_required
 from isthmus.core.catalog.view import ServerState
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName, name_filter, parse_server_name
@@ -61,7 +61,7 @@ _DROPPED = ("outputSchema", "execution", "_meta", "icons")
 it, and `_meta` may name resources of one member."""
 
 _KEPT_META = "isthmus/flags"
-"""What the hub itself found in a definition (`core.catalog.review`)."""
+"""What the hub itself found in a definition (`core.catalog.definition_review`)."""
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls import budgets as module
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import BUDGET, CallBudgets
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface

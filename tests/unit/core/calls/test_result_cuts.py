@@ -21,8 +21,8 @@ from isthmus.core.calls.result_cuts import (
     cut_string,
     split_result,
 )
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants

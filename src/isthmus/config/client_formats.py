@@ -1,12 +1,12 @@
 """The clients whose files the hub reads: how each writes servers and variables, and where its files are.
 
-A `Dialect` describes one client's file; `config.entry_translation` applies its steps, which translate an entry into
+A `Dialect` describes one client's file; `config.client_entries_to_hub` applies its steps, which translate an entry into
 our keys. A step changes a `DraftEntry` and never fails: a value of an unexpected shape stays, and the checks of every
 entry report it. `with_hub_variables` rewrites a client's variables as `config.variables` reads them: `$VAR`, `%VAR%`
 and `{env:VAR}` become `${VAR}`, editor variables such as `${workspaceFolder}` become their value, and `${input:id}`,
 which an editor asks its user for, becomes a variable that can be set. `dialect_of` recognizes a file for
-`config.files`, and `places_of` finds a client's files for `config.client_files`. Nothing here opens a file or looks up
-a variable. A client without any habits still has its row, so that the command line knows its name.
+`config.files`, and `places_of` finds a client's files for `config.client_file_reader`. Nothing here opens a file or
+looks up a variable. A client without any habits still has its row, so that the command line knows its name.
 """
 
 from __future__ import annotations
