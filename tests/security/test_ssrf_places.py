@@ -109,7 +109,7 @@ UNTOUCHED = listed("""
     config.client_formats.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
     wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
-    credentials.token_endpoint._Registered.token_endpoint_auth_method
+    credentials.client_registration._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)
 """Shown to people, compared or passed on, and never dialled; T17 has those that come from servers."""

@@ -53,12 +53,13 @@ from isthmus.core.tasks.record import TaskOwner, TaskRecord
 from isthmus.core.tasks.retention import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
-from isthmus.frontends.http.auth import Authenticator, OriginGuard
+from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.browser_sessions import Sessions
 from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.nodes import ALONE, Nodes
+from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS

@@ -29,7 +29,7 @@ from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.fault_table import UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import telling_line
+from isthmus.model.stderr_summary import telling_line
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.registry import REGISTRY
 

@@ -20,11 +20,17 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import server_logins
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.interactive_login import Callback, DeviceLogin, wait_for_device
 from isthmus.credentials.server_logins import Login, Logins
-from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredLogin, StoredToken, TokenEndpoint
+from isthmus.credentials.token_endpoint import (
+    GrantRefused,
+    StoredLogin,
+    StoredToken,
+    TokenEndpoint,
+)
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
