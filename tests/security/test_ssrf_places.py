@@ -31,7 +31,8 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 
 OPERATORS = listed("""
     app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
-    app.state_folder.RunningHubInfo.origin cli.connect.Http.url cli.connect.Plan.url cli.rest_client.RemoteSource.url
+    app.state_folder.RunningHubInfo.origin cli.connect.Plan.url cli.rest_client.RemoteSource.url
+    config.client_formats.HubOverHttp.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
     config.settings.HubSettings.host core.access.approval_rules.ApprovalRule.webhook
     core.access.approval_rules.ApprovalRule.webhook_arguments

@@ -216,10 +216,9 @@ def _is_elsewhere(options: Mapping[str, str]) -> bool:
 
 def client_names(command: str = "connect") -> list[str]:
     """The clients that a command knows."""
-    from isthmus.config.client_formats import CLIENTS
+    from isthmus.config.client_formats import CLIENTS, WRITTEN_FORMS
 
-    only_read = ("roo", "mcpproxy", "fastmcp")
-    return [*CLIENTS, "all"] if command == "import" else [name for name in CLIENTS if name not in only_read]
+    return [*CLIENTS, "all"] if command == "import" else [*WRITTEN_FORMS]
 
 
 def server_names(file: Path | None = None) -> list[str]:

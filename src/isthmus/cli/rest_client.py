@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, FindingInfo, ListedFeature, read_findings, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.config.client_formats import KEY_VARIABLE
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.fault_table import FAULTS, Executed
@@ -29,9 +30,6 @@ from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListSha
 from isthmus.wire.sse import SseDecoder
 
 T = TypeVar("T")
-
-KEY_VARIABLE = "ISTHMUS_KEY"
-"""Keys come from the environment only: every user of a machine can read a command's arguments."""
 
 SILENCE_SECONDS = 60.0
 """A hub that sends nothing for this long is taken for dead. An open stream has a keep-alive every quarter of it."""

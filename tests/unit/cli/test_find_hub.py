@@ -21,7 +21,6 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HUB_VARIABLE, LocalSource, open_hub, source_of
 from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.cli.rest_client import (
-    KEY_VARIABLE,
     CallFailure,
     HubCall,
     HubClient,
@@ -32,6 +31,7 @@ from isthmus.cli.rest_client import (
     command_failed,
     read_failure,
 )
+from isthmus.config.client_formats import KEY_VARIABLE
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
