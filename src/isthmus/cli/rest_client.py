@@ -51,10 +51,9 @@ EVENT_STREAM = "text/event-stream"
 OPERATOR_ADVICE = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
 
 _ADVICE = {
-    "unknown_server": "`isthmus servers` lists the servers.",
     "unknown_approval": "`isthmus approvals list` lists the calls that wait.",
 }
-"""What to do, by the reason of a refusal."""
+"""What to do, by the reason of a refusal that is no fault of a call."""
 
 LISTS = {
     TOOLS.method: "/v1/tools?expose=all",
@@ -302,7 +301,8 @@ class HubClient:
         if response.status == OK:
             return response.body
         failure = self._refusal(response)
-        advice = _ADVICE.get(failure.reason)
+        row = FAULTS.get(failure.reason)
+        advice = _ADVICE.get(failure.reason) if row is None else row.advice
         raise CommandFailed(Exit.CALL_FAILED, failure.message, *([] if advice is None else [advice]))
 
     def _refusal(self, response: HubResponse) -> CallFailure:
