@@ -30,7 +30,7 @@ from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
-from isthmus.core.calls.fleets import Fleets
+from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.running_call import InFlight

@@ -56,7 +56,7 @@ from isthmus.model.names import FeatureName, ServerName
 if TYPE_CHECKING:  # they start calls
     from isthmus.core.calls.approvals import CallApprovals
     from isthmus.core.calls.budgets import CallBudgets
-    from isthmus.core.calls.fleets import Fleets
+    from isthmus.core.calls.fleet_calls import Fleets
     from isthmus.core.calls.result_cuts import ResultCuts
 
 log = structlog.get_logger(__name__)

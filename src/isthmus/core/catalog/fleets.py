@@ -2,7 +2,7 @@
 
 `config` fills in `FleetSettings`, which are compared on reload. The hub keeps one `Fleet` for each. Before a snapshot
 is made, `Fleet.update` learns which servers have changed, and the fleet's own status joins the others. So a fleet is
-listed, permitted and picked for sets like any server. `core.calls.fleets` makes its calls.
+listed, permitted and picked for sets like any server. `core.calls.fleet_calls` makes its calls.
 
 A tool is the same on two members if they have it under the same name with the same input schema. If members differ, the
 schema that most of them have is listed, and only these are called. The rest of a definition is the most frequent one.

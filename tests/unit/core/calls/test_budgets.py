@@ -28,7 +28,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.faults.watching import eventually
-from tests.unit.core.calls.test_fleets import Lab
+from tests.unit.core.calls.test_fleet_calls import Lab
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, call, ready, resource, tool
 
 OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)

@@ -30,7 +30,7 @@ from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.fault_table import Lost, UnknownResource
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
-from tests.unit.core.calls.test_fleets import Lab
+from tests.unit.core.calls.test_fleet_calls import Lab
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call, ready, tool
 
 LIMIT = 4096

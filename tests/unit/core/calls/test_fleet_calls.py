@@ -15,7 +15,7 @@ from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
-from isthmus.core.calls.fleets import Fleets
+from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.fleets import FleetSettings
