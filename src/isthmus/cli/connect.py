@@ -38,7 +38,6 @@ from isthmus.cli.run_command import run_command
 from isthmus.cli.token import KeyOptions, new_key
 from isthmus.config.client_formats import (
     CLIENTS,
-    KEY_VARIABLE,
     WRITTEN_FORMS,
     HubAsProgram,
     HubOverHttp,
@@ -53,6 +52,7 @@ from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import digest_of
+from isthmus.model.callers import KEY_VARIABLE
 
 NAME = "isthmus"
 """The name of the hub in a client's file, unless the user chooses another."""

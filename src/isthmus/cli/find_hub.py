@@ -23,7 +23,7 @@ from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_private, with_source
 from isthmus.cli.output import print_error
 from isthmus.cli.rest_client import HubClient, RemoteSource
-from isthmus.config.client_formats import KEY_VARIABLE
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.transport.egress import DialFailed, Egress, parse_url
 from isthmus.transport.http_client import header_lines
 from isthmus.wire.mcp.lists import TOOLS, ListShape

@@ -17,8 +17,8 @@ import msgspec
 
 from isthmus.cli.documents import FeatureList, FindingInfo, ListedFeature, read_findings, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.config.client_formats import KEY_VARIABLE
 from isthmus.core.background import BackgroundTasks
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.fault_table import FAULTS, Executed
 from isthmus.transport.egress import Egress, parse_url

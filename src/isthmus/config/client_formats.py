@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from isthmus.config import values
 from isthmus.config.finding_codes import CODE_NOT_RUN
 from isthmus.config.findings import Finding, Place
+from isthmus.model.callers import KEY_VARIABLE
 
 if TYPE_CHECKING:  # commands that only look for a running hub load few modules
     from isthmus.upstream.server_settings import Carrier
@@ -323,10 +324,6 @@ DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENT
 
 
 # -- how clients write the hub ----------------------------------------------------------------------------------
-
-KEY_VARIABLE = "ISTHMUS_KEY"
-"""The variable with the key of a caller. Keys come from the environment only: every user of a machine can read a
-command's arguments."""
 
 WrittenEntry = dict[str, object]
 

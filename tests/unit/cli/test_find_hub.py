@@ -31,10 +31,10 @@ from isthmus.cli.rest_client import (
     command_failed,
     read_failure,
 )
-from isthmus.config.client_formats import KEY_VARIABLE
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.fault_table import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
