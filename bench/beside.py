@@ -33,7 +33,7 @@ import httpx2
 from bench.context import hub_of, key_of
 from bench.messages import asks, call_body, call_headers, http_request
 from bench.processes import PORT_PRINTED, Program
-from isthmus.code.sandbox_process import yield_to_others
+from isthmus.code.sandbox_in_child import yield_to_others
 
 PROMISED = 1.2
 BEAT_SECONDS = 0.003

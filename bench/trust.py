@@ -37,8 +37,8 @@ from bench.stage import HUB_MODULE, READY_SECONDS, Scenario, Target, post, wait_
 from isthmus.core.audit import START, Fact, RecordEncoder, follow
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.ports import OnWritten
-from isthmus.identity.issuers import Issuer, Issuers
 from isthmus.identity.jwt import read_keys
+from isthmus.identity.jwt_callers import Issuer, Issuers
 from isthmus.identity.keys import AccessTokens, KeyRing, credential_of, digest_of
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.calls import EVERYTHING, Call, Result

@@ -17,7 +17,7 @@ from isthmus.frontends.oauth.http import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256", "ES384", "EdDSA")
 

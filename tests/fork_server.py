@@ -49,13 +49,13 @@ PRELOADED = (
     "isthmus.frontends.relay.http",
     "isthmus.frontends.rest.http",
     "isthmus.frontends.wellknown.http",
-    "isthmus.identity.issuers",
+    "isthmus.identity.jwt_callers",
     "isthmus.upstream.targets.named_servers",
 )
 """What a hub loads anyway, with all that these load. Some draw a secret as they are loaded: each forked hub draws that
 again."""
 
-KNOWS_START = "isthmus.app.hub_metrics"
+KNOWS_START = "isthmus.app.metrics_endpoint"
 """It notes when it is loaded, as the start of the hub."""
 
 REQUEST_BYTES = 1 << 20

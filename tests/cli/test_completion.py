@@ -14,9 +14,9 @@ import pytest
 
 from isthmus.app.key_files import KeyFile
 from isthmus.cli.completion import FLAGS, KEYS_FILE, LISTS_FOLDER, client_names
-from isthmus.cli.connect import CLIENTS
 from isthmus.cli.main import COMMANDS, cli, main
 from isthmus.cli.token import token
+from isthmus.config.client_formats import WRITTEN_FORMS
 from isthmus.config.files import derived_state
 from isthmus.storage.server_lists import FOLDER
 from tests.cli.terminals import on_terminal
@@ -114,7 +114,7 @@ def test_the_tables_agree() -> None:
     options = [each for command in commands if command for each in command.params if isinstance(each, click.Option)]
     assert {word for option in options if option.is_flag for word in option.opts} == FLAGS
     assert Path(KEYS_FILE) == KeyFile(Path()).path
-    assert set(client_names()) == set(CLIENTS)
+    assert set(client_names()) == set(WRITTEN_FORMS)
     assert LISTS_FOLDER == FOLDER
 
 

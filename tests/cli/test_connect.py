@@ -15,14 +15,12 @@ import pytest
 import isthmus
 from isthmus.app.state_folder import RunningHubInfo, announced
 from isthmus.cli import connect
-from isthmus.cli.connect import CLIENTS
 from isthmus.cli.find_hub import is_taken
 from isthmus.cli.main import main
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import CLIENTS, WRITTEN_FORMS, project_files, user_files
 from isthmus.config.files import read_document
 from isthmus.config.importing import load_servers
-from isthmus.config.known_clients import CLIENTS as DIALECTS
-from isthmus.config.known_clients import project_files, user_files
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
 
 SAMPLES = Path(__file__).parents[1] / "unit" / "config" / "samples"
@@ -56,7 +54,7 @@ def file_of(client: str, work: Path) -> Path:
     """The client's file, with what a user of that client may have in it."""
     samples = [path for path in (SAMPLES / client).rglob("*") if path.is_file() and path.name != ".env"]
     sample = max(samples, key=lambda path: path.stat().st_size)
-    paths = user_files(DIALECTS[client], work.parent / "home", {})
+    paths = user_files(CLIENTS[client], work.parent / "home", {})
     file = next(path for path in paths if path.suffix == sample.suffix)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(sample.read_bytes())
@@ -66,19 +64,19 @@ def file_of(client: str, work: Path) -> Path:
 def read_back(client: str, file: Path, name: str = "hub") -> ServerSettings:
     """The hub as `isthmus import` reads it from the client's file."""
     home = Path.home()
-    loaded = load_servers(read_document(file, DIALECTS[client]), HostContext(os.environ, Path.cwd(), home))
+    loaded = load_servers(read_document(file, CLIENTS[client]), HostContext(os.environ, Path.cwd(), home))
     [server] = [server for each, server in loaded.servers.items() if each == name]
     return server
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", WRITTEN_FORMS)
 def test_a_round_trip(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = file_of(client, work)
     before = file.read_bytes()
     assert main(["connect", client, "--name", "hub", "--yes"]) == 0, capsys.readouterr().err
     assert f"Wrote hub into {file}." in capsys.readouterr().out
     reach = read_back(client, file).reach
-    if CLIENTS[client].http is None:
+    if WRITTEN_FORMS[client].http is None:
         assert isinstance(reach, StdioSettings)
         assert [reach.command, *reach.args] == [
             "/opt/isthmus/bin/isthmus", "stdio", "--config", str(work / "isthmus.toml")
@@ -96,7 +94,7 @@ def test_a_round_trip(client: str, work: Path, capsys: pytest.CaptureFixture[str
     assert not list(file.parent.glob("*isthmus*"))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", WRITTEN_FORMS)
 def test_a_client_without_a_file_gets_one_and_loses_it_again(client: str, work: Path) -> None:
     assert main(["connect", client, "--stdio", "--name", "hub", "--yes"]) == 0
     [file] = [path for path in (work.parent / "home").rglob("*") if path.is_file()]
@@ -136,7 +134,7 @@ def test_what_claude_desktop_starts_is_the_hub(work: Path, monkeypatch: pytest.M
     assert "builtin.echo" in {tool["name"] for tool in answers[1]["result"]["tools"]}
 
 
-@pytest.mark.parametrize("client", [name for name in CLIENTS if project_files(DIALECTS[name], Path())])
+@pytest.mark.parametrize("client", [name for name in WRITTEN_FORMS if project_files(CLIENTS[name], Path())])
 def test_a_project_s_file_has_no_key(
     client: str, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,8 +143,8 @@ def test_a_project_s_file_has_no_key(
     assert main(["connect", client, "--project", "--name", "hub", "--yes"]) == 0
     [file] = [path for path in work.rglob("*") if path.is_file() and path.name != "isthmus.toml"]
     said = capsys.readouterr().err
-    if CLIENTS[client].variable:
-        assert f"Set ISTHMUS_KEY for {DIALECTS[client].title} to this key" in said
+    if WRITTEN_FORMS[client].variable:
+        assert f"Set ISTHMUS_KEY for {CLIENTS[client].title} to this key" in said
         key = said.partition("not stored: ")[2].split()[0]
         assert key not in file.read_text()
         monkeypatch.setenv("ISTHMUS_KEY", key)
@@ -270,10 +268,10 @@ def test_the_hub_does_not_read_itself_back(words: list[str], is_skipped: bool, w
     assert ("isthmus" in tomllib.loads((work / "isthmus.toml").read_text())["servers"]) is not is_skipped
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", WRITTEN_FORMS)
 def test_the_page_shows_what_is_written(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
-    snippet = page.partition(f"### {DIALECTS[client].title}\n")[2].partition("\n### ")[0].split("```")[1]
+    snippet = page.partition(f"### {CLIENTS[client].title}\n")[2].partition("\n### ")[0].split("```")[1]
     snippet = snippet.partition("\n")[2].replace("/home/me/.local", "/opt/isthmus").replace("/home/me", str(work))
     assert main(["connect", client, "--print"]) == 0
     assert capsys.readouterr().out == snippet
@@ -287,7 +285,7 @@ def test_the_clients_are_listed(work: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["connect"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["cursor", "connected", "~/.cursor/mcp.json"] in rows
-    assert [row[0] for row in rows] == list(CLIENTS)
+    assert [row[0] for row in rows] == list(WRITTEN_FORMS)
 
 
 def test_a_replaced_hub_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

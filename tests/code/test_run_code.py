@@ -17,7 +17,7 @@ from fastmcp import Client as FastMcpClient
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from isthmus.code.sandbox_process import NICENESS, worker_cores
+from isthmus.code.sandbox_in_child import NICENESS, worker_cores
 from isthmus.transport.process_tree import descendants
 from tests.agents.field import run as run_agent
 from tests.code.conftest import KEYS, CodeHub

@@ -201,7 +201,7 @@ async def test_what_happened_is_chosen_in_plain_words(browser: Browser, locked: 
         table, happened = page.get_by_role("region", name="Records"), page.get_by_label("What happened")
         await happened.select_option(label="denied")
         await expect(table.locator("tbody tr:not(.day)")).to_contain_text([re.compile("denied.*desk.die")])
-        await happened.select_option(label="unknown or denied name")
+        await happened.select_option(label="Unknown tool")
         await expect(table.get_by_role("row").filter(has_text="desk.no_such_tool")).to_contain_text("not sent")
         await happened.select_option(label="hub started or stopped")
         await expect(table.locator("tbody tr:not(.day)")).to_contain_text(["hub.started"])
@@ -223,8 +223,9 @@ async def test_what_happened_is_chosen_in_plain_words(browser: Browser, locked: 
 
 async def test_audit_offers_every_outcome_and_every_event() -> None:
     page = (STATIC / "pages/audit.js").read_text()
-    outcomes = set(re.findall(r'"outcome=(\w+)"', page))
-    assert outcomes == {*FAULTS, "result", "tool_error", "asked", "denied"}
+    outcomes = re.findall(r'"outcome=(\w+)"', page)
+    faults = re.findall(r'^  \["(\w+)", ', (STATIC / "faults.js").read_text(), re.MULTILINE)
+    assert sorted([*outcomes, *faults]) == sorted([*FAULTS, "result", "tool_error", "asked", "denied"])
     events = set(re.findall(r'"event=(\w+)', page))
     rows = re.findall(r"^\| (`[a-z]+\..*?) \|", (CHECKOUT / "docs/audit.md").read_text(), re.MULTILINE)
     assert events == {name for row in rows for name in re.findall(r"`([a-z]+)\.", row)}

@@ -20,7 +20,7 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.integration_base import AgentTools, not_approved
+from isthmus.library.agent_tools import AgentTools, not_approved
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_slots import slot_file
 

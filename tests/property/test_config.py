@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import CODES
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.importing import ImportPlan, load_servers
-from isthmus.config.known_clients import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
 from isthmus.config.load import load
 from tests.choices import IS_FULL
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import canonical, llm_form
-from isthmus.core.catalog.rules import CallChanges, fill_defaults
 from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool
 from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.tool_rules import CallChanges, fill_defaults
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Style, Surface

@@ -19,7 +19,7 @@ import pytest
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport import egress as module
 from isthmus.transport.egress import Egress, EgressRefused, HttpOrigin
-from isthmus.transport.http import HttpClient, request_head
+from isthmus.transport.http_client import HttpClient, request_head
 from tests.security.rebinding import Names
 from tests.security.sink import Sink, dialled
 from tests.unit.transport.doubles import OK, Recorder

@@ -22,7 +22,7 @@ from isthmus.core.ports import PushReceipt
 from isthmus.core.tasks.push_delivery import ATTEMPTS_MAX, delivery_of
 from isthmus.transport import push_client as module
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
-from isthmus.transport.http import HttpClient
+from isthmus.transport.http_client import HttpClient
 from isthmus.transport.push_client import PushClient
 from tests.frontends.receiver import Receiver
 from tests.security.rebinding import PUBLIC, Names

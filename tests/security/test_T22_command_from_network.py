@@ -27,7 +27,7 @@ STARTING = {"isthmus.transport.process", "isthmus.upstream.stdio", "subprocess",
 """What can start a process, or leads there by one more import."""
 
 OPERATORS = {
-    "isthmus.config.entry_conversion",  # files
+    "isthmus.config.entries_to_settings",  # files
     "isthmus.cli.dial",  # the command line: `isthmus dial URL -- COMMAND`
     "isthmus.library.server_config",  # the program that has the hub inside itself
 }

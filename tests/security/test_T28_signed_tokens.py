@@ -3,7 +3,7 @@
 Every key has one algorithm, fixed when it is fetched, and all of them are asymmetric: there is nothing to confuse it
 with, and no way to sign nothing. What a header says of keys (`jku`, `x5u`, `jwk`, `x5c`) is never read; a `kid` is
 looked up among the issuer's keys and used for nothing else; what must be understood (`crit`) is refused.
-`tests/unit/identity/test_jwt.py` and `test_issuers.py` go through all forms of header, claim and key.
+`tests/unit/identity/test_jwt.py` and `test_jwt_callers.py` go through all forms of header, claim and key.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.review import flags_of
+from isthmus.core.catalog.definition_review import flags_of
 from isthmus.model.features import Feature, Prompt, Resource, Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.hubs import Raw, serving

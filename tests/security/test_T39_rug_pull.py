@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.app import definitions as pinning
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app import definition_pins as pinning
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.cli.approve import approve, show_changes
 from isthmus.config.findings import ConfigError
@@ -30,7 +30,7 @@ from isthmus.config.load import load
 from isthmus.library import ToolService
 from isthmus.model.calls import Result
 from isthmus.model.fault_table import NotConnected, UnknownTool
-from isthmus.storage.definitions import FILE, DefinitionStore
+from isthmus.storage.definition_store import FILE, DefinitionStore
 from isthmus.upstream import reconnector as keeping
 from tests.conftest import children
 from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, reply

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.core.catalog.definition_review import flags_of
 from isthmus.core.catalog.names import llm_table
-from isthmus.core.catalog.review import flags_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.hubs import Raw, serving

@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from isthmus.cli.output import harmless
-from isthmus.core.catalog.review import flags_of
+from isthmus.core.catalog.definition_review import flags_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.readable_text import CONTROL, INVISIBLE, MISJOINED, escaped

@@ -3,7 +3,7 @@
 Answer: what a server says of its tools counts only if the operator trusts it (`trusted = true`), and then only where
 the operator asks for it: in `allow`, and for whether an answer to a question may be given twice. Nothing is ever sent
 twice because of it: the hub repeats no call that may have run. In `deny`, a server that is not trusted cannot talk
-itself out (`tests/unit/core/catalog/test_rules.py`; by every entry, T31).
+itself out (`tests/unit/core/catalog/test_tool_rules.py`; by every entry, T31).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import isthmus
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.library import UniversalTool, is_destructive
 from isthmus.model.names import ServerName
 from tests.frontends.wire import BASE, connected, encoded, key_header, legacy, until
@@ -24,7 +24,7 @@ from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
 from tests.unit.frontends.mcp.test_input_required import AskingHub, is_refused
 
-READER = "isthmus/core/catalog/rules.py"
+READER = "isthmus/core/catalog/tool_rules.py"
 """The one module that reads what servers say of their tools."""
 
 OWN_SAY = {
@@ -35,7 +35,7 @@ OWN_SAY = {
     "isthmus/config/named_tables.py",  # documentation of a rule, which believes a hint only where it holds a call
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
     "isthmus/library/tools.py",  # the same
-    "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)
+    "isthmus/library/agent_tools.py",  # `is_destructive`, which believes trusted servers only (see below)
     "isthmus/cli/tools.py",  # shows them to a person
     "isthmus/integrations/openai_agents.py",  # passes them on to a framework
 }

@@ -1,8 +1,8 @@
 """T48: a schema that takes for ever to compile or to check, or a pattern that does.
 
 Patterns run in linear time, schemas have a size and an amount of work, and one that exceeds them costs its own check
-only: the server makes its own. By structure: work is counted before it is done (`core.catalog.unfolding`), not timed.
-`tests/unit/core/catalog/test_schema.py` and `test_unfolding.py` show the single bounds.
+only: the server makes its own. By structure: work is counted before it is done (`core.catalog.argument_validation`),
+not timed. `tests/unit/core/catalog/test_argument_validation.py` shows the single bounds.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ import pytest
 
 from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.main import main
-from isthmus.credentials.token_endpoint import OAuthClient, StoredLogin, StoredToken
+from isthmus.credentials.client_registration import OAuthClient
+from isthmus.credentials.token_endpoint import StoredLogin, StoredToken
 from isthmus.credentials.vault import KEY_FILE, Slot, Vault, VaultDamaged, VaultSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually

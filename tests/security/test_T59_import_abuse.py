@@ -17,7 +17,7 @@ import pytest
 
 from isthmus.cli.edit import ImportOptions, import_servers
 from isthmus.cli.exits import Exit
-from isthmus.config.client_files import HostContext, read_client_files
+from isthmus.config.client_file_reader import HostContext, read_client_files
 from isthmus.config.files import FILE_BYTES_MAX, read_document
 from isthmus.config.findings import ConfigError, Place
 from isthmus.frontends.rest.operation_table import OPERATIONS

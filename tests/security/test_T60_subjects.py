@@ -19,7 +19,7 @@ from isthmus.config.callers import _tenant, parse_caller_name
 from isthmus.core.access.tenants import NO_TENANTS
 from isthmus.core.tasks.push_delivery import delivery_id
 from isthmus.core.tasks.record import TaskOwner
-from isthmus.identity.issuers import _word
+from isthmus.identity.jwt_callers import _word
 from isthmus.model.names import parse_server_name
 from tests.security.source import imported, with_words
 

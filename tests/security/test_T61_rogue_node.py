@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.cluster_channel import frame
+from isthmus.app.jsonrpc_over_bus import frame
 from isthmus.cluster.bus import NodeId
 from isthmus.cluster.nats import NatsBus, NatsSettings
 from isthmus.core.ports import Document

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from isthmus.code.sandbox_process import CALL, prelude
+from isthmus.code.sandbox_in_child import CALL, prelude
 from isthmus.code.signatures import HEADER, python_names, signature
 from isthmus.transport.process_tree import descendants
 from tests.code.script_server import command
@@ -170,7 +170,7 @@ async def test_the_processes_of_scripts_have_nothing_of_the_hubs_environment(fie
 
 
 def sandbox_processes(hub: int) -> list[int]:
-    return [pid for pid in descendants(hub) if {"isthmus.code.sandbox_process", "subprocess"} & {*of(pid, "cmdline")}]
+    return [pid for pid in descendants(hub) if {"isthmus.code.sandbox_in_child", "subprocess"} & {*of(pid, "cmdline")}]
 
 
 def of(pid: int, file: str) -> list[str]:

@@ -31,7 +31,8 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 
 OPERATORS = listed("""
     app.cassette.ReplayPlace.host app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
-    app.state_folder.RunningHubInfo.origin cli.connect.Http.url cli.connect.Plan.url cli.rest_client.RemoteSource.url
+    app.state_folder.RunningHubInfo.origin cli.connect.Plan.url cli.rest_client.RemoteSource.url
+    config.client_formats.HubOverHttp.url
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
     config.settings.HubSettings.host core.access.approval_rules.ApprovalRule.webhook
     core.access.approval_rules.ApprovalRule.webhook_arguments
@@ -103,13 +104,13 @@ UNTOUCHED = listed("""
     core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin
     credentials.interactive_login.DeviceLogin.verification_uri
     credentials.interactive_login.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
-    frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
+    frontends.a2a.task_view._Resource.uri identity.jwt_callers.Bound.issuer identity.jwt_callers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.provider_formats.ToolDef.origin
-    config.known_clients.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
+    config.client_formats.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentExtension.uri wire.a2a.cards.OAuth.token_url
     wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
-    credentials.token_endpoint._Registered.token_endpoint_auth_method
+    credentials.client_registration._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)
 """Shown to people, compared or passed on, and never dialled; T17 has those that come from servers."""

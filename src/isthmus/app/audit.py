@@ -19,7 +19,7 @@ import structlog
 
 from isthmus import __version__
 from isthmus.app.caller_identity import Identities
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import RunningHub
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from isthmus.app.cluster_channel import MessageChannel, frame
 from isthmus.app.hub import RunningHub
+from isthmus.app.jsonrpc_over_bus import MessageChannel, frame
 from isthmus.app.links import ME
 from isthmus.app.placement import PlacedServers
 from isthmus.app.served_session import OfferShare, ServedServer, ServedSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.code.sandbox_client import EXTRA, is_installed
+from isthmus.code.sandbox_in_hub import EXTRA, is_installed
 from isthmus.code.scripts import Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.code.virtual_tools import RunCode, ToolSignatures

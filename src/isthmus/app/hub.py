@@ -30,7 +30,7 @@ from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
-from isthmus.core.calls.fleets import Fleets
+from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.result_cuts import ResultCuts, ResultLimits
 from isthmus.core.calls.running_call import InFlight
@@ -64,11 +64,11 @@ from isthmus.telemetry.otlp import Telemetry
 from isthmus.transport.egress import Egress
 from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.dialin.registry import DialInRegistry
+from isthmus.upstream.error_redaction import MARK, redact_beginning
 from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints
-from isthmus.upstream.redaction import MARK, redact_beginning
 from isthmus.upstream.server_set import Supervisor
 from isthmus.upstream.server_settings import SECRET_LENGTH_MIN, PythonSettings
 from isthmus.upstream.targets.named_servers import NamedServers
@@ -117,7 +117,7 @@ NAMED = ServerName("#")
 
 
 class Watching(Protocol):
-    """Watches how definitions change: `app.definitions`."""
+    """Watches how definitions change: `app.definition_pins`."""
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
         """Review what servers list; called before the first server is added."""

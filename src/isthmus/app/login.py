@@ -14,6 +14,7 @@ import structlog
 
 from isthmus.app.links import over_http
 from isthmus.core.background import BackgroundTasks
+from isthmus.credentials.client_registration import NoClient, OAuthClient, client_for
 from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place, joined
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.interactive_login import (
@@ -27,12 +28,9 @@ from isthmus.credentials.server_logins import fetcher_for
 from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.credentials.token_endpoint import (
     GrantRefused,
-    NoClient,
-    OAuthClient,
     StoredLogin,
     StoredToken,
     TokenEndpoint,
-    client_for,
 )
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject, written

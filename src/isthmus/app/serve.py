@@ -21,21 +21,21 @@ import structlog
 
 from isthmus.app.a2a import GrpcService, Pushes, check_grpc, open_a2a, open_grpc
 from isthmus.app.access import LiveAccess
-from isthmus.app.approvals import ApprovalWebhooks
+from isthmus.app.approval_webhooks import ApprovalWebhooks
 from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.audit_reader import LiveAudit
 from isthmus.app.caller_identity import Identities
 from isthmus.app.code import check_code
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.hub import RunningHub
-from isthmus.app.hub_metrics import close_telemetry, open_metrics, open_telemetry
 from isthmus.app.links import ME
+from isthmus.app.metrics_endpoint import close_telemetry, open_metrics, open_telemetry
+from isthmus.app.open_sessions import OpenSessions
 from isthmus.app.process_setup import raise_limit, return_memory, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Frontend, Routes, StreamingFrontend
-from isthmus.app.sessions import OpenSessions
 from isthmus.app.shared_state import close_shared_state
 from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.state_import import report_shared_state
@@ -53,12 +53,13 @@ from isthmus.core.tasks.record import TaskOwner, TaskRecord
 from isthmus.core.tasks.retention import Retention
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.console.http import ConsoleHttp
-from isthmus.frontends.http.auth import Authenticator, OriginGuard
+from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.browser_sessions import Sessions
 from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.nodes import ALONE, Nodes
+from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS

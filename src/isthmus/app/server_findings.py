@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from isthmus.config.finding_codes import FindingCode
-from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.settings import Configuration, Origin
+from isthmus.config.value_sources import Keys, line_numbers, split_path
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.model.readable_text import telling_line
+from isthmus.model.stderr_summary import telling_line
 from isthmus.upstream.server_settings import (
     AgentSettings,
     JsonRpcSettings,

@@ -19,8 +19,8 @@ from isthmus.config.settings import Configuration
 from isthmus.core.ports import SharedState, StateDocument
 from isthmus.credentials.vault import LOGINS, SharedVault, Vault, VaultDamaged
 from isthmus.identity.minted_keys import StoreDamaged
-from isthmus.storage.definitions import DEFINITIONS, DefinitionStore, SharedDefinitions
-from isthmus.storage.definitions import FILE as DEFINITIONS_FILE
+from isthmus.storage.definition_store import DEFINITIONS, DefinitionStore, SharedDefinitions
+from isthmus.storage.definition_store import FILE as DEFINITIONS_FILE
 
 log = structlog.get_logger(__name__)
 

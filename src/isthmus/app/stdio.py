@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from isthmus.app.audit import close_audit, open_audit
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.state_folder import claim

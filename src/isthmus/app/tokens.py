@@ -32,8 +32,8 @@ from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
 from isthmus.frontends.oauth.documents import OwnAddresses, TrustedIssuer
 from isthmus.frontends.oauth.http import LIFETIME_SECONDS, OauthHttp
 from isthmus.identity.dpop_proofs import PROOF_ALGORITHMS, PROOF_SECONDS, Proofs, ProvenRequest
-from isthmus.identity.issuers import Issuer, Issuers, OnProved, Unproven
 from isthmus.identity.jwt import KeySet, read_keys
+from isthmus.identity.jwt_callers import Issuer, Issuers, OnProved, Unproven
 from isthmus.identity.keys import KEY_LENGTH_MIN, AccessTokens, bound_of, credential_of, digest_of
 from isthmus.identity.keys import LIFETIME_SECONDS as REAL_LIFETIME_SECONDS
 from isthmus.identity.settings import IssuerSettings

@@ -32,7 +32,7 @@ from isthmus.app.access import (
     reason_words,
     table_of,
 )
-from isthmus.app.definitions import definition_store
+from isthmus.app.definition_pins import definition_store
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.hub import LOCAL
 from isthmus.app.shared_state import is_shared
@@ -49,18 +49,18 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.access_reasons import AccessReason, explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
+from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.fleets import CARRIER, Fleet, hidden_by
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
-from isthmus.core.catalog.review import Review
-from isthmus.core.catalog.rules import NO_TOOL_RULES
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES
 from isthmus.core.catalog.view import ExposedTools, ServerState
 from isthmus.model.callers import FRONTENDS, Caller, Exposure, FrontendName
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import FILE
+from isthmus.storage.definition_store import FILE
 from isthmus.storage.server_lists import ServerListFiles
 from isthmus.upstream.listing import ListCache
 from isthmus.upstream.python.builtin import OPERATORS

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from isthmus.app.definitions import definition_store
+from isthmus.app.definition_pins import definition_store
 from isthmus.app.shared_state import is_shared
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit, refused
@@ -27,7 +27,7 @@ from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.run_command import quiet_logs
 from isthmus.config.findings import ConfigError
-from isthmus.storage.definitions import FILE, AnyDefinitions, DefinitionStore, PendingDefinition
+from isthmus.storage.definition_store import FILE, AnyDefinitions, DefinitionStore, PendingDefinition
 
 CHANGES_SHOWN = 20
 CONTEXT_LINES = 2

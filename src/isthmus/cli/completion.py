@@ -216,10 +216,9 @@ def _is_elsewhere(options: Mapping[str, str]) -> bool:
 
 def client_names(command: str = "connect") -> list[str]:
     """The clients that a command knows."""
-    from isthmus.config.known_clients import CLIENTS
+    from isthmus.config.client_formats import CLIENTS, WRITTEN_FORMS
 
-    only_read = ("roo", "mcpproxy", "fastmcp")
-    return [*CLIENTS, "all"] if command == "import" else [name for name in CLIENTS if name not in only_read]
+    return [*CLIENTS, "all"] if command == "import" else [*WRITTEN_FORMS]
 
 
 def server_names(file: Path | None = None) -> list[str]:
@@ -234,7 +233,7 @@ def server_names(file: Path | None = None) -> list[str]:
     names = list(dict.fromkeys(names))
     if all(legal_server_name(name) == name for name in names):
         return names
-    from isthmus.config.entry_conversion import server_names as names_in_hub
+    from isthmus.config.entries_to_settings import server_names as names_in_hub
 
     called = names_in_hub(names)
     return [called[name] for name in names]

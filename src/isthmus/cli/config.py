@@ -29,18 +29,18 @@ from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.run_command import quiet_logs
-from isthmus.config.entry_conversion import SECRET_KEYS
+from isthmus.config.entries_to_settings import SECRET_KEYS
+from isthmus.config.entry_secrets import plain_secrets, secrets_of
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.files import FILE_BYTES_MAX, read_regular_file
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
 from isthmus.config.named_tables import FLEET_KEYS
-from isthmus.config.origins import Keys, line_numbers, split_path
-from isthmus.config.redaction import plain_secrets, secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
+from isthmus.config.value_sources import Keys, line_numbers, split_path
 from isthmus.core.access.approval_rules import ApprovalRule
-from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.core.catalog.sets import SetTool
+from isthmus.core.catalog.tool_rules import CACHE_SECONDS, ToolRules
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
 from isthmus.transport.process_limits import ProcessLimits

@@ -1,8 +1,7 @@
 """`isthmus connect`: write the hub into the file of an MCP client, and take it out again.
 
-`CLIENTS` says how each client writes a server; `config.known_clients` knows where its files are and how to read them.
-The file is edited as text (`config.editing`), after a diff and a question, and the first backup stays beside it until
-`--undo`.
+`config.client_formats` knows where each client's files are and how it writes a server. The file is edited as text
+(`config.editing`), after a diff and a question, and the first backup stays beside it until `--undo`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
@@ -34,138 +33,36 @@ from isthmus.cli.find_hub import ENDPOINT, is_taken, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import harmless, print_error, print_output, print_table, wants_color
 from isthmus.cli.relay_tokens import configured_origin
-from isthmus.cli.rest_client import KEY_VARIABLE, RemoteSource
+from isthmus.cli.rest_client import RemoteSource
 from isthmus.cli.run_command import run_command
 from isthmus.cli.token import KeyOptions, new_key
+from isthmus.config.client_formats import (
+    CLIENTS,
+    WRITTEN_FORMS,
+    HubAsProgram,
+    HubOverHttp,
+    WrittenEntry,
+    WrittenForm,
+    places_of,
+    project_files,
+    user_files,
+)
 from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
 from isthmus.config.formats import PARSERS
-from isthmus.config.known_clients import CLIENTS as DIALECTS
-from isthmus.config.known_clients import places_of, project_files, user_files
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import digest_of
+from isthmus.model.callers import KEY_VARIABLE
 
 NAME = "isthmus"
 """The name of the hub in a client's file, unless the user chooses another."""
 
 BACKUP_SUFFIX = ".before-isthmus"
-DESCRIPTION = "One address for all MCP servers"
 HIDDEN = "***"
-Entry = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Http:
-    """The hub at its address."""
-
-    name: str
-    url: str
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The hub as a program that the client starts."""
-
-    name: str
-    command: str
-    args: list[str]
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """How a client writes the hub."""
-
-    root: Keys
-    http: Callable[[Http], Entry] | None
-    """None if its file can only name programs."""
-    stdio: Callable[[Program], Entry]
-    variable: str = ""
-    """How a header has the value of `ISTHMUS_KEY`; empty if it cannot."""
-    afterwards: str = "Restart it, or reload its MCP servers."
-
-
-def _plain(program: Program, **more: object) -> Entry:
-    env = {"env": dict(program.env)} if program.env else {}
-    return {**more, "command": program.command, "args": program.args, **env}
-
-
-def _headers(hub: Http, key: str = "headers") -> Entry:
-    return {key: dict(hub.headers)} if hub.headers else {}
-
-
-def _url(hub: Http, key: str = "url", **more: object) -> Entry:
-    return {**more, key: hub.url, **_headers(hub)}
-
-
-def _codex(hub: Http) -> Entry:
-    if hub.headers.get("Authorization") == f"Bearer {KEY_VARIABLE}":  # Codex names the variable in a key of its own
-        return {"url": hub.url, "bearer_token_env_var": KEY_VARIABLE}
-    return {"url": hub.url, **_headers(hub, "http_headers")}
-
-
-def _goose(name: str, type: str, **more: object) -> Entry:
-    return {"enabled": True, "type": type, "name": name, "description": DESCRIPTION, **more, "timeout": 300}
-
-
-CLIENTS: dict[str, Client] = {
-    "claude-code": Client(
-        ("mcpServers",),
-        lambda hub: _url(hub, type="http"),
-        lambda program: _plain(program, type="stdio"),
-        f"${{{KEY_VARIABLE}}}",
-        "It reads the file when it starts; /mcp shows the hub.",
-    ),
-    "claude-desktop": Client(("mcpServers",), None, _plain, afterwards="Quit and start it again."),
-    "cursor": Client(("mcpServers",), _url, _plain, f"${{env:{KEY_VARIABLE}}}"),
-    "vscode": Client(
-        ("servers",),
-        lambda hub: _url(hub, type="http"),
-        lambda program: _plain(program, type="stdio"),
-        f"${{env:{KEY_VARIABLE}}}",
-        "It starts the hub's tools with the next chat; `MCP: List Servers` shows the hub.",
-    ),
-    "windsurf": Client(("mcpServers",), lambda hub: _url(hub, "serverUrl"), _plain, f"${{env:{KEY_VARIABLE}}}"),
-    "cline": Client(
-        ("mcpServers",), lambda hub: _url(hub, type="streamableHttp"), lambda program: _plain(program, type="stdio")
-    ),
-    "codex": Client(("mcp_servers",), _codex, _plain, KEY_VARIABLE, "It reads the file when it starts."),
-    # `url` means the earlier transport to older versions; all know `httpUrl`.
-    "gemini": Client(("mcpServers",), lambda hub: _url(hub, "httpUrl"), _plain, f"${{{KEY_VARIABLE}}}"),
-    "zed": Client(("context_servers",), _url, _plain, afterwards="It follows the file; nothing else to do."),
-    "goose": Client(
-        ("extensions",),
-        lambda hub: _goose(
-            hub.name, "streamable_http", uri=hub.url, **_headers(hub), envs=dict[str, str](), env_keys=list[str]()
-        ),
-        lambda program: _goose(
-            program.name, "stdio", cmd=program.command, args=program.args, envs=dict(program.env), env_keys=list[str]()
-        ),
-    ),
-    "kiro": Client(("mcpServers",), _url, _plain, f"${{{KEY_VARIABLE}}}", "It follows the file; nothing else to do."),
-    "opencode": Client(
-        ("mcp",),
-        lambda hub: {"type": "remote", "url": hub.url, "enabled": True, **_headers(hub)},
-        lambda program: {
-            "type": "local",
-            "command": [program.command, *program.args],
-            "enabled": True,
-            **({"environment": dict(program.env)} if program.env else {}),
-        },
-        f"{{env:{KEY_VARIABLE}}}",
-    ),
-    "copilot": Client(
-        ("mcpServers",),
-        lambda hub: _url(hub, type="http") | {"tools": ["*"]},
-        lambda program: _plain(program, type="local") | {"tools": ["*"]},
-    ),
-}
-"""By the name on the command line, which `isthmus import` uses too."""
 
 
 @click.command("connect")
-@click.argument("client", required=False, metavar="[CLIENT]", shell_complete=lambda *_: [*CLIENTS])
+@click.argument("client", required=False, metavar="[CLIENT]", shell_complete=lambda *_: [*WRITTEN_FORMS])
 @click.option("--project", "is_project", is_flag=True, help="Write the client's file of this folder, not the user's.")
 @click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="Write this file of the client.")
 @click.option("--stdio", "is_stdio", is_flag=True, help="Let the client start the hub, instead of its address.")
@@ -187,9 +84,9 @@ def connect(client: str | None, file: Path | None, **options: Any) -> int:
     chosen = ConnectOptions(**options)
     if client is None:
         return list_clients(chosen.name)
-    if client not in CLIENTS:
-        meant = closest_match(client, CLIENTS)
-        advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(CLIENTS)}."
+    if client not in WRITTEN_FORMS:
+        meant = closest_match(client, WRITTEN_FORMS)
+        advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(WRITTEN_FORMS)}."
         raise CommandFailed(Exit.USAGE, f"there is no client {client!r}", advice)
     target = ClientFile(client, _file_of(client, file, is_project=chosen.is_project), chosen.name)
     if chosen.is_undo:
@@ -221,7 +118,7 @@ class ConnectOptions:
 def list_clients(name: str) -> Exit:
     """Print the clients, whether each is on this machine, and whether the hub is in its file."""
     rows = []
-    for client in CLIENTS:
+    for client in WRITTEN_FORMS:
         files = [path for path in _all_files(client) if path.is_file()]
         connected = [path for path in files if ClientFile(client, path, name).has_hub()]
         state = "connected" if connected else "not connected" if files else ""
@@ -235,23 +132,23 @@ def list_clients(name: str) -> Exit:
 
 
 def _all_files(client: str) -> list[Path]:
-    return places_of(DIALECTS[client], home(), Path.cwd(), os.environ)
+    return places_of(CLIENTS[client], home(), Path.cwd(), os.environ)
 
 
 def _user_files(client: str) -> list[Path]:
-    return user_files(DIALECTS[client], home(), os.environ)
+    return user_files(CLIENTS[client], home(), os.environ)
 
 
 def _file_of(client: str, file: Path | None, *, is_project: bool) -> Path:
     """The file to write: the named one, the first that exists, or where the client would make one."""
-    title = DIALECTS[client].title
+    title = CLIENTS[client].title
     if file is not None:
         formats = {PARSERS[path.suffix] for path in _all_files(client)}
         if PARSERS.get(file.suffix.lower()) not in formats:
             text = f"--file must be a file of {title}, such as {_user_files(client)[0].name}, got {file.name}"
             raise CommandFailed(Exit.USAGE, text, "Leave --file out for the usual one.")
         return Path(os.path.abspath(file))
-    paths = project_files(DIALECTS[client], Path.cwd()) if is_project else _user_files(client)
+    paths = project_files(CLIENTS[client], Path.cwd()) if is_project else _user_files(client)
     if not paths:
         text = f"{title} has no file for {'a project' if is_project else 'a user'}"
         raise CommandFailed(Exit.USAGE, text, "Leave --project out, or name a file with --file.")
@@ -268,7 +165,7 @@ class Plan:
     """What a client's file gets."""
 
     target: ClientFile
-    entry: Callable[[str], Entry]
+    entry: Callable[[str], WrittenEntry]
     """The entry with a key in it."""
     key: str | None
     """The key, if one is known; empty if none is needed."""
@@ -290,7 +187,7 @@ class Plan:
         Raises:
             CommandFailed: the configuration cannot be used, or no configuration was found to start.
         """
-        client = CLIENTS[target.client]
+        client = WRITTEN_FORMS[target.client]
         source = source_of(options.hub, options.config)
         known = os.environ.get(KEY_VARIABLE, "")
         is_stdio = options.is_stdio or client.http is None
@@ -312,12 +209,12 @@ class Plan:
         if is_stdio:
             return cls(target, _started(target, client, source, configuration), known, configuration)
 
-        def entry(key: str) -> Entry:
+        def entry(key: str) -> WrittenEntry:
             assert client.http is not None
             # A key does not belong in a file that is shared with the project.
             value = client.variable if options.is_project and client.variable else key
             headers = {"Authorization": f"Bearer {value}"} if key else {}
-            return client.http(Http(target.name, url, headers))
+            return client.http(HubOverHttp(target.name, url, headers))
 
         return cls(target, entry, (known or None) if needs_key else known, configuration, url, is_running=is_running)
 
@@ -327,7 +224,7 @@ class Plan:
         Raises:
             CommandFailed: it was not confirmed, or the file cannot be written.
         """
-        target, title = self.target, DIALECTS[self.target.client].title
+        target, title = self.target, CLIENTS[self.target.client].title
         if self.needs_key:
             self.key = self._present_key()
         shown = target.edited(self.entry(HIDDEN if self.key or self.needs_key else ""))
@@ -356,7 +253,7 @@ class Plan:
             print_error(f"The file as it was: {target.backup}; --undo restores it.")
         if caller is not None and not is_written:
             print_error(f"Set {KEY_VARIABLE} for {title} to this key, which is not stored: {self.key}")
-        print_error(f"{title}: {CLIENTS[target.client].afterwards}")
+        print_error(f"{title}: {WRITTEN_FORMS[target.client].afterwards}")
         if not self.is_running:
             print_error(f"The hub does not run yet: `isthmus serve` serves {self.url}.")
         if self.configuration is None and not self.key:
@@ -399,8 +296,8 @@ class Plan:
 
 
 def _started(
-    target: ClientFile, client: Client, source: object, configuration: Configuration | None
-) -> Callable[[str], Entry]:
+    target: ClientFile, client: WrittenForm, source: object, configuration: Configuration | None
+) -> Callable[[str], WrittenEntry]:
     """The entry of a hub that the client starts."""
     if isinstance(source, RemoteSource):
         options = ["--hub", source.url]
@@ -411,7 +308,7 @@ def _started(
         raise CommandFailed(Exit.CONFIGURATION, "there is no configuration to start the hub from", advice)
     command, *words = this_program()
     return lambda key: client.stdio(
-        Program(target.name, command, [*words, "stdio", *options], {KEY_VARIABLE: key} if key else {})
+        HubAsProgram(target.name, command, [*words, "stdio", *options], {KEY_VARIABLE: key} if key else {})
     )
 
 
@@ -479,7 +376,7 @@ class ClientFile:
     @property
     def path(self) -> Keys:
         """The keys that lead to the hub."""
-        return (*CLIENTS[self.client].root, self.name)
+        return (*WRITTEN_FORMS[self.client].root, self.name)
 
     def has_hub(self) -> bool:
         """Whether the file names the hub; a file that cannot be read does not."""
@@ -504,7 +401,7 @@ class ClientFile:
             advice = "Nothing was changed. `--print` prints what to write into it by hand."
             raise CommandFailed(Exit.CONFIGURATION, f"{self.file}: {error}", advice) from error
 
-    def snippet(self, entry: Entry) -> str:
+    def snippet(self, entry: WrittenEntry) -> str:
         """The entry in a file of its own."""
         return edit(self.file, "", self.path, entry)
 
@@ -557,7 +454,7 @@ class ClientFile:
         Raises:
             CommandFailed: it was not confirmed, or the file cannot be written.
         """
-        title = DIALECTS[self.client].title
+        title = CLIENTS[self.client].title
         if not self.has_hub():
             print_output(f"{title} does not have {self.name}: {self.file}")
             return Exit.SUCCESS

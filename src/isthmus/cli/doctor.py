@@ -53,10 +53,10 @@ from isthmus.cli.output import (
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
 from isthmus.config import finding_codes
+from isthmus.config.entry_secrets import secrets_of
 from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.finding_codes import FindingCode
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_form, split_qualified

@@ -61,7 +61,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     @property
     def trouble(self) -> str:
         """Why it is not ready, with the error from its standard error; empty if it is."""
-        from isthmus.model.readable_text import telling_line  # most commands meet no server in trouble
+        from isthmus.model.stderr_summary import telling_line  # most commands meet no server in trouble
 
         line = telling_line(self.detail or "")
         return f"{self.reason}; its last output: {line}" if self.reason and line else self.reason or ""

@@ -29,15 +29,15 @@ from isthmus.cli.options import WholeNumber, with_config, with_json, with_wait
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.cli.rest_client import HubClient, RemoteSource
 from isthmus.cli.run_command import quiet_logs, run_command
-from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
+from isthmus.config.client_file_reader import ClientFiles, HostContext, read_client_files
+from isthmus.config.client_formats import CLIENTS, DIALECTS, OWN
 from isthmus.config.editing import CannotEdit, edit, replace_file
+from isthmus.config.entry_secrets import secrets_of
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import Document, derived_state, find_file, home_folder, read_document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import parse
 from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome, load_servers, transport_of
-from isthmus.config.known_clients import CLIENTS, DIALECTS, OWN
-from isthmus.config.redaction import secrets_of
 from isthmus.config.server_file import ServerFile
 from isthmus.config.tables import CLUSTER
 from isthmus.config.variables import Variables, variables_of

@@ -22,9 +22,10 @@ import click
 from isthmus.cli.exits import CommandFailed, Exit, refused
 from isthmus.cli.options import with_private, with_source
 from isthmus.cli.output import print_error
-from isthmus.cli.rest_client import KEY_VARIABLE, HubClient, RemoteSource
+from isthmus.cli.rest_client import HubClient, RemoteSource
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.transport.egress import DialFailed, Egress, parse_url
-from isthmus.transport.http import header_lines
+from isthmus.transport.http_client import header_lines
 from isthmus.wire.mcp.lists import TOOLS, ListShape
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from isthmus.app.audit import AuditLog, open_audit
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.state_folder import make_folder
 from isthmus.cli.config import configuration_of
@@ -28,14 +28,15 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
-from isthmus.frontends.http.auth import Authenticator, OriginGuard
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.server_lists import ServerListFiles
-from isthmus.transport.http import ConnectionLost, ResponseSink
+from isthmus.transport.http_client import ConnectionLost, ResponseSink
 from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from isthmus.wire.jsonrpc import Text, joined

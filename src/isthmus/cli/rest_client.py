@@ -18,10 +18,11 @@ import msgspec
 from isthmus.cli.documents import FeatureList, FindingInfo, ListedFeature, read_findings, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.core.background import BackgroundTasks
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.fault_table import FAULTS, Executed
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
+from isthmus.transport.http_client import ConnectionLost, HttpClient, ResponseSink, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.forwarded_methods import read_call_result, untouched_result
@@ -29,9 +30,6 @@ from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListSha
 from isthmus.wire.sse import SseDecoder
 
 T = TypeVar("T")
-
-KEY_VARIABLE = "ISTHMUS_KEY"
-"""Keys come from the environment only: every user of a machine can read a command's arguments."""
 
 SILENCE_SECONDS = 60.0
 """A hub that sends nothing for this long is taken for dead. An open stream has a keep-alive every quarter of it."""
@@ -53,10 +51,9 @@ EVENT_STREAM = "text/event-stream"
 OPERATOR_ADVICE = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
 
 _ADVICE = {
-    "unknown_server": "`isthmus servers` lists the servers.",
     "unknown_approval": "`isthmus approvals list` lists the calls that wait.",
 }
-"""What to do, by the reason of a refusal."""
+"""What to do, by the reason of a refusal that is no fault of a call."""
 
 LISTS = {
     TOOLS.method: "/v1/tools?expose=all",
@@ -304,7 +301,8 @@ class HubClient:
         if response.status == OK:
             return response.body
         failure = self._refusal(response)
-        advice = _ADVICE.get(failure.reason)
+        row = FAULTS.get(failure.reason)
+        advice = _ADVICE.get(failure.reason) if row is None else row.advice
         raise CommandFailed(Exit.CALL_FAILED, failure.message, *([] if advice is None else [advice]))
 
     def _refusal(self, response: HubResponse) -> CallFailure:

@@ -38,7 +38,7 @@ from isthmus.cluster.bus import (
     Unsubscribe,
     check_name,
 )
-from isthmus.cluster.channels import Channel
+from isthmus.cluster.bus_channel import Channel
 from isthmus.cluster.frames import (
     HEADER,
     HEADER_BYTES,

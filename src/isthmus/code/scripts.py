@@ -8,7 +8,7 @@ crash of the hub:
     stored as sent, without one        the call raises in the script: lost, executed: unknown
     stored as not sent                 it is sent now
 
-No call is sent twice. The process in which scripts run (`code.sandbox_client`) and the event loop exchange messages
+No call is sent twice. The process in which scripts run (`code.sandbox_in_hub`) and the event loop exchange messages
 only.
 """
 
@@ -28,7 +28,8 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from isthmus.code.sandbox_client import (
+from isthmus.code.sandbox_in_child import SLEPT, ScriptEnd, ScriptSource, ScriptStop, ScriptTool
+from isthmus.code.sandbox_in_hub import (
     EXTRA,
     CallAnswer,
     Sandbox,
@@ -37,7 +38,6 @@ from isthmus.code.sandbox_client import (
     is_installed,
     library_version,
 )
-from isthmus.code.sandbox_process import SLEPT, ScriptEnd, ScriptSource, ScriptStop, ScriptTool
 from isthmus.code.settings import CodeSettings
 from isthmus.code.signatures import HEADER, SCHEMA_BYTES_MAX, python_names, signature, words_in
 from isthmus.core.background import BackgroundTasks

@@ -3,7 +3,7 @@
 A script calls a tool by a Python name with keyword arguments. The signatures here are what a model reads
 (`tool_signatures`) and what its script is checked against before it runs. Names, descriptions and schemas are text of
 servers: nothing of it becomes code, only names, literals and docstrings. Everything is bounded: what is too large or
-too deep becomes `Any`. Pure functions; `code.scripts` and `code.sandbox_process` call them.
+too deep becomes `Any`. Pure functions; `code.scripts` and `code.sandbox_in_child` call them.
 """
 
 from __future__ import annotations

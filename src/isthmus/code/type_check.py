@@ -1,6 +1,6 @@
 """Which findings of the type checker are errors of a script, and which are none because a call only sends JSON.
 
-Pure functions. `code.sandbox_process` runs the checker, on the script and the `code.signatures` of its tools.
+Pure functions. `code.sandbox_in_child` runs the checker, on the script and the `code.signatures` of its tools.
 """
 
 from __future__ import annotations

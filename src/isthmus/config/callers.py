@@ -2,7 +2,7 @@
 
 A mistake must never widen access: an entry with a wrong or unknown key is skipped whole, and a broken tenant may call
 nothing. Permissions are compiled by `core.access`, keys are compared by `identity.keys`, tokens are checked by
-`identity.issuers`. Called by `config.load`.
+`identity.jwt_callers`. Called by `config.load`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find and read the configuration file, and resolve paths in it.
 
-`config.formats` parses the text and `config.known_clients` recognizes the client. Nothing here knows what the values
+`config.formats` parses the text and `config.client_formats` recognizes the client. Nothing here knows what the values
 mean.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import finding_codes, values
+from isthmus.config.client_formats import PROJECT_NAMES, Dialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
-from isthmus.config.known_clients import PROJECT_NAMES, Dialect, dialect_of
 
 FILE_VARIABLE = "ISTHMUS_CONFIG"
 

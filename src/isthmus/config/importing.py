@@ -15,15 +15,15 @@ from datetime import date, time
 from pathlib import Path
 from typing import Literal
 
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_entries_to_hub import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import OWN
 from isthmus.config.editing import SERVERS, merge_tables, toml_table
-from isthmus.config.entry_conversion import EntryContext, LoadedServers
-from isthmus.config.entry_translation import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
+from isthmus.config.entries_to_settings import EntryContext, LoadedServers
+from isthmus.config.entry_secrets import any_secret, secrets_of
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.config.known_clients import OWN
-from isthmus.config.redaction import any_secret, secrets_of
 from isthmus.config.values import map_texts
 from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits

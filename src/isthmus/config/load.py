@@ -26,15 +26,14 @@ from isthmus.config.callers import (
     read_issuers,
     read_tenants,
 )
-from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
-from isthmus.config.entry_conversion import RESERVED, EntryContext, LoadedServers, look_alikes
-from isthmus.config.entry_translation import entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.client_entries_to_hub import entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.client_file_reader import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
+from isthmus.config.client_formats import OWN, Dialect
+from isthmus.config.entries_to_settings import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
-from isthmus.config.known_clients import OWN, Dialect
 from isthmus.config.named_tables import idle_rules, read_approvals, read_budgets, read_fleets, read_sets, unknown_names
-from isthmus.config.origins import origins_of
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import (
     CLUSTER,
@@ -48,6 +47,7 @@ from isthmus.config.tables import (
     read_hub,
     read_tables,
 )
+from isthmus.config.value_sources import origins_of
 from isthmus.config.variables import ENV_NAME, Variables, variables_of
 from isthmus.upstream.targets.settings import TargetSettings
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from isthmus.config import finding_codes, values
 from isthmus.config.callers import APPROVALS, BUDGETS, CALLERS, FLEETS, ISSUERS, SETS, exposure, patterns, result_limit
-from isthmus.config.entry_conversion import json_table
+from isthmus.config.entries_to_settings import json_table
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import FindingCode
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match, fix_of

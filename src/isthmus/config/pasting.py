@@ -17,15 +17,15 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from isthmus.config import finding_codes
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_entries_to_hub import Entry, entries_of, entry_of
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import OWN, STANDARD, VSCODE, dialect_of
 from isthmus.config.editing import CannotEdit, Keys, edit, toml_table
-from isthmus.config.entry_conversion import LoadedServers
-from isthmus.config.entry_translation import Entry, entries_of, entry_of
+from isthmus.config.entries_to_settings import LoadedServers
 from isthmus.config.files import Document, usual_files
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import parse, strict_json
 from isthmus.config.importing import ImportCandidate, context_of, has_same_effect, own_fields, transport_of
-from isthmus.config.known_clients import OWN, STANDARD, VSCODE, dialect_of
 from isthmus.config.server_file import ServerFile
 from isthmus.model.names import legal_server_name
 from isthmus.upstream.server_settings import WAYS, ServerSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config.editing import Keys, edit
-from isthmus.config.entry_conversion import server_names
+from isthmus.config.entries_to_settings import server_names
 from isthmus.config.files import Document
 
 

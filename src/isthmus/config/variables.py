@@ -1,8 +1,8 @@
 """Replace variables: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, and read `.env` files.
 
 The environment is passed in; the process's own is never read here. A variable may hold a secret, so every value is
-remembered for redaction. Other clients' forms are translated before (`config.known_clients`). Called by
-`config.entry_conversion`, `config.callers` and `config.tables`.
+remembered for redaction. Other clients' forms are translated before (`config.client_formats`). Called by
+`config.entries_to_settings`, `config.callers` and `config.tables`.
 """
 
 from __future__ import annotations

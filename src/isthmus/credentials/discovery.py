@@ -18,7 +18,7 @@ import msgspec
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.signed_jwts import ALGORITHM
 from isthmus.model.credentials import OAuthSettings
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 OK = 200
 NOT_THERE = (400, 404, 405, 410)

@@ -2,7 +2,7 @@
 
 Most addresses here are untrusted: they come from a server's challenge or a document. Each must be https and public,
 unless the operator configured its origin. Redirects are not followed, at most 64 KiB are read, and a request may take
-five seconds. `discovery`, `token_endpoint` and `authorization` use this.
+five seconds. `discovery`, `client_registration`, `token_endpoint` and `interactive_login` use this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.credentials import URL_LENGTH_MAX
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import HttpClient, HttpResponse, ResponseLost, request_head
+from isthmus.transport.http_client import HttpClient, HttpResponse, ResponseLost, request_head
 
 DOCUMENT_BYTES_MAX = 64 * 1024
 FETCH_SECONDS = 5.0

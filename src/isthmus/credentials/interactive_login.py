@@ -19,10 +19,16 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import PKCE, ServerMetadata
 from isthmus.credentials.fetch import FetchFailed
-from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredToken, TokenEndpoint, proof_of
-from isthmus.transport.http import HttpResponse
+from isthmus.credentials.token_endpoint import (
+    GrantRefused,
+    StoredToken,
+    TokenEndpoint,
+    proof_of,
+)
+from isthmus.transport.http_client import HttpResponse
 
 # -- in a browser -----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import RequestSigner
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.signed_jwts import ProofKey, Prover
@@ -31,7 +32,6 @@ from isthmus.credentials.token_endpoint import (
     BEGINNING,
     TOKEN_LENGTH_MAX,
     GrantRefused,
-    OAuthClient,
     StoredLogin,
     StoredToken,
     TokenEndpoint,

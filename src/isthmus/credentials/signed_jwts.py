@@ -1,11 +1,11 @@
 """The JWTs that the hub signs: client assertions (RFC 7523), DPoP proofs (RFC 9449) and tokens of push notifications.
 
 A client assertion replaces a client secret: `token_endpoint` sends it, and `config` checks its key. With DPoP, each
-login has a key, so a stolen token alone is useless: `token_endpoint` sends proofs to token endpoints, `transport.http`
-sends them to servers, and `vault` stores the key encrypted with the login. Push notifications of the first A2A version
-have a JWT over the body's digest in `Authorization`; the receiver fetches the public key from `/.well-known/jwks.json`
-and drops unsigned notifications. That key is stored in the state folder or in the database of a cluster, so that it
-survives restarts; `app.a2a` owns the signer. Nothing is sent here.
+login has a key, so a stolen token alone is useless: `token_endpoint` sends proofs to token endpoints,
+`transport.http_client` sends them to servers, and `vault` stores the key encrypted with the login. Push notifications
+of the first A2A version have a JWT over the body's digest in `Authorization`; the receiver fetches the public key from
+`/.well-known/jwks.json` and drops unsigned notifications. That key is stored in the state folder or in the database of
+a cluster, so that it survives restarts; `app.a2a` owns the signer. Nothing is sent here.
 """
 
 from __future__ import annotations

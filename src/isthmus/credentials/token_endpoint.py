@@ -1,13 +1,13 @@
-"""Requests to a token endpoint: client authentication and registration, one request for each grant, the tokens.
+"""Requests to a token endpoint: client authentication, one request for each grant, the tokens.
 
-`resource` is sent with all of them (RFC 8707), so that a token is valid at one server only. Clients are registered by
-RFC 7591. `StoredLogin` is what `vault` encrypts. `logins`, `authorization` and `app.login` call this.
+`resource` is sent with all of them (RFC 8707), so that a token is valid at one server only. The hub becomes
+a client in `credentials.client_registration`. `StoredLogin` is what `vault` encrypts. `server_logins`,
+`interactive_login` and `app.login` call this.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,17 @@ from urllib.parse import quote
 
 import msgspec
 
+from isthmus.credentials.client_registration import BASIC, NONE, POST, OAuthClient
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.signed_jwts import SCHEME, USE_NONCE, Prover, assertion_of
 from isthmus.model.credentials import OAuthSettings
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
-# -- tokens and clients -----------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------------------
 
 
 TOKEN_LENGTH_MAX = 16 * 1024
-
-
-class OAuthClient(msgspec.Struct, frozen=True):
-    """The hub's registration at an authorization server."""
-
-    id: str
-    secret: str = ""
-    method: str = ""
-    """The authentication method at the token endpoint; empty selects one automatically."""
-    redirect: str = ""
-    """The registered redirect address."""
-
-    def __repr__(self) -> str:
-        return f"Client(id={self.id!r}, method={self.method!r})"
 
 
 class StoredToken(msgspec.Struct, frozen=True):
@@ -83,15 +70,9 @@ class StoredLogin(msgspec.Struct, frozen=True):
 
 
 ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-CREATED = (200, 201)
-BASIC, POST, NONE = "client_secret_basic", "client_secret_post", "none"
 
 Proof = tuple[dict[str, str], dict[str, str]]
 """Form fields and headers."""
-
-
-class NoClient(Exception):
-    """The hub is no client of this authorization server and cannot register; the message says what to do."""
 
 
 def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata) -> Proof:
@@ -112,57 +93,6 @@ def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadat
     secret = {"client_secret": client.secret} if method == POST else {}
     # With an assertion as the grant, client authentication is optional (RFC 7521).
     return {**({"client_id": client.id} if client.id else {}), **secret}, {}
-
-
-# -- becoming a client --------------------------------------------------------------------------------------------
-
-
-async def client_for(
-    fetcher: Fetcher, server: ServerMetadata, settings: OAuthSettings, known: OAuthClient | None, redirect: str
-) -> OAuthClient:
-    """Find the hub's client: configured, a metadata document, registered earlier, or registered now.
-
-    `known` is an earlier registration at this issuer. Raises `NoClient`, `UrlRefused` or `FetchFailed`.
-    """
-    if settings.client_id:
-        return OAuthClient(settings.client_id, settings.client_secret, redirect=redirect)
-    if settings.client_metadata and server.client_id_metadata_document_supported:
-        return OAuthClient(settings.client_metadata, method=NONE, redirect=redirect)
-    if known is not None:
-        return known
-    if not server.registration_endpoint:
-        raise NoClient("the authorization server does not support registration; configure a client_id")
-    return await _register(fetcher, server, redirect)
-
-
-class _Registered(msgspec.Struct):
-    client_id: str
-    client_secret: str | None = None
-    token_endpoint_auth_method: str | None = None
-
-
-async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> OAuthClient:
-    known = server.token_endpoint_auth_methods_supported or [BASIC]
-    method = next((way for way in (NONE, BASIC, POST) if way in known), NONE)
-    grants = ["authorization_code", "refresh_token"]
-    if server.device_authorization_endpoint:
-        grants.append("urn:ietf:params:oauth:grant-type:device_code")
-    wish = {
-        "client_name": "Isthmus",
-        "application_type": "native",
-        "redirect_uris": [redirect],
-        "grant_types": grants,
-        "response_types": ["code"],
-        "token_endpoint_auth_method": method,
-    }
-    said = await fetcher.post_json("its registration_endpoint", server.registration_endpoint, json.dumps(wish).encode())
-    if said.status not in CREATED:
-        raise NoClient(f"the authorization server refused the registration (HTTP {said.status}); configure a client_id")
-    try:
-        made = msgspec.json.decode(said.body, type=_Registered)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise NoClient("the authorization server's registration response is malformed") from None
-    return OAuthClient(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)
 
 
 # -- grants -----------------------------------------------------------------------------------------------------

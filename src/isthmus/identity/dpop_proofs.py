@@ -2,7 +2,7 @@
 
 A proof is valid for one request. Accepted proofs are remembered until they would be too old anyway, so none can be
 used twice. When there are too many, the oldest are forgotten, and proofs of that age are refused. Proofs from before
-the hub's start are refused, too, because they may have been used then. Nothing here waits. `identity.issuers` calls
+the hub's start are refused, too, because they may have been used then. Nothing here waits. `identity.jwt_callers` calls
 this only for valid tokens, so that strangers cannot make the hub check signatures. What other nodes of a cluster have
 accepted is not known here: `app.tokens` asks their database.
 """

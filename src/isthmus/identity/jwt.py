@@ -1,6 +1,6 @@
 """Parses and verifies signed tokens (JWT in compact JWS form), and reads the public keys that verify them.
 
-There is no network, no clock and no access decision here; `identity.issuers` has these. A token's own statements
+There is no network, no clock and no access decision here; `identity.jwt_callers` has these. A token's own statements
 about its key (`jku`, `jwk`, `x5u`, `x5c`) are ignored. The algorithm belongs to the key, and a token's header must
 agree with it. Symmetric algorithms and `none` do not exist here, so neither can be chosen by mistake.
 

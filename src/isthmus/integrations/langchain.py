@@ -34,8 +34,7 @@ from langgraph.prebuilt import ToolNode, tool_node
 from langgraph.types import interrupt
 from pydantic import Field
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.integration_base import (
+from isthmus.library.agent_tools import (
     AgentTools,
     Approval,
     CallOptions,
@@ -45,6 +44,7 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.loop_thread import LoopThread
 from isthmus.library.provider_formats import (
     ModelImage,

@@ -31,9 +31,7 @@ from agents.tool_context import ToolContext
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
 from mcp.types import Tool as MCPTool
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ServiceClosedError, ToolNotFoundError
-from isthmus.library.integration_base import (
+from isthmus.library.agent_tools import (
     AgentTools,
     Approval,
     CallOptions,
@@ -44,6 +42,8 @@ from isthmus.library.integration_base import (
     parse_arguments,
     unreadable_arguments,
 )
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.errors import ServiceClosedError, ToolNotFoundError
 from isthmus.library.provider_formats import (
     ModelImage,
     model_parts,

@@ -28,9 +28,7 @@ from pydantic_ai.messages import ModelRequest, RetryPromptPart, ToolCallPart, To
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
-from isthmus.library.integration_base import (
+from isthmus.library.agent_tools import (
     AgentTools,
     Approval,
     CallOptions,
@@ -39,6 +37,8 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.provider_formats import (
     ModelImage,
     model_parts,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from isthmus.library.agent_tools import is_destructive
 from isthmus.library.client import MCPClient as MCPClient
 from isthmus.library.client import MCPClientWrapper as MCPClientWrapper
 from isthmus.library.contracts import AgentConfig as AgentConfig
@@ -47,7 +48,6 @@ from isthmus.library.errors import ServerConnectionError as ServerConnectionErro
 from isthmus.library.errors import ToolRegistryError as ToolRegistryError
 from isthmus.library.errors import UnresolvedToolsError as UnresolvedToolsError
 from isthmus.library.errors import WrongThreadError as WrongThreadError
-from isthmus.library.integration_base import is_destructive
 from isthmus.library.loop_thread import run
 from isthmus.library.manager import MCPManager as MCPManager
 from isthmus.library.manager import ToolRegistry as ToolRegistry

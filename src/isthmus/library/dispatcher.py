@@ -12,8 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, assert_never, get_args
 
-from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
-from isthmus.library.integration_base import (
+from isthmus.library.agent_tools import (
     AgentTools,
     Approval,
     CallOptions,
@@ -25,6 +24,7 @@ from isthmus.library.integration_base import (
     parse_arguments,
     unreadable_arguments,
 )
+from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
 from isthmus.library.loop_thread import LoopThread
 from isthmus.library.provider_formats import (
     ModelImage,

@@ -29,13 +29,13 @@ from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.fault_table import UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.readable_text import telling_line
+from isthmus.model.stderr_summary import telling_line
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.registry import REGISTRY
 
 if TYPE_CHECKING:
     from isthmus.app.audit import AuditLog
-    from isthmus.app.definitions import DefinitionPins
+    from isthmus.app.definition_pins import DefinitionPins
 
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class HubEngine:
         self._pins: DefinitionPins | None = None
         settings = plan.configuration
         if WITHHOLDING & {settings.hub.pin, *(server.pin for server in settings.servers)}:
-            from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415 - needs SQLite
+            from isthmus.app.definition_pins import DefinitionPins  # noqa: PLC0415 - needs SQLite
 
             try:
                 self._pins = DefinitionPins(settings, is_lasting=False)

@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.config import values
-from isthmus.config.client_files import HostContext
-from isthmus.config.entry_conversion import TRANSPORT_WORDS, LoadedServers, cache_rules, server_names
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import STANDARD
+from isthmus.config.entries_to_settings import TRANSPORT_WORDS, LoadedServers, cache_rules, server_names
 from isthmus.config.files import Document, home_folder, read_document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers
-from isthmus.config.known_clients import STANDARD
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import HARD_SECONDS_MAX, MIB, Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.calls import EVERYTHING, Surface

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from isthmus.code.sandbox_client import EXTRA, is_installed
+from isthmus.code.sandbox_in_hub import EXTRA, is_installed
 from isthmus.code.virtual_tools import RUN_CODE, TOOL_SIGNATURES
 from isthmus.core.calls.search_tools import CALL_TOOL
 from isthmus.library.catalog import Catalog, ToolEntry

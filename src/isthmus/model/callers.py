@@ -13,6 +13,10 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 from msgspec.structs import replace
 
+KEY_VARIABLE = "ISTHMUS_KEY"
+"""The variable with the key of a caller. Keys come from the environment only: every user of a machine can read a
+command's arguments."""
+
 Exposure: TypeAlias = Literal["all", "search", "code"]
 """Which tools a caller's lists have: its own ones, or tools of the hub that find and call them."""
 

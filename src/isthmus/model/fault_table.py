@@ -26,6 +26,8 @@ NOT_CONNECTED = -32011
 """MCP: there was no connection, so nothing was sent."""
 SENT_AND_LOST = -32012
 """MCP: the call was sent and has no usable response."""
+RESOURCE_NOT_FOUND = -32002
+"""MCP, legacy era: the resource is unknown. The modern era has "invalid params" for that."""
 RELAY_NO_TOOL = -32601
 RELAY_NOT_CONNECTED = -32001
 RELAY_NOT_FORWARDED = -32002
@@ -56,6 +58,8 @@ class FaultRow(msgspec.Struct, frozen=True):
     """What a person at the terminal can do next."""
     exit: int = 1
     """Exit code of the command line."""
+    mcp_legacy: int | None = None
+    """JSON-RPC code for MCP clients of the legacy era, where it differs."""
     crosses_nodes: bool = False
     """Whether callers get it unchanged if it happened at another node of the cluster, because it is about the call and
     not about the node. Other faults become "not connected" or "lost" there."""
@@ -69,6 +73,14 @@ FAULTS: Mapping[str, FaultRow] = {
         "Invalid arguments",
         "`isthmus tools NAME` shows the arguments of a tool.",
         crosses_nodes=True),
+    "bad_instruction": FaultRow(
+        "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_INPUT", "invalid_parameters",
+        "Invalid instruction",
+        "The description of the skill in the agent card shows what to send."),
+    "unknown_server": FaultRow(
+        "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "MCP_SERVER_NOT_FOUND", "not_found",
+        "Unknown server",
+        "`isthmus servers` lists the servers."),
     "unknown_tool": FaultRow(
         "no", INVALID_PARAMS, 404, RELAY_NO_TOOL, "failed", "request", "-32601", "not_found",
         "Unknown tool",
@@ -80,7 +92,8 @@ FAULTS: Mapping[str, FaultRow] = {
     "unknown_resource": FaultRow(
         "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "not_found",
         "Unknown resource",
-        "`isthmus resources` lists all resources."),
+        "`isthmus resources` lists all resources.",
+        mcp_legacy=RESOURCE_NOT_FOUND),
     "unknown_task": FaultRow(
         "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "not_found",
         "Unknown task",
@@ -203,9 +216,14 @@ FAULTS: Mapping[str, FaultRow] = {
 # fmt: on
 
 
-def is_unsent(reason: str, executed: Executed) -> bool:
-    """Whether a lost or late call never left the hub: JSON-RPC callers then get the codes of `not_connected`."""
-    return executed == "no" and reason in ("lost", "node_lost", "timed_out")
+def code_row(reason: str, executed: Executed) -> FaultRow:
+    """The row with the codes (MCP, HTTP, relay) of a fault: `not_connected` if a lost or late call was not sent.
+
+    Another version of the hub may have stored a reason that this one does not know.
+    """
+    if executed == "no" and reason in ("lost", "node_lost", "timed_out"):
+        return FAULTS["not_connected"]
+    return FAULTS.get(reason, FAULTS["internal"])
 
 
 class Fault(Exception):
@@ -247,6 +265,21 @@ class BadArguments(CallerFault):
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"Invalid arguments for {name}: {detail}")
+
+
+class UnclearInstruction(CallerFault):
+    """A message to the hub's A2A agent does not say which tool to call, or how."""
+
+    reason = "bad_instruction"
+
+
+class UnknownServer(CallerFault):
+    """No such server, or not visible to this caller, who never learns which."""
+
+    reason = "unknown_server"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Unknown server: {name}")
 
 
 class UnknownTool(CallerFault):

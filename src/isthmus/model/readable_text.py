@@ -1,4 +1,4 @@
-"""Text that servers and programs wrote, made fit for people: without locations, without hidden characters, one line."""
+"""Text that servers and programs wrote, made fit for people: without locations, without hidden characters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def without_locations(reason: str) -> str:
 # -- control characters and invisible ones -----------------------------------------------------------------------------
 #
 # They are escaped in what people read (the command line, the log) and flagged in what models read
-# (`core.catalog.review`).
+# (`core.catalog.definition_review`).
 
 CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Everything that can control a terminal, and lone surrogates; except line ends and tabs."""
@@ -72,30 +72,3 @@ def escaped(character: str) -> str:
     """A character as both JSON and Python read it; beyond U+FFFF as two surrogates."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04x}" for at in range(0, len(units), 2))
-
-
-# -- output of programs ------------------------------------------------------------------------------------------------
-#
-# A traceback of Python ends with the error, but other programs go on after it: Node.js with its version, npm with the
-# place of its log, uv with a hint. The log and the command line have room for one line.
-
-_ERROR: Final = re.compile(
-    r"[\w.]*(?:Error|Exception)(?: \[\w+\])?:|(?:[\w./-]+: )?(?:error|fatal|panic)(?:\[\w+\])?:"
-    r"|docker: Error |Exception in thread |╰─▶ ",
-    re.IGNORECASE,
-)
-_NPM: Final = re.compile(r"npm (?:error|ERR!) (?!code |errno |A complete log |$)", re.IGNORECASE)
-_NOISE: Final = re.compile(r"Node\.js v\d|note: |hint: |help: |See '|For more information|npm (?:error|ERR!)|[\W_]*$")
-
-
-def telling_line(output: str) -> str:
-    """The line that says most about why a program ended: its last error, else its last line; empty if it has none."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # npm explains the error in the lines after the first.
-    for line in lines:
-        if _NPM.match(line):
-            return line
-    for line in reversed(lines):
-        if _ERROR.match(line):
-            return line.removeprefix("╰─▶ ")
-    return next((line for line in reversed(lines) if not _NOISE.match(line)), lines[-1] if lines else "")

@@ -3,8 +3,8 @@
 `CallMetrics` is a recorder. It counts on the path of every call, so it only adds to numbers that one look finds; label
 texts are made once per series. Labels are bounded: callers and sessions are never labels, and tools and servers beyond
 a limit count as `other`.
-`Exposition` writes text format 0.0.4, or OpenMetrics if the scraper asks for it. `app.hub_metrics` collects everything
-else and serves it. Why there is no library for this: docs/decisions/telemetry.md.
+`Exposition` writes text format 0.0.4, or OpenMetrics if the scraper asks for it. `app.metrics_endpoint` collects
+everything else and serves it. Why there is no library for this: docs/decisions/telemetry.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends spans and metrics to an OpenTelemetry collector: OTLP over HTTP with protobuf, in the background.
 
 Configured by the standard `OTEL_*` variables and `[telemetry]`. Calls only append to a bounded queue; what does not fit
-is dropped and counted, so that a slow collector costs spans and never calls. Made by `app.hub_metrics`.
+is dropped and counted, so that a slow collector costs spans and never calls. Made by `app.metrics_endpoint`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import PushReceipt
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, request_head
+from isthmus.transport.http_client import ConnectionLost, HttpClient, request_head
 
 CARRY_SECONDS = 10.0
 """How long one POST may take, from the name lookup to the end of the response."""
@@ -125,22 +125,22 @@ class _PushResponse:
         self._bytes = 0
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `transport.http.ResponseSink`."""
+        """See `transport.http_client.ResponseSink`."""
         self.status = status
         self._retry_after = read_retry_after(headers.get("retry-after", ""), time.time())
 
     def on_body(self, chunk: bytes) -> None:
-        """See `transport.http.ResponseSink`; more than enough is as good as the end."""
+        """See `transport.http_client.ResponseSink`; more than enough is as good as the end."""
         self._bytes += len(chunk)
         if self._bytes > ANSWER_BYTES_MAX:
             self._end("")
 
     def on_end(self) -> None:
-        """See `transport.http.ResponseSink`."""
+        """See `transport.http_client.ResponseSink`."""
         self._end("")
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """See `transport.http.ResponseSink`; with a status, the request was received."""
+        """See `transport.http_client.ResponseSink`; with a status, the request was received."""
         self._end(lost.reason)
 
     def _end(self, reason: str) -> None:

@@ -25,7 +25,7 @@ from websockets.uri import WebSocketURI
 from isthmus.core.event_loop import LONG_BYTES
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.flow_control import ReadQuota, cut
-from isthmus.transport.http import header_lines
+from isthmus.transport.http_client import header_lines
 
 PING_SECONDS: Final = 20.0
 """The interval of pings, and the time for a pong."""

@@ -34,9 +34,9 @@ from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.transport.flow_control import WriteBatch
+from isthmus.upstream.error_redaction import redact_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.questions import ServerQuestions
-from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.request_params import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.response_waiters import (
     CANCEL,
@@ -762,7 +762,7 @@ class BaseLink:
         )
 
     def redactor_for(self, _: InFlight) -> Callable[[str], str]:
-        """See `upstream.redaction.Redacting`."""
+        """See `upstream.error_redaction.Redacting`."""
         return self.redact
 
     def _lose(self, reason: str) -> None:

@@ -14,7 +14,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.fault_table import BadArguments
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, header_lines, request_head
+from isthmus.transport.http_client import ConnectionLost, HttpClient, Ticket, header_lines, request_head
 from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.response_waiters import PendingRequest
 

@@ -21,7 +21,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.review import Review
+from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports import Link, ListLoad, SubscriptionLink

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from isthmus.core.calls.result_cuts import check_result_limit
 from isthmus.core.cassette_matching import Player
 from isthmus.core.catalog.pins import Pinning
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.credentials import NO_CREDENTIALS, ServerCredentials
@@ -122,7 +122,7 @@ class ServerKey:
     field_name: str = ""
     """The field that holds the value; empty if no single field does."""
     hint: Any = None
-    """The type of that field; None for a key that `config.entry_conversion` reads with code of its own."""
+    """The type of that field; None for a key that `config.entries_to_settings` reads with code of its own."""
     default: Any = None
 
     @property

@@ -16,7 +16,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.fault_table import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, media_type
+from isthmus.transport.http_client import EVENT_STREAM, ConnectionLost, Ticket, media_type
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.http_shared import (
     ADVICE,

@@ -29,8 +29,9 @@ from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.trace_context import TRACEPARENT, trace_headers
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import EVENT_STREAM, ConnectionLost, Ticket, header_lines, media_type
+from isthmus.transport.http_client import EVENT_STREAM, ConnectionLost, Ticket, header_lines, media_type
 from isthmus.upstream.base_link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.error_redaction import redact_error
 from isthmus.upstream.http_shared import (
     ADVICE,
     OK,
@@ -44,7 +45,6 @@ from isthmus.upstream.http_shared import (
     same_origin_target,
 )
 from isthmus.upstream.listing import Listing, leave_out
-from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.response_waiters import (
     LATER_BYTES,
     CallWaiter,

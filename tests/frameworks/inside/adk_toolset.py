@@ -34,7 +34,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.integration_base import is_destructive
+from isthmus.library.agent_tools import is_destructive
 from tests.frameworks.inside.adk_scripted import (
     APP,
     USER,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit, states_of
-from isthmus.app.definitions import DefinitionPins
+from isthmus.app.definition_pins import DefinitionPins
 from isthmus.app.hub import RunningHub
 from isthmus.app.serve import Access, open_journal
 from isthmus.config.findings import ConfigError

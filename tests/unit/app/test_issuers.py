@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from isthmus.app.tokens import IssuerKeys, KeysNotFound, fetch_keys
 from isthmus.core.background import BackgroundTasks
-from isthmus.identity.issuers import Issuer, Issuers
 from isthmus.identity.jwt import KeySet
+from isthmus.identity.jwt_callers import Issuer, Issuers
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.transport.egress import Egress

@@ -17,9 +17,10 @@ from isthmus.app.tokens import TokenService, secret_in
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.background import BackgroundTasks
-from isthmus.frontends.http.auth import Authenticator, Denied, OriginGuard
-from isthmus.identity.issuers import Issuer
+from isthmus.frontends.http.auth import Authenticator, Denied
+from isthmus.frontends.http.origins import OriginGuard
 from isthmus.identity.jwt import read_keys
+from isthmus.identity.jwt_callers import Issuer
 from isthmus.identity.keys import digest_of
 from isthmus.identity.minted_keys import mint, revoked
 from isthmus.identity.settings import ALGORITHMS, IssuerSettings

@@ -17,7 +17,7 @@ from isthmus.cli.find_hub import LocalSource
 from isthmus.cli.main import main
 from isthmus.cli.rest_client import RemoteSource
 from isthmus.model.callers import FrontendName
-from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
+from isthmus.storage.definition_store import FILE, DefinitionStore, SeenDefinition
 from tests.hubs import PATIENT, serving, write_config
 from tests.security.permitted import key_of, server
 

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.cli.approve import approve, show_changes
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
+from isthmus.storage.definition_store import FILE, DefinitionStore, SeenDefinition
 
 
 def seen(tool: str, description: str) -> SeenDefinition:

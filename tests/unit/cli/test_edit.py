@@ -17,8 +17,8 @@ import pytest
 from isthmus.cli.edit import ImportOptions, import_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
+from isthmus.config.client_formats import CLIENTS
 from isthmus.config.importing import transport_of
-from isthmus.config.known_clients import CLIENTS
 from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,

@@ -21,7 +21,6 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.find_hub import HUB_VARIABLE, LocalSource, open_hub, source_of
 from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.cli.rest_client import (
-    KEY_VARIABLE,
     CallFailure,
     HubCall,
     HubClient,
@@ -35,10 +34,11 @@ from isthmus.cli.rest_client import (
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
+from isthmus.model.callers import KEY_VARIABLE
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.fault_table import FAULTS, BreakerOpen, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
-from isthmus.transport.http import ConnectionLost
+from isthmus.transport.http_client import ConnectionLost
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config

@@ -17,8 +17,8 @@ import pytest
 
 from isthmus.app.code import check_code
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.code.sandbox_client import Sandbox
-from isthmus.code.sandbox_process import ScriptEnd, ScriptSource, ScriptStop, worker_cores
+from isthmus.code.sandbox_in_child import ScriptEnd, ScriptSource, ScriptStop, worker_cores
+from isthmus.code.sandbox_in_hub import Sandbox
 from isthmus.code.scripts import SCRIPT, STATE, RunningScript, ScriptRequest, Scripts
 from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError

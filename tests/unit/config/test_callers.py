@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config.callers import read_callers, read_issuers, read_tenants
+from isthmus.config.client_formats import CODEX, OWN
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import UNKNOWN_SERVER
 from isthmus.config.findings import ConfigError
-from isthmus.config.known_clients import CODEX, OWN
 from isthmus.config.load import load
 from isthmus.config.variables import Variables
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings

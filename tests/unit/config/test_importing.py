@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config import finding_codes, values
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_entries_to_hub import Entry, entry_of
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.editing import CannotEdit, merge_tables, toml_table
-from isthmus.config.entry_conversion import EntryContext, read_server
-from isthmus.config.entry_translation import Entry, entry_of
+from isthmus.config.entries_to_settings import EntryContext, read_server
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
 from isthmus.config.importing import ImportPlan, own_fields
-from isthmus.config.known_clients import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.variables import Variables
 from isthmus.core.settings import Limits
 from isthmus.upstream.server_settings import ServerSettings

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus.app.reload_diff import compare
+from isthmus.config.client_formats import OWN
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import (
     BAD_FLEET,
@@ -19,7 +20,6 @@ from isthmus.config.finding_codes import (
     UNKNOWN_SET,
 )
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.known_clients import OWN
 from isthmus.config.load import load
 from isthmus.config.named_tables import BUDGET_KEYS, FLEET_KEYS, SET_KEYS, SET_TOOL_KEYS, read_sets
 from isthmus.config.settings import Configuration

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.client_files import HostContext
+from isthmus.config.client_file_reader import HostContext
+from isthmus.config.client_formats import OWN
 from isthmus.config.files import Document, read_document
 from isthmus.config.formats import parse
 from isthmus.config.importing import load_servers
-from isthmus.config.known_clients import OWN
 from isthmus.config.pasting import PASTED_LENGTH_MAX, SERVERS_MAX, CannotPreview, Preview, preview
 from isthmus.config.server_file import ServerFile
 from isthmus.upstream.server_settings import ServerSettings

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from isthmus.config.client_formats import CLIENTS
 from isthmus.config.files import read_document
-from isthmus.config.known_clients import CLIENTS
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import Carrier, HttpSettings, ServerSettings, StdioSettings

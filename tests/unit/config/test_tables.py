@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.cluster.settings import ClusterSettings
+from isthmus.config.client_formats import CODEX, OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import BAD_AGENT, WEAK_KEY
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.known_clients import CODEX, OWN, STANDARD
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, RelayParts
 from isthmus.config.tables import (

@@ -12,8 +12,8 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.ports import AuditGate
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants

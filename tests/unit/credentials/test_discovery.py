@@ -27,7 +27,7 @@ from isthmus.credentials.interactive_login import read_callback as read_request
 from isthmus.credentials.interactive_login import read_device_login as read_device
 from isthmus.credentials.token_endpoint import GrantRefused, read_refusal
 from isthmus.credentials.token_endpoint import read_token_response as read_token
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,24 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import server_logins
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
 from isthmus.credentials.fetch import Fetcher, FetchFailed
 from isthmus.credentials.interactive_login import Callback, DeviceLogin, wait_for_device
 from isthmus.credentials.server_logins import Login, Logins
-from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredLogin, StoredToken, TokenEndpoint
+from isthmus.credentials.token_endpoint import (
+    GrantRefused,
+    StoredLogin,
+    StoredToken,
+    TokenEndpoint,
+)
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.fault_table import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import InProcess, ReceivedRequest, Scripted, hub_of, reply

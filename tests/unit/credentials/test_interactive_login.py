@@ -7,9 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.interactive_login import Authorization, Callback, LoginRefused
-from isthmus.credentials.token_endpoint import OAuthClient
 
 SERVER = ServerMetadata(
     issuer="https://login.example",

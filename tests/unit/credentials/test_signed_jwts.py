@@ -22,7 +22,7 @@ from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.fault_table import NotConnected
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, HttpClient, Ticket, request_head
+from isthmus.transport.http_client import REFUSAL_BYTES_MAX, ConnectionLost, HttpClient, Ticket, request_head
 from isthmus.upstream import reconnector
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually

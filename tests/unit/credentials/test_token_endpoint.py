@@ -10,20 +10,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from isthmus.credentials.client_registration import OAuthClient
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.fetch import FetchFailed
 from isthmus.credentials.server_logins import SubjectTokens
 from isthmus.credentials.signed_jwts import check_private_key
 from isthmus.credentials.token_endpoint import (
     GrantRefused,
-    OAuthClient,
     StoredToken,
     proof_of,
     read_refusal,
     read_token_response,
 )
 from isthmus.model.credentials import OAuthSettings, Subject
-from isthmus.transport.http import HttpResponse
+from isthmus.transport.http_client import HttpResponse
 
 NOWHERE = ServerMetadata(issuer="https://login.example", token_endpoint="https://login.example/token")
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UniversalTool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.names import ServerName

@@ -17,7 +17,7 @@ from isthmus.model.fault_table import (
     UnknownResource,
     UnknownTool,
     UpstreamFault,
-    is_unsent,
+    code_row,
     leaves,
 )
 from isthmus.model.names import ServerName
@@ -45,9 +45,13 @@ def test_a_fault_has_the_executed_of_its_row_unless_each_call_says_it() -> None:
 
 
 def test_only_lost_and_late_calls_can_be_unsent() -> None:
-    assert is_unsent(Lost.reason, "no")
-    assert not is_unsent(Lost.reason, "unknown")
-    assert not is_unsent("overloaded", "no")
+    assert code_row(Lost.reason, "no") is FAULTS["not_connected"]
+    assert code_row(Lost.reason, "unknown") is FAULTS["lost"]
+    assert code_row("overloaded", "no") is FAULTS["overloaded"]
+
+
+def test_a_reason_of_another_version_has_the_codes_of_a_defect() -> None:
+    assert code_row("of another version", "unknown") is FAULTS["internal"]
 
 
 def test_every_leaf_belongs_to_one_party() -> None:

@@ -10,7 +10,7 @@ import uvloop
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport.egress import Egress
-from isthmus.transport.http import HttpClient
+from isthmus.transport.http_client import HttpClient
 from tests.unit.transport.doubles import Server
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from isthmus.transport.egress import HttpOrigin
-from isthmus.transport.http import ConnectionLost
+from isthmus.transport.http_client import ConnectionLost
 
 PATIENCE_SECONDS = 30.0
 """How long what must come may take; only a machine that stands still is slower."""

@@ -12,7 +12,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.running_call import InFlight
 from isthmus.model.fault_table import BadArguments
 from isthmus.transport.egress import Egress, HttpOrigin
-from isthmus.transport.http import HttpClient, ResponseSink, Ticket, request_head
+from isthmus.transport.http_client import HttpClient, ResponseSink, Ticket, request_head
 from isthmus.upstream import http_shared as module
 from isthmus.upstream.base_link import ConnectFailed
 from isthmus.upstream.http_shared import (

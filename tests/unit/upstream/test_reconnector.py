@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.server_queue import LOG_LINES_MAX
+from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.pins import Pinning, Pins
-from isthmus.core.catalog.review import Review
 from isthmus.core.ports import Subscriber
 from isthmus.model.calls import EVERYTHING, LogMessage
 from isthmus.model.fault_table import BadReply, Lost, NotConnected, ServerError

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.fault_table import Lost, NotConnected, UnknownTool
 from isthmus.upstream import server_set as module

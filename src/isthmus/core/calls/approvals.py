@@ -38,8 +38,8 @@ from isthmus.core.access.policy import Policy
 from isthmus.core.calls.hub import HELD, Held
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight, OpenQuestion
 from isthmus.core.catalog.pins import canonical_definition, fingerprint_of
-from isthmus.core.catalog.rules import NO_TOOL_RULES, hints_of, labels_of
 from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, hints_of, labels_of
 from isthmus.core.catalog.view import CALL_BY_ARGUMENT
 from isthmus.core.ports import (
     ApprovalAlreadyDecided,

@@ -25,11 +25,11 @@ from isthmus.core.calls.result_cache import ResultCache
 from isthmus.core.calls.running_call import Deadlines, InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
+from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.review import Review
-from isthmus.core.catalog.rules import fill_defaults
 from isthmus.core.catalog.sets import SetSettings
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.tool_rules import fill_defaults
 from isthmus.core.catalog.view import ALL_EXPOSED, Route, View, VirtualRoute
 from isthmus.core.event_loop import in_passes
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder, VirtualTool
@@ -56,7 +56,7 @@ from isthmus.model.names import FeatureName, ServerName
 if TYPE_CHECKING:  # they start calls
     from isthmus.core.calls.approvals import CallApprovals
     from isthmus.core.calls.budgets import CallBudgets
-    from isthmus.core.calls.fleets import Fleets
+    from isthmus.core.calls.fleet_calls import Fleets
     from isthmus.core.calls.result_cuts import ResultCuts
 
 log = structlog.get_logger(__name__)

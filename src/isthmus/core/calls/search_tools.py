@@ -21,10 +21,10 @@ from isthmus.core.access.policy import TAG
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.search_ranking import QUERY_LENGTH_MAX, SUGGESTIONS_MAX, ToolIndex
 from isthmus.core.catalog.sets import shortened
 from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.tool_rules import labels_of
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import FindingExchange
 from isthmus.model.callers import Grants

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from isthmus.core.access.policy import UNLABELLED, Labels, Why
-from isthmus.core.catalog.rules import (
+from isthmus.core.catalog.snapshot import ALL, LISTS, ListName, Snapshot
+from isthmus.core.catalog.tool_rules import (
     labels_of,
 )
-from isthmus.core.catalog.snapshot import ALL, LISTS, ListName, Snapshot
 from isthmus.core.catalog.view import Route, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING

@@ -2,7 +2,7 @@
 
 `config` fills in `FleetSettings`, which are compared on reload. The hub keeps one `Fleet` for each. Before a snapshot
 is made, `Fleet.update` learns which servers have changed, and the fleet's own status joins the others. So a fleet is
-listed, permitted and picked for sets like any server. `core.calls.fleets` makes its calls.
+listed, permitted and picked for sets like any server. `core.calls.fleet_calls` makes its calls.
 
 A tool is the same on two members if they have it under the same name with the same input schema. If members differ, the
 schema that most of them have is listed, and only these are called. The rest of a definition is the most frequent one.
@@ -20,8 +20,8 @@ import msgspec
 
 from isthmus.core.access.policy import AGENT, HINT, TAG, check_pattern, is_of_agent
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.rules import ToolRules, compile_defaults, labels_of, without_required
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules, compile_defaults, labels_of, without_required
 from isthmus.core.catalog.view import ServerState
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName, name_filter, parse_server_name
@@ -61,7 +61,7 @@ _DROPPED = ("outputSchema", "execution", "_meta", "icons")
 it, and `_meta` may name resources of one member."""
 
 _KEPT_META = "isthmus/flags"
-"""What the hub itself found in a definition (`core.catalog.review`)."""
+"""What the hub itself found in a definition (`core.catalog.definition_review`)."""
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A server that was trusted for its tool definitions may change them later. Each definition has a fingerprint that is
 stored across restarts. A change is reported to the operator, and with `strict` callers do not see the tool until the
-operator approves. `core.catalog.review` checks everything that a server lists; `app` stores the pins and reports.
+operator approves. `core.catalog.definition_review` checks everything that a server lists; `app` stores the pins and
+reports.
 """
 
 from __future__ import annotations

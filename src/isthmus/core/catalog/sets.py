@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, canonical, llm_form, llm_table, with_digits
-from isthmus.core.catalog.rules import Defaults, compile_defaults
+from isthmus.core.catalog.tool_rules import Defaults, compile_defaults
 from isthmus.model.callers import Exposure
 from isthmus.model.calls import Style
 from isthmus.model.features import Tool

@@ -27,14 +27,14 @@ from isthmus.core.catalog.names import (
     uri_table,
     with_digits,
 )
-from isthmus.core.catalog.rules import (
+from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
+from isthmus.core.catalog.tool_rules import (
     NO_CHANGES,
     NO_TOOL_RULES,
     CallChanges,
     ToolRules,
     labels_of,
 )
-from isthmus.core.catalog.sets import NO_CHANGE, NO_SET, SetNote, SetSettings, set_names, variant_of
 from isthmus.core.catalog.view import (
     ALL_EXPOSED,
     CALL_BY_ARGUMENT,

@@ -26,7 +26,7 @@ from isthmus.core.catalog.names import (
     qualified,
     without_query,
 )
-from isthmus.core.catalog.rules import (
+from isthmus.core.catalog.tool_rules import (
     CallChanges,
     ToolRules,
     compile_defaults,

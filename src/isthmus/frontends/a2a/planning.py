@@ -36,7 +36,15 @@ from isthmus.frontends.a2a.caller_messages import (
 from isthmus.frontends.a2a.task_view import StoredInstruction
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import TASK_KINDS, Call, ClientCapabilities, LogLevel, Outcome, Result, Style, Surface
-from isthmus.model.fault_table import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
+from isthmus.model.fault_table import (
+    BadArguments,
+    Cancelled,
+    Fault,
+    NotConnected,
+    TargetRefused,
+    UnclearInstruction,
+    UnknownServer,
+)
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message, TaskState
 from isthmus.model.trace_context import REQUEST_TRACE, with_http_context
@@ -237,7 +245,7 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
         case BadInstruction():
             id = instruction.id or _new_id() if instruction.form == "command" else ABSENT
             brief = StoredInstruction(instruction.form, "", id)
-            return _failed(_refusal("bad_instruction", instruction.message), brief)
+            return _failed(stored_outcome(UnclearInstruction(instruction.message)), brief)
     if isinstance(made.call, Call):
         call = made.call
         may_be_of_hub = call.name in views.hub_names and call.kind == "tool"
@@ -270,7 +278,8 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
         if instruction.words.strip() and (route := view.find_tool(found)) is not None:
             arguments = _text_arguments(instruction.words, words, route)
         if arguments is None:
-            return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
+            said = f"{found} takes no text: give its arguments as data"
+            return _failed(stored_outcome(UnclearInstruction(said)), brief)
         return TaskPlan(brief, _call(caller, surface, found, arguments))
     # Perhaps the hub has never reached the named server: then its tools are unknown.
     name, server = instruction.name, instruction.server
@@ -315,7 +324,7 @@ def _plan_code(instruction: CodeInstruction, caller: Caller, views: CallerView, 
     if words.tool is not None:
         return _plan_text(Saying(instruction.given), caller, views, words)
     said = 'this hub runs no scripts for you: its operator can set expose = "code"; name a tool instead'
-    return _failed(_refusal("bad_instruction", said), brief)
+    return _failed(stored_outcome(UnclearInstruction(said)), brief)
 
 
 def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
@@ -359,7 +368,7 @@ def _find_by_short_name(name: str, views: CallerView, view: View) -> str | Store
     try:
         pair = resolve(name, [(route.feature.server, route.feature.name) for route in view.routes.values()])
     except AmbiguousName as several:
-        return _refusal("unknown_tool", str(several))
+        return _unknown_tool(str(several))
     named = views.view(views.surface("llm"))
     if pair is None and (route := named.routes.get(name) or named.by_alias(name)) is not None:
         pair = route.feature.server, route.feature.name
@@ -369,7 +378,7 @@ def _find_by_short_name(name: str, views: CallerView, view: View) -> str | Store
 def _unknown(name: str, view: View) -> StoredOutcome:
     near = difflib.get_close_matches(name, view.routes, n=3)
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    return _refusal("unknown_tool", f"Unknown tool: {name}{meant}")
+    return _unknown_tool(f"Unknown tool: {name}{meant}")
 
 
 # -- methods of MCP ----------------------------------------------------------------------------------------------------
@@ -380,13 +389,11 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Caller
     brief = StoredInstruction("command", instruction.method, id)
     read = _read(instruction)
     if isinstance(read, str):
-        return _failed(_refusal("bad_instruction", read), brief)
+        return _failed(stored_outcome(UnclearInstruction(read)), brief)
     brief = brief if read is None else StoredInstruction("command", read.name, id)
     aimed = _target_of(instruction, views)
     if isinstance(aimed, Fault):
         return TaskPlan(brief, ending=stored_outcome(aimed), state=state_after(aimed))
-    if aimed is None:
-        return _failed(_refusal("unknown_server", f"Unknown server: {instruction.target}"), brief)
     if not isinstance(aimed, str):
         return TaskPlan(brief, TargetCall(aimed, partial(_do_at_target, instruction, caller, context)))
     # The list of a server that was connected before is still valid; a ping is not.
@@ -399,16 +406,16 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Caller
     if isinstance(done, Call):
         return TaskPlan(brief, done)
     if isinstance(done, str):
-        return _failed(_refusal("bad_instruction", done), brief)
+        return _failed(stored_outcome(UnclearInstruction(done)), brief)
     return TaskPlan(brief, ending=StoredOutcome(done.payload), state="completed")
 
 
-def _target_of(instruction: CommandInstruction, views: CallerView) -> ServerName | UnopenedTarget | Fault | None:
-    """The target of an instruction: a configured server, one to connect to, or why it is refused; None if unknown."""
+def _target_of(instruction: CommandInstruction, views: CallerView) -> ServerName | UnopenedTarget | Fault:
+    """The target of an instruction: a configured server, one to connect to, or why it is refused."""
     if "://" in instruction.target:
         return views.find(TargetSpec(instruction.target, instruction.path, instruction.headers))
     if not views.has_server(instruction.target):
-        return None
+        return UnknownServer(instruction.target)
     if instruction.headers:
         return TargetRefused(
             f"Server {instruction.target} is configured here and does not accept mcp_headers of callers"
@@ -547,8 +554,8 @@ def _suggest_tools(text: str, view: View) -> tuple[str, ...]:
 # -- ends that need no call --------------------------------------------------------------------------------------------
 
 
-def _refusal(reason: str, message: str) -> StoredOutcome:
-    return StoredOutcome(reason=reason, message=message, executed="no")
+def _unknown_tool(message: str) -> StoredOutcome:
+    return StoredOutcome(reason="unknown_tool", message=message, executed="no")
 
 
 def _failed(ending: StoredOutcome, brief: StoredInstruction) -> TaskPlan:

@@ -19,7 +19,7 @@ from isthmus.core.tasks.live_task import Report
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord
 from isthmus.frontends.a2a.caller_messages import Form, message_bytes
 from isthmus.model.calls import LogMessage, Progress
-from isthmus.model.fault_table import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
+from isthmus.model.fault_table import FAULTS, FaultRow, code_row
 from isthmus.model.json_members import known_members
 from isthmus.model.tasks import (
     ABSENT,
@@ -188,9 +188,6 @@ def _embedded(resource: _Resource, about: dict[str, Payload], raw: Raw) -> Part:
 
 ErrorKind: TypeAlias = Literal["request", "network", "mcp", "internal"]
 
-AGENTVAULT_CODES = {"bad_instruction": "INVALID_INPUT", "unknown_server": "MCP_SERVER_NOT_FOUND"}
-"""AgentVault's codes for instructions that this frontend refuses without a call."""
-
 INSTRUCTION_REASONS = frozenset({"bad_instruction", "unknown_tool", "bad_arguments"})
 """Reasons that concern the instruction itself, so that another one would help."""
 
@@ -272,8 +269,7 @@ def _blame(ending: StoredOutcome, brief: StoredInstruction) -> tuple[str, str, s
         return "MCP_TOOL", "TOOL_EXECUTION_FAILED", f"Execution failed for tool '{brief.tool}'"
     if ending.code is not None:
         return "MCP_PROTOCOL", str(ending.code), ending.message
-    code = AGENTVAULT_CODES.get(ending.reason) or _row(ending).agentvault
-    return "A2A_PROXY", code, ending.message
+    return "A2A_PROXY", _row(ending).agentvault, ending.message
 
 
 # -- {mcp_request_id_echo, mcp_response_id, mcp_result | mcp_error} ----------------------------------------------------
@@ -305,14 +301,12 @@ def _code(ending: StoredOutcome) -> int:
     """The code of the same failure in MCP."""
     if ending.code is not None:
         return ending.code
-    if ending.reason in AGENTVAULT_CODES:
-        return INVALID_PARAMS
-    return NOT_CONNECTED if is_unsent(ending.reason, ending.executed) else _row(ending).mcp
+    return code_row(ending.reason, ending.executed).mcp
 
 
 def kind_of(ending: StoredOutcome) -> ErrorKind:
     """The origin of a failure."""
-    return "request" if ending.reason in AGENTVAULT_CODES else _row(ending).a2a_kind
+    return _row(ending).a2a_kind
 
 
 def _row(ending: StoredOutcome) -> FaultRow:

@@ -30,15 +30,12 @@ from isthmus.model.calls import (
     Result,
     is_at_least,
 )
-from isthmus.model.fault_table import FAULTS, NOT_CONNECTED, Cancelled, Fault, ServerError, UnknownResource, is_unsent
+from isthmus.model.fault_table import Cancelled, Fault, ServerError, UnknownResource, code_row
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.forwarded_methods import COMPLETED, ELICITATION_ID, wrap_bare_result
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, UPDATED, Era, progress_params
-
-RESOURCE_NOT_FOUND = -32002
-"""Legacy code for an unknown resource; the modern era uses "invalid params"."""
 
 HUB_MEMBERS = frozenset({"executed", "reason", "server", "retryAfter", "approval"})
 """Members of an error's data that only the hub may set."""
@@ -48,9 +45,8 @@ def code_of(fault: Fault, era: Era = "modern") -> int:
     """The JSON-RPC code of a fault. A server's own error keeps its own code."""
     if isinstance(fault, ServerError):
         return fault.code
-    if era == "legacy" and isinstance(fault, UnknownResource):
-        return RESOURCE_NOT_FOUND
-    return NOT_CONNECTED if is_unsent(fault.reason, fault.executed) else FAULTS[fault.reason].mcp
+    row = code_row(fault.reason, fault.executed)
+    return row.mcp if era == "modern" or row.mcp_legacy is None else row.mcp_legacy
 
 
 def data_of(fault: Fault) -> bytes:

@@ -22,7 +22,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import QUESTION_SECONDS, InFlight
-from isthmus.core.catalog.rules import labels_of
+from isthmus.core.catalog.tool_rules import labels_of
 from isthmus.core.catalog.view import View
 from isthmus.core.ports import Sealer
 from isthmus.core.settings import Limits

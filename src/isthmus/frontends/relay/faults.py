@@ -19,7 +19,7 @@ from isthmus.model.fault_table import (
     Fault,
     ServerError,
     UnknownTool,
-    is_unsent,
+    code_row,
 )
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
@@ -74,7 +74,7 @@ def fault_reply(
         return jsonrpc.error(id, fault.code, fault.message, beside if fault.data is None else fault.data)
     if isinstance(fault, UnknownTool):
         return no_such_tool(id, name)
-    code = RELAY_NOT_CONNECTED if is_unsent(fault.reason, fault.executed) else FAULTS[fault.reason].relay
+    code = code_row(fault.reason, fault.executed).relay
     message = (words if code == RELAY_NOT_FORWARDED else None) or MESSAGES.get(code, fault.message)
     return jsonrpc.error(id, code, message, _data(agent, fault.message, fault.executed, fault, missing))
 

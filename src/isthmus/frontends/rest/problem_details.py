@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.frontends.http.auth import Denied, Headers
 from isthmus.frontends.http.request_cycle import header_lines
-from isthmus.model.fault_table import FAULTS, Executed, Fault, ServerError
+from isthmus.model.fault_table import FAULTS, Executed, Fault, ServerError, code_row
 from isthmus.wire.jsonrpc import Payload, render
 
 TYPE = "urn:isthmus:problem:"
@@ -25,7 +25,6 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "forbidden": (403, "Not allowed"),
     "not_a_server": (422, "The text is no server"),
     "unknown_path": (404, "Unknown path"),
-    "unknown_server": (404, "Unknown server"),
     "unknown_set": (404, "Unknown set"),
     "unknown_agent": (404, "Unknown agent"),
     "unknown_caller": (404, "Unknown caller"),
@@ -106,7 +105,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 def refusal(reason: str, detail: str, headers: Headers = ()) -> Problem:
     """A request that this frontend refuses; nothing was sent to any server."""
-    return Problem(*REFUSALS[reason], reason, detail, headers=headers)
+    status, title = REFUSALS[reason] if reason in REFUSALS else (FAULTS[reason].http, FAULTS[reason].title)
+    return Problem(status, title, reason, detail, headers=headers)
 
 
 def denial(denied: Denied) -> Problem:
@@ -116,8 +116,6 @@ def denial(denied: Denied) -> Problem:
 
 def problem_of(fault: Fault) -> Problem:
     """The problem for a call that ended in a fault."""
-    row = FAULTS[fault.reason]
-    is_lost_unsent = fault.reason in ("lost", "node_lost") and fault.executed == "no"
     error = None
     if isinstance(fault, ServerError):
         members: dict[str, Payload] = {
@@ -128,8 +126,8 @@ def problem_of(fault: Fault) -> Problem:
             members["data"] = fault.data
         error = msgspec.Raw(render(members))
     return Problem(
-        status=FAULTS["not_connected"].http if is_lost_unsent else row.http,
-        title=row.title,
+        status=code_row(fault.reason, fault.executed).http,
+        title=FAULTS[fault.reason].title,
         reason=fault.reason,
         detail=fault.message,
         executed=fault.executed,

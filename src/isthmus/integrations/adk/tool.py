@@ -39,6 +39,7 @@ from isthmus.integrations.adk.results import (
     tool_response,
 )
 from isthmus.integrations.untrusted_descriptions import PREAMBLE, fence, fence_schema
+from isthmus.library.agent_tools import check_timeout, not_approved
 from isthmus.library.contracts import (
     ErrorCode,
     ErrorPayload,
@@ -49,7 +50,6 @@ from isthmus.library.contracts import (
     UserContext,
 )
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.integration_base import check_timeout, not_approved
 from isthmus.library.provider_formats import without_dangling_refs
 from isthmus.library.service import ToolService
 

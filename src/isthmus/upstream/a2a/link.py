@@ -21,7 +21,7 @@ from isthmus.model.fault_table import BadArguments, BadReply, NotConnected
 from isthmus.model.features import Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
-from isthmus.transport.http import HttpClient, HttpResponse, ResponseLost, ResponseTooLong, request_head
+from isthmus.transport.http_client import HttpClient, HttpResponse, ResponseLost, ResponseTooLong, request_head
 from isthmus.upstream.a2a.agent_card import (
     AgentEndpoint,
     SkillTool,

@@ -32,9 +32,9 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.upstream.a2a.agent_card import SkillTool
-from isthmus.upstream.redaction import Redact, redact_json
+from isthmus.upstream.error_redaction import Redact, redact_json
 from isthmus.wire.a2a.v1_0 import null_as_absent
-from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, compact, object_members, render
+from isthmus.wire.jsonrpc import Payload, compact, object_members, render
 from isthmus.wire.mcp.forwarded_methods import QUESTIONS
 from isthmus.wire.mcp.messages import is_object, read_log, read_string
 
@@ -220,10 +220,6 @@ def _event_of_server(message: Message) -> Event | None:
     return None
 
 
-INSTRUCTION_FAULTS = frozenset({"bad_instruction", "unknown_server"})
-"""Reasons of a hub's agent that concern the message itself, not a call."""
-
-
 class _Facts(msgspec.Struct):
     executed: Literal["no", "yes", "unknown"]
     reason: str = ""
@@ -244,9 +240,7 @@ def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> Se
     words = redact("\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
     code = NOT_CONNECTED if facts.executed == "no" else SENT_AND_LOST
     row = FAULTS.get(facts.reason)  # known if the agent is a hub, too
-    if facts.reason in INSTRUCTION_FAULTS:
-        code = INVALID_PARAMS
-    elif row is not None and row.executed == facts.executed:
+    if row is not None and row.executed == facts.executed:
         code = row.mcp
     fault = ServerError(server, code, words or "It failed", redact_json(message.metadata, redact))
     fault.executed = facts.executed

@@ -21,8 +21,8 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.event_loop import LONG_BYTES, in_turn
 from isthmus.core.ports import Journal, JournalEntry
 from isthmus.model.calls import Result

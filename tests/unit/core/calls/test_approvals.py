@@ -15,8 +15,8 @@ from isthmus.core.access.approval_rules import ApprovalRule, ArgumentTest
 from isthmus.core.audit import Fact
 from isthmus.core.calls import approvals as module
 from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings, SetTool
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Question, Result, Surface

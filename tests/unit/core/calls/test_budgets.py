@@ -18,8 +18,8 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls import budgets as module
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import BUDGET, CallBudgets
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import Document, OnWritten, WriteResult
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Result, Surface
@@ -28,7 +28,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.faults.watching import eventually
-from tests.unit.core.calls.test_fleets import Lab
+from tests.unit.core.calls.test_fleet_calls import Lab
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, call, ready, resource, tool
 
 OPERATOR = Caller("boss", "default", Grants(()), is_operator=True)

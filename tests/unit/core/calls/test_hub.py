@@ -13,8 +13,8 @@ import pytest
 from isthmus.core.calls.hub import STAGES, Hub
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import ListLoad
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants

@@ -19,7 +19,7 @@ from isthmus.core.calls.result_cache import (
 )
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.fault_table import Lost

@@ -21,8 +21,8 @@ from isthmus.core.calls.result_cuts import (
     cut_string,
     split_result,
 )
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.sets import SetSettings
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.event_loop import LONG_BYTES
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
@@ -30,7 +30,7 @@ from isthmus.model.calls import Call, Result, Surface
 from isthmus.model.fault_table import Lost, UnknownResource
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
-from tests.unit.core.calls.test_fleets import Lab
+from tests.unit.core.calls.test_fleet_calls import Lab
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call, ready, tool
 
 LIMIT = 4096

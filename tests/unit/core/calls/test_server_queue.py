@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
+from isthmus.core.calls.circuit_breaker import CircuitBreaker
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.calls.server_queue import CircuitBreaker, ServerQueue
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Outcome, Question, Surface

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from isthmus.core.catalog.fleets import Fleet, FleetSettings, hidden_by
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import ready, tool
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog import pins as module
+from isthmus.core.catalog.definition_review import Review
 from isthmus.core.catalog.pins import PinKey, Pinning, Pins, Sighting, canonical_definition, fingerprint_of
-from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
 from isthmus.model.calls import ClientCapabilities
 from isthmus.model.features import Tool

@@ -10,9 +10,9 @@ import pytest
 
 from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.rules import CallChanges, ToolRules, fill_defaults
 from isthmus.core.catalog.sets import SetSettings, SetTool, UnusableInSet, change_tool, set_names, shortened
 from isthmus.core.catalog.snapshot import MANY, ServerStatus, Snapshot
+from isthmus.core.catalog.tool_rules import CallChanges, ToolRules, fill_defaults
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Kind, Style, Surface
 from isthmus.model.features import Tool

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.access_reasons import explain_access
 from isthmus.core.catalog.argument_validation import CheckCache
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface

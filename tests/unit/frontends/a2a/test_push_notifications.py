@@ -24,7 +24,7 @@ from isthmus.frontends.a2a.push_notifications import (
     write_letters,
 )
 from isthmus.model.tasks import Message, TextPart
-from isthmus.transport.http import header_lines
+from isthmus.transport.http_client import header_lines
 from isthmus.wire.a2a.operations import (
     A2aProblem,
     CreatePushConfig,

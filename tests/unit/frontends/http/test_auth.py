@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.auth import Authenticator, Denied, Fields, OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Denied, Fields
+from isthmus.frontends.http.origins import OriginGuard
 from isthmus.model.callers import Caller, Grants, Unprovable
 
 PLANNER = Caller("planner", "default", Grants(("*",)), frontends=(("rest", Grants(("files",))),))

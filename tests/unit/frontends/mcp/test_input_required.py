@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.running_call import InFlight
-from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp import input_required as module

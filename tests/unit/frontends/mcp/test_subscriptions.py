@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.ports import Subscriber
 from isthmus.frontends.mcp import subscriptions as module
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, McpClient

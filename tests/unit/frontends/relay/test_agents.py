@@ -9,8 +9,8 @@ import msgspec
 from structlog.testing import capture_logs
 
 from isthmus.core.access.tenants import Tenants, TenantSettings
-from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Grants
 from isthmus.model.names import ServerName

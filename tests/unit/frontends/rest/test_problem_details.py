@@ -39,6 +39,8 @@ def test_a_call_that_was_lost_before_it_was_sent_has_the_status_of_a_server_that
     assert problem_of(fault_table.Lost(FILES, "gone", executed="unknown")).status == 504
     assert problem_of(fault_table.NodeLost("gone", executed="no")).status == 503
     assert problem_of(fault_table.NodeLost("gone", executed="unknown")).status == 502
+    assert problem_of(fault_table.TimedOut(FILES, 1.0, executed="no")).status == 503
+    assert problem_of(fault_table.TimedOut(FILES, 1.0, executed="unknown")).status == 504
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (2.5, b"3"), (4.0, b"4")])

@@ -2,6 +2,7 @@
 // Audit: records with filters, one in full, verification and export.
 import { html, useRef, useState } from "../vendor/ui.js";
 import { at, ORIGIN, servers, stream, tools, useAnswer } from "../api.js";
+import { NOT_RUN, PERHAPS_RUN } from "../faults.js";
 import { Beside, Command, Filters, link, outcomeOf, State, took, Tree } from "../parts.js";
 import { Bad, Filter } from "./access.js";
 
@@ -20,20 +21,15 @@ function What(/** @type {any} */ { record }) {
 }
 const isOfKey = (/** @type {any} */ record) => record.event?.startsWith("key.") && Boolean(record.caller);
 
+const outcomes = (/** @type {[string, string][]} */ faults) => faults.map(([reason, title]) => [title, `outcome=${reason}`]);
+
 /** What can have happened, in words, and the parameter of `GET /v1/audit` that finds it. */
 const HAPPENED = /** @type {[string, [string, string][]][]} */ ([
   ["Calls", [
-    ["ok", "outcome=result"], ["tool error", "outcome=tool_error"], ["server error", "outcome=server_error"], ["timed out", "outcome=timed_out"], ["connection lost", "outcome=lost"], ["node lost", "outcome=node_lost"],
-    ["unusable answer", "outcome=bad_reply"], ["cancelled", "outcome=cancelled"], ["asked the caller", "outcome=asked"], ["question not answered", "outcome=unanswered"],
-    ["begun, before it was sent", "event=call.begun"], ["running when the hub crashed", "event=call.lost"], ["defect of the hub", "outcome=internal"],
+    ["ok", "outcome=result"], ["tool error", "outcome=tool_error"], ["asked the caller", "outcome=asked"],
+    ["begun, before it was sent", "event=call.begun"], ["running when the hub crashed", "event=call.lost"], ...outcomes(PERHAPS_RUN),
   ]],
-  ["Calls that were refused", [
-    ["denied", "outcome=denied"], ["denied by a person", "outcome=approval_denied"], ["waited for approval", "outcome=approval_pending"], ["not approved in time", "outcome=approval_expired"], ["too many waited for approval", "outcome=too_many_approvals"],
-    ["unknown or denied name", "outcome=unknown_tool"], ["unknown prompt", "outcome=unknown_prompt"], ["unknown resource", "outcome=unknown_resource"], ["unknown task", "outcome=unknown_task"], ["task had ended", "outcome=task_ended"], ["task of another node", "outcome=task_elsewhere"],
-    ["arguments not valid", "outcome=bad_arguments"], ["state of a question not valid", "outcome=bad_state"], ["budget used up", "outcome=budget_exceeded"], ["too many calls", "outcome=too_many_calls"], ["too many bytes", "outcome=too_many_bytes"],
-    ["too many subscriptions", "outcome=too_many_subscriptions"], ["server not connected", "outcome=not_connected"], ["server busy", "outcome=overloaded"], ["circuit breaker open", "outcome=breaker_open"], ["address not allowed", "outcome=target_refused"],
-    ["too many addresses", "outcome=too_many_targets"], ["not in the cassette", "outcome=not_recorded"], ["could not be stored", "outcome=not_written"], ["hub was shutting down", "outcome=draining"],
-  ]],
+  ["Calls that were refused", [["denied", "outcome=denied"], ...outcomes(NOT_RUN)]],
   ["Events", [
     ["hub started or stopped", "event=hub.*"], ["configuration reloaded", "event=configuration.*"], ["keys created, changed or revoked", "event=key.*"], ["requests without a valid key", "event=caller.refused"],
     ["keys guessed", "event=keys.guessed"], ["definitions of tools", "event=definition.*"], ["approvals of calls", "event=approval.*"], ["budgets used up", "event=budget.*"], ["servers enabled or disabled", "event=server.*"], ["logins at servers", "event=login.*"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
+from isthmus.storage.definition_store import FILE, DefinitionStore, SeenDefinition
 
 
 def seen(description: str, tool: str = "read") -> SeenDefinition:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.config.entry_secrets import any_secret, secrets_of, with_parts, without
 from isthmus.config.findings import Place
-from isthmus.config.redaction import any_secret, secrets_of, with_parts, without
 
 
 def test_literal_secrets_are_found_wherever_people_put_them() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.core.access.policy import HINT, TAG
-from isthmus.core.catalog.rules import (
+from isthmus.core.catalog.tool_rules import (
     CACHE_SECONDS_MAX,
     HINT_MEMBERS,
     NO_TOOL_RULES,

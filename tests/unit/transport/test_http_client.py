@@ -10,10 +10,10 @@ import pytest
 import trustme
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.transport import http as module
+from isthmus.transport import http_client as module
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.flow_control import PORTION_BYTES
-from isthmus.transport.http import HttpClient, Ticket, header_lines, media_type, request_head
+from isthmus.transport.http_client import HttpClient, Ticket, header_lines, media_type, request_head
 from tests.unit.transport.doubles import OK, PATIENCE_SECONDS, Peer, Recorder, Server
 
 BIG = b"x" * (32 * 1024 * 1024)

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.entry_translation import Entry, entry_of
-from isthmus.config.finding_codes import CODE_NOT_RUN
-from isthmus.config.findings import Place
-from isthmus.config.known_clients import (
+from isthmus.config.client_entries_to_hub import Entry, entry_of
+from isthmus.config.client_formats import (
     CLAUDE_DESKTOP,
     CLIENTS,
     CODEX,
@@ -37,6 +35,8 @@ from isthmus.config.known_clients import (
     places_of,
     with_hub_variables,
 )
+from isthmus.config.finding_codes import CODE_NOT_RUN
+from isthmus.config.findings import Place
 
 PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")
 

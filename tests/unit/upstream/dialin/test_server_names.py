@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.model.relay import AgentRules
-from isthmus.upstream.dialin.agents import NameRules, own_id, twin_id
+from isthmus.upstream.dialin.server_names import NameRules, own_id, twin_id
 
 NOBODY = NameRules({})
 

@@ -15,12 +15,12 @@ from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.budgets import CallBudgets
-from isthmus.core.calls.fleets import Fleets
+from isthmus.core.calls.fleet_calls import Fleets
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.fleets import FleetSettings
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, LogMessage, Outcome, Progress, Question, Reply, Result

@@ -1,7 +1,7 @@
 """The hub's side of the sandbox: starts the process in which scripts run, and exchanges messages with it.
 
 One process serves a hub; it starts with the first script, and again after it has died, which ends the scripts that ran.
-`code.sandbox_process` is what runs in it, and the messages. `code.scripts` is the only user.
+`code.sandbox_in_child` is what runs in it, and the messages. `code.scripts` is the only user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 import structlog
 
-from isthmus.code.sandbox_process import (
+from isthmus.code.sandbox_in_child import (
     LENGTH_BYTES,
     AnswerCall,
     LeaveScript,
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 EXTRA = "Code mode needs a library that is not installed; get it with: pip install 'isthmus[code]'"
 
-PROCESS = "isthmus.code.sandbox_process"
+PROCESS = "isthmus.code.sandbox_in_child"
 
 PASSED = ("PATH", "MONTY_BIN")
 """What the process gets of the hub's environment: where the library looks for its program."""

@@ -1,12 +1,13 @@
-"""The clients whose files the hub reads: how each writes servers and variables, and where its files are.
+"""The clients whose files the hub reads and writes: how each writes servers and variables, and where its files are.
 
-A `Dialect` describes one client's file; `config.entry_translation` applies its steps, which translate an entry into
+A `Dialect` describes one client's file; `config.client_entries_to_hub` applies its steps, which translate an entry into
 our keys. A step changes a `DraftEntry` and never fails: a value of an unexpected shape stays, and the checks of every
 entry report it. `with_hub_variables` rewrites a client's variables as `config.variables` reads them: `$VAR`, `%VAR%`
 and `{env:VAR}` become `${VAR}`, editor variables such as `${workspaceFolder}` become their value, and `${input:id}`,
 which an editor asks its user for, becomes a variable that can be set. `dialect_of` recognizes a file for
-`config.files`, and `places_of` finds a client's files for `config.client_files`. Nothing here opens a file or looks up
-a variable. A client without any habits still has its row, so that the command line knows its name.
+`config.files`, and `places_of` finds a client's files for `config.client_file_reader`. `WRITTEN_FORMS` says how
+`isthmus connect` writes the hub into a client's file. Nothing here opens a file or looks up a variable. A client
+without any habits still has its row, so that the command line knows its name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from isthmus.config import values
 from isthmus.config.finding_codes import CODE_NOT_RUN
 from isthmus.config.findings import Finding, Place
+from isthmus.model.callers import KEY_VARIABLE
 
 if TYPE_CHECKING:  # commands that only look for a running hub load few modules
     from isthmus.upstream.server_settings import Carrier
@@ -319,6 +321,130 @@ CLIENTS: dict[str, Dialect] = {
 
 DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
 """The values of `--dialect`."""
+
+
+# -- how clients write the hub ----------------------------------------------------------------------------------
+
+WrittenEntry = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class HubOverHttp:
+    """The hub at its address."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HubAsProgram:
+    """The hub as a program that the client starts."""
+
+    name: str
+    command: str
+    args: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenForm:
+    """How a client writes the hub."""
+
+    root: Root
+    http: Callable[[HubOverHttp], WrittenEntry] | None
+    """None if its file can only name programs."""
+    stdio: Callable[[HubAsProgram], WrittenEntry]
+    variable: str = ""
+    """How a header has the value of `ISTHMUS_KEY`; empty if it cannot."""
+    afterwards: str = "Restart it, or reload its MCP servers."
+
+
+def _plain(program: HubAsProgram, **more: object) -> WrittenEntry:
+    env = {"env": dict(program.env)} if program.env else {}
+    return {**more, "command": program.command, "args": program.args, **env}
+
+
+def _headers(hub: HubOverHttp, key: str = "headers") -> WrittenEntry:
+    return {key: dict(hub.headers)} if hub.headers else {}
+
+
+def _url(hub: HubOverHttp, key: str = "url", **more: object) -> WrittenEntry:
+    return {**more, key: hub.url, **_headers(hub)}
+
+
+def _codex(hub: HubOverHttp) -> WrittenEntry:
+    if hub.headers.get("Authorization") == f"Bearer {KEY_VARIABLE}":  # Codex names the variable in a key of its own
+        return {"url": hub.url, "bearer_token_env_var": KEY_VARIABLE}
+    return {"url": hub.url, **_headers(hub, "http_headers")}
+
+
+def _goose(name: str, type: str, **more: object) -> WrittenEntry:
+    return {
+        "enabled": True,
+        "type": type,
+        "name": name,
+        "description": "One address for all MCP servers",
+        **more,
+        "timeout": 300,
+    }
+
+
+WRITTEN_FORMS: dict[str, WrittenForm] = {
+    "claude-code": WrittenForm(
+        ("mcpServers",),
+        lambda hub: _url(hub, type="http"),
+        lambda program: _plain(program, type="stdio"),
+        f"${{{KEY_VARIABLE}}}",
+        "It reads the file when it starts; /mcp shows the hub.",
+    ),
+    "claude-desktop": WrittenForm(("mcpServers",), None, _plain, afterwards="Quit and start it again."),
+    "cursor": WrittenForm(("mcpServers",), _url, _plain, f"${{env:{KEY_VARIABLE}}}"),
+    "vscode": WrittenForm(
+        ("servers",),
+        lambda hub: _url(hub, type="http"),
+        lambda program: _plain(program, type="stdio"),
+        f"${{env:{KEY_VARIABLE}}}",
+        "It starts the hub's tools with the next chat; `MCP: List Servers` shows the hub.",
+    ),
+    "windsurf": WrittenForm(("mcpServers",), lambda hub: _url(hub, "serverUrl"), _plain, f"${{env:{KEY_VARIABLE}}}"),
+    "cline": WrittenForm(
+        ("mcpServers",), lambda hub: _url(hub, type="streamableHttp"), lambda program: _plain(program, type="stdio")
+    ),
+    "codex": WrittenForm(("mcp_servers",), _codex, _plain, KEY_VARIABLE, "It reads the file when it starts."),
+    # `url` means the earlier transport to older versions; all know `httpUrl`.
+    "gemini": WrittenForm(("mcpServers",), lambda hub: _url(hub, "httpUrl"), _plain, f"${{{KEY_VARIABLE}}}"),
+    "zed": WrittenForm(("context_servers",), _url, _plain, afterwards="It follows the file; nothing else to do."),
+    "goose": WrittenForm(
+        ("extensions",),
+        lambda hub: _goose(
+            hub.name, "streamable_http", uri=hub.url, **_headers(hub), envs=dict[str, str](), env_keys=list[str]()
+        ),
+        lambda program: _goose(
+            program.name, "stdio", cmd=program.command, args=program.args, envs=dict(program.env), env_keys=list[str]()
+        ),
+    ),
+    "kiro": WrittenForm(
+        ("mcpServers",), _url, _plain, f"${{{KEY_VARIABLE}}}", "It follows the file; nothing else to do."
+    ),
+    "opencode": WrittenForm(
+        ("mcp",),
+        lambda hub: {"type": "remote", "url": hub.url, "enabled": True, **_headers(hub)},
+        lambda program: {
+            "type": "local",
+            "command": [program.command, *program.args],
+            "enabled": True,
+            **({"environment": dict(program.env)} if program.env else {}),
+        },
+        f"{{env:{KEY_VARIABLE}}}",
+    ),
+    "copilot": WrittenForm(
+        ("mcpServers",),
+        lambda hub: _url(hub, type="http") | {"tools": ["*"]},
+        lambda program: _plain(program, type="local") | {"tools": ["*"]},
+    ),
+}
+"""By the name on the command line, which `isthmus import` uses too."""
 
 
 # -- variables of clients ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.app.definitions import LOGGED_ONE_BY_ONE, DefinitionPins
+from isthmus.app.definition_pins import LOGGED_ONE_BY_ONE, DefinitionPins
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
@@ -19,7 +19,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import DefinitionStore, SeenDefinition
+from isthmus.storage.definition_store import DefinitionStore, SeenDefinition
 from isthmus.telemetry.call_metrics import CallMetrics
 
 pytestmark = pytest.mark.asyncio

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
-from isthmus.config import finding_codes, redaction, values
-from isthmus.config.entry_translation import TRANSPORT_KEYS, Entry
+from isthmus.config import entry_secrets, finding_codes, values
+from isthmus.config.client_entries_to_hub import TRANSPORT_KEYS, Entry
+from isthmus.config.client_formats import INPUT_PREFIX
 from isthmus.config.files import read_regular_file, resolve_path, resolve_program
 from isthmus.config.findings import CodedError, Finding, Place
-from isthmus.config.known_clients import INPUT_PREFIX
 from isthmus.config.variables import UsedVariables, Variables, read_env
 from isthmus.core.access.policy import check_tag
-from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.tool_rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
 from isthmus.credentials.signed_jwts import check_private_key
 from isthmus.model.credentials import OAuthSettings, OwnCredentials, ServerCredentials, subject_of
@@ -146,8 +146,10 @@ class LoadedServers:
                 self.findings.append(entry.place.finding(message, advice=advice, code=finding_codes.RENAMED))
             reader = _EntryReader(entry, context)
             server = reader.read(name)
-            secrets = redaction.secrets_of(reader.fields) | redaction.with_parts(reader.used.secrets)
-            self.findings += [redaction.without(secrets, finding) for finding in (*entry.findings, *reader.findings)]
+            secrets = entry_secrets.secrets_of(reader.fields) | entry_secrets.with_parts(reader.used.secrets)
+            self.findings += [
+                entry_secrets.without(secrets, finding) for finding in (*entry.findings, *reader.findings)
+            ]
             self.files += reader.files
             if reader.unresolved:
                 self.unresolved[name] = tuple(reader.unresolved)

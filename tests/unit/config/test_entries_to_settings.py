@@ -11,7 +11,9 @@ import trustme
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.entry_conversion import (
+from isthmus.config.client_entries_to_hub import entries_of, entry_of
+from isthmus.config.client_formats import CODEX, OWN, STANDARD
+from isthmus.config.entries_to_settings import (
     EntryContext,
     LoadedServers,
     look_alikes,
@@ -19,12 +21,10 @@ from isthmus.config.entry_conversion import (
     read_server,
     size_of,
 )
-from isthmus.config.entry_translation import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.known_clients import CODEX, OWN, STANDARD
 from isthmus.config.variables import Variables
-from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.transport.process_limits import ProcessLimits
 from isthmus.upstream.server_settings import (

@@ -23,7 +23,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.integration_base import AgentTools, Approval, CallOptions, is_destructive, not_approved
+from isthmus.library.agent_tools import AgentTools, Approval, CallOptions, is_destructive, not_approved
 from tests.unit.library.benches import Bench
 from tests.unit.library.catalogs import catalog_of
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import cast
 
 from isthmus.config import finding_codes, values
+from isthmus.config.client_formats import CLIENTS, Dialect, places_of
 from isthmus.config.extensions import Extension, Importer
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_document, read_regular_file, resolve_path
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import PARSERS
-from isthmus.config.known_clients import CLIENTS, Dialect, places_of
 
 IMPORT = "import"
 ALL = "all"

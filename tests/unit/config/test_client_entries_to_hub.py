@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.entry_translation import Entry, entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.client_entries_to_hub import Entry, entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.client_formats import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, OWN, STANDARD, VSCODE, Dialect
 from isthmus.config.files import Document
 from isthmus.config.finding_codes import CODE_NOT_RUN, SERVER_MAP
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.known_clients import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, OWN, STANDARD, VSCODE, Dialect
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import call_seconds

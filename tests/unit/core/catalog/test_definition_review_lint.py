@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.review import flags_of, outside_reference
+from isthmus.core.catalog.definition_review import flags_of, outside_reference
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.identity import issuers as module
+from isthmus.identity import jwt_callers as module
 from isthmus.identity.dpop_proofs import Proofs, ProvenRequest
-from isthmus.identity.issuers import KEEP_SECONDS, OPEN_SECONDS, Issuer, Issuers, Unproven
 from isthmus.identity.jwt import Key, KeySet, SignedToken, read_keys, read_token
+from isthmus.identity.jwt_callers import KEEP_SECONDS, OPEN_SECONDS, Issuer, Issuers, Unproven
 from isthmus.identity.settings import ALGORITHMS, IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 from tests.issuer import encoded, jwk_of, jwks, private_key

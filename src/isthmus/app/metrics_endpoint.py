@@ -21,7 +21,8 @@ import structlog
 from isthmus import __version__
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
-from isthmus.core.calls.server_queue import BreakerState, ServerQueue
+from isthmus.core.calls.circuit_breaker import BreakerState
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.event_loop import LONG_BYTES, in_passes
 from isthmus.core.ports import HealthReportingJournal, MeasuredJournal
 from isthmus.frontends.http.auth import Authenticator, Fields

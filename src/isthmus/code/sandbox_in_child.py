@@ -1,4 +1,4 @@
-"""The process that runs scripts: Monty's workers, and one thread per running script. `code.sandbox_client` starts it.
+"""The process that runs scripts: Monty's workers, and one thread per running script. `code.sandbox_in_hub` starts it.
 
 A script reaches nothing but `_call`, which stops it until the hub resumes it. Only text crosses the border: the worker
 itself turns arguments into JSON and results into values, within its own limits of time and memory, so that neither a

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isthmus.app.cluster_channel import PIECE_BYTES, MessageChannel, MessageDecoder, frame
+from isthmus.app.jsonrpc_over_bus import PIECE_BYTES, MessageChannel, MessageDecoder, frame
 from isthmus.cluster.bus import ChannelClosed, ChannelEnd, ChannelReceiver, NodeId
 from isthmus.core.background import BackgroundTasks
 

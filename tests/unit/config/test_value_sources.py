@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config.findings import Place
-from isthmus.config.origins import line_numbers, split_path
+from isthmus.config.value_sources import line_numbers, split_path
 
 TOML = """# mine
 [hub]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config.callers import CALLERS
-from isthmus.config.entry_conversion import LoadedServers
+from isthmus.config.entries_to_settings import LoadedServers
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_regular_file
 from isthmus.config.findings import Place
 from isthmus.config.formats import strict_json

@@ -1,8 +1,8 @@
 """Pinned tool definitions of a running hub: loads them at the start, stores changes, and reports them.
 
-The core decides which tools are withheld (`core.catalog.pins`). This module writes them (`storage.definitions`) in its
-own thread, and reads the operator's approvals, and in a cluster what other nodes have seen. It also reports tools that
-are left out because of their schemas. `serve` creates it.
+The core decides which tools are withheld (`core.catalog.pins`). This module writes them (`storage.definition_store`) in
+its own thread, and reads the operator's approvals, and in a cluster what other nodes have seen. It also reports tools
+that are left out because of their schemas. `serve` creates it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.definition_review import LeftOut
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, Sighting, known_of
-from isthmus.core.catalog.review import LeftOut
 from isthmus.core.ports import DefinitionReview
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import (
+from isthmus.storage.definition_store import (
     FILE,
     AnyDefinitions,
     DefinitionChange,

@@ -1,7 +1,7 @@
 """Which texts of an entry are secrets, and how to remove them from messages.
 
 Values of variables are known to be secrets (`config.variables`); this module recognizes literal ones by their names. In
-doubt it hides. Called by `config.entry_conversion`.
+doubt it hides. Called by `config.entries_to_settings`.
 """
 
 from __future__ import annotations

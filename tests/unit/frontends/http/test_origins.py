@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.auth import CACHED_PAIRS, OriginGuard, is_loopback
+from isthmus.frontends.http.origins import CACHED_PAIRS, OriginGuard, is_loopback
 from isthmus.frontends.http.request_cycle import join_headers
 
 

@@ -30,8 +30,8 @@ from isthmus.core.catalog.fleets import (
     FleetSettings,
     hidden_by,
 )
-from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.tool_rules import labels_of
 from isthmus.core.ports import HoldableExchange, SessionExchange
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import (

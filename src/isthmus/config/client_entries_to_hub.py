@@ -1,8 +1,8 @@
 """Server entries of a file, with the keys and variables of its client translated into ours.
 
 This module finds the entries (`entries_of`, and `mapped_servers` for the environment) and translates them
-(`entry_of`). It opens no file, replaces no variable and judges no value: `config.entry_conversion` reads an entry for
-the hub, `config.importing` writes it into another file.
+(`entry_of`). It opens no file, replaces no variable and judges no value: `config.entries_to_settings` reads an entry
+for the hub, `config.importing` writes it into another file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from isthmus.config import finding_codes, values
-from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
-from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.config.known_clients import (
+from isthmus.config.client_formats import (
     COMMON_STEPS,
     OWN,
     RENAMED_KEYS,
@@ -30,6 +28,8 @@ from isthmus.config.known_clients import (
     inputs_used,
     with_hub_variables,
 )
+from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
+from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
 from isthmus.upstream.server_settings import SERVER_KEYS
 
