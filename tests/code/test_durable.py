@@ -125,7 +125,7 @@ def config(tmp_path: Path, ledger: Ledger) -> Path:
     return written(tmp_path, ledger, AFTER)
 
 
-def written(tmp_path: Path, ledger: Ledger, after: float) -> Path:
+def written(tmp_path: Path, ledger: Ledger, after: float, **limits: float) -> Path:
     rules: dict[str, Any] = {
         "attended": {"tools": ["shop.order"], "callers": ["attended"], "by": "caller"},
         "orders": {"tools": ["shop.order"]},
@@ -136,7 +136,7 @@ def written(tmp_path: Path, ledger: Ledger, after: float) -> Path:
         hub={"expose": "code"},
         callers=CALLERS,
         approvals=rules,
-        limits=PATIENT,
+        limits={**PATIENT, **limits},
         tasks={"after": after},
     )
 
@@ -244,6 +244,28 @@ async def test_a_call_that_waits_for_approval_survives_a_killed_hub_and_runs_onc
 
         await eventually(is_allowed, "an operator allows it", within=SECONDS)
         await eventually(lambda: agent.has(made["taskId"], "completed"), "the script ends", within=SECONDS)
+    assert ledger.ran() == {"order": 1}
+
+
+async def test_a_script_waits_for_an_operator_for_longer_than_any_call_may_take(tmp_path: Path, ledger: Ledger) -> None:
+    async with opened(written(tmp_path, ledger, AFTER, call_seconds=2.0, hard_seconds=2.0)) as agent:
+        made = await agent.say({"code": "await shop_order(orders=[{'item': 'lamp'}])"})
+        waiting = made["status"]
+        assert waiting["state"] == "TASK_STATE_AUTH_REQUIRED"
+        body = {"orders": [{"item": "lamp"}]}
+        headers = {"accept": "application/json"}
+        ordinary = (await agent.http.post("/v1/tools/shop.order", json=body, headers=headers)).json()
+        assert ordinary["reason"] == "approval_pending", "an ordinary call has its deadline"
+        assert (await agent.a2a("GetTask", id=made["id"]))["status"]["message"] == waiting["message"]
+        headers = {"authorization": f"Bearer {KEYS['boss']}"}
+        allowed = await agent.http.post(f"/v1/approvals/allow/{ordinary['approval']}", json={}, headers=headers)
+        assert allowed.status_code == 200
+
+        async def is_done() -> bool:
+            state = (await agent.a2a("GetTask", id=made["id"]))["status"]["state"]
+            return bool(state == "TASK_STATE_COMPLETED")
+
+        await eventually(is_done, "the script ends", within=SECONDS)
     assert ledger.ran() == {"order": 1}
 
 

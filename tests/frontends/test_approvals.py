@@ -414,6 +414,25 @@ async def test_servers_that_callers_name_by_address_are_held_too(tmp_path: Path)
         assert server.count("tools/call") == 1
 
 
+async def test_a_task_waits_for_longer_than_any_call_may_take(tmp_path: Path) -> None:
+    limits = {**PATIENT, "call_seconds": 1.0, "hard_seconds": 1.0}
+    async with (
+        serving(tmp_path, {"bank": stdio(command())}, callers=CALLERS, approvals=RULES, limits=limits) as hub,
+        client(hub, "agent") as agent,
+        client(hub, "boss") as boss,
+    ):
+        task = (await agent.a2a("SendMessage", run(TOOL, n=1)))["task"]
+        id = await boss.id_of({"n": 1})
+        assert reason(await agent.call({"n": 1})) == ("approval_pending", "no"), "an ordinary call has its deadline"
+        assert await agent.state(task["id"]) == "TASK_STATE_AUTH_REQUIRED"
+        await boss.decide("allow", id)
+
+        async def is_done() -> bool:
+            return await agent.state(task["id"]) == "TASK_STATE_COMPLETED"
+
+        await until(is_done, "the task ends")
+
+
 @pytest.mark.one_process("a hub with SQLite is killed and started again")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_task_waits_durably(tmp_path: Path, how: signal.Signals) -> None:
