@@ -535,6 +535,19 @@ class CallApprovals:
             # Later: an exchange knows its call only when the call has been started.
             self._loop.call_soon(self._notify, entry, held)
 
+    def take(self, inflight: InFlight) -> HeldRequest | None:
+        """A call that waits for a decision, so that a task makes it instead; None if it does not wait for one.
+
+        No decision starts it any more; `start_call_again` undoes that.
+        """
+        caller = inflight.call.caller
+        for entry in self._of.get(_owner_key(caller), {}).values():
+            for held in entry.waiting:
+                if held.inflight is inflight:
+                    entry.waiting.remove(held)
+                    return held
+        return None
+
     def _notify(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Tell the caller of a held call that it waits, and ask it if it may decide."""
         approval, inflight = entry.approval, held.inflight
@@ -675,7 +688,7 @@ class CallApprovals:
     def _start_again(self, entry: _ApprovalRecord) -> None:
         """Start the calls that wait again, from their first stage: tool, permissions and rules may have changed."""
         for held in self._take_waiting(entry):
-            _start_call_again(held)
+            start_call_again(held)
 
     def _take_waiting(self, entry: _ApprovalRecord) -> list[HeldRequest]:
         waiting, entry.waiting = entry.waiting, []
@@ -698,7 +711,7 @@ class CallApprovals:
         if result == "refused" and entry.approval.digest not in self._by_digest:
             self._add(entry)
         if result == "conflict":  # another hub was faster: this call needs another approval
-            _start_call_again(held)
+            start_call_again(held)
             return
         if result != "kept":
             inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
@@ -831,7 +844,7 @@ class CallApprovals:
         """
         if state and state not in ("pending", "allowed", "denied"):
             raise ValueError(f"state must be pending, allowed or denied, not {state!r}")
-        own, now = f"{viewer.tenant}\n{viewer.name}", self._now()
+        own, now = _owner_key(viewer), self._now()
         shown = self._entries if viewer.is_operator else self._of.get(own, {})
         since = _read_cursor(after)
         stored = [each.approval for each in shown.values() if each.is_stored]
@@ -908,6 +921,11 @@ def _added(given: Call, whole: Call) -> tuple[str, ...]:
     return tuple(sorted(after.keys() - before.keys()))
 
 
+def _owner_key(caller: Caller) -> str:
+    """The `Approval.owner` of this caller's approvals."""
+    return f"{caller.tenant}\n{caller.name}"
+
+
 def _can_be_asked(call: Call) -> bool:
     """Whether the caller can show a form to its user."""
     modes = {each for each in call.client_caps if each.startswith("elicitation.")}
@@ -943,7 +961,7 @@ def _call_seconds(held: HeldRequest) -> float:
     return longest if call.timeout is None else min(call.timeout, longest)
 
 
-def _start_call_again(held: HeldRequest) -> None:
+def start_call_again(held: HeldRequest) -> None:
     """Start a call again from its first stage, unless it has ended."""
     inflight = held.inflight
     if not inflight.is_done:
