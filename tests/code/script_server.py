@@ -1,6 +1,7 @@
 """A stdio server for scripts: `python -S -E script_server.py LEDGER` speaks the modern era only.
 
-Every call is written to the ledger. `hold` never answers; `meet` answers once as many calls of it wait as it is told.
+Every call is written to the ledger. `hold` never answers; `meet` answers once as many calls of it wait as it is told;
+`ask` asks its caller for a colour and returns it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ ORDER = {
     "properties": {"item": TEXT, "amount": NUMBER, "tags": {"type": "array", "items": TEXT}},
     "required": ["item"],
 }
+COLOUR = {
+    "method": "elicitation/create",
+    "params": {"mode": "form", "message": "Which colour?", "requestedSchema": schema(("colour",), colour=TEXT)},
+}
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "add",
@@ -43,6 +48,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "large", "inputSchema": schema(bytes=NUMBER)},
     {"name": "meet", "inputSchema": schema(("count",), count=NUMBER)},
     {"name": "report", "inputSchema": schema()},
+    {"name": "ask", "inputSchema": schema()},
     {"name": "same-name", "inputSchema": schema()},
     {"name": "same_name", "inputSchema": schema()},
     {"name": "secret", "inputSchema": schema()},
@@ -109,6 +115,10 @@ def call(id: Any, params: dict[str, Any], ledger: int) -> None:
                 report = {"progressToken": token, "progress": 1, "message": "half way"}
                 say({"method": "notifications/progress", "params": report})
             answer(id, text("reported"))
+        case "ask" if "inputResponses" not in params:
+            say({"id": id, "result": {"resultType": "input_required", "inputRequests": {"colour": COLOUR}}})
+        case "ask":
+            answer(id, text(params["inputResponses"]["colour"]["content"]["colour"]))
         case "hold":
             return
         case _:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from tests.code.script_server import command
 from tests.conftest import Ledger
+from tests.faults.test_scripts_crash import result_of
 from tests.faults.test_tasks_crash import killed
 from tests.faults.watching import eventually
 from tests.frontends.task_server import TASKS
@@ -23,9 +25,10 @@ from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, stdio, write_
 SECONDS = 60.0
 AFTER = 0.3
 """When a modern call becomes a task."""
-KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "boss")}
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "attended", "boss")}
 CALLERS: dict[str, Any] = {
     "agent": {"key": KEYS["agent"], "allow": ["*"], "max_result_bytes": 4096},
+    "attended": {"key": KEYS["attended"], "allow": ["*"]},
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
 PAYS = """
@@ -43,11 +46,11 @@ KNOWS_TASKS = {**META, "io.modelcontextprotocol/clientCapabilities": {"extension
 
 
 class Agent:
-    """A caller in both eras."""
+    """A caller in both eras of MCP, and over A2A."""
 
-    def __init__(self, hub: HubProcess) -> None:
+    def __init__(self, hub: HubProcess, who: str) -> None:
         self.hub = hub
-        headers = {"authorization": f"Bearer {KEYS['agent']}", "accept": "application/json, text/event-stream"}
+        headers = {"authorization": f"Bearer {KEYS[who]}", "accept": "application/json, text/event-stream"}
         self.http = httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{hub.port}", headers=headers, timeout=SECONDS, verify=TRUSTED
         )
@@ -74,11 +77,45 @@ class Agent:
         """Whether a modern task has this status."""
         return bool((await self.modern("tasks/get", taskId=task))["status"] == status)
 
+    async def allow(self, task: str) -> Any:
+        """The A2A task whose caller has allowed its call, once the hub asks for that."""
+        done: Any = None
+
+        async def is_accepted() -> bool:
+            nonlocal done
+            part = {"data": {"action": "accept", "content": {"decision": "once"}}}
+            message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "taskId": task, "parts": [part]}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+            answer = (await self.http.post("/a2a", json=body)).json()
+            done = answer.get("result", {}).get("task")
+            is_over = "has ended" in json.dumps(answer)
+            assert not is_over, await self.a2a("GetTask", id=task)
+            return done is not None
+
+        await eventually(is_accepted, "the hub asks again", within=SECONDS)
+        return done
+
+    async def a2a(self, method: str, **params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = (await self.http.post("/a2a", json=body)).json()
+        assert "result" in answer, answer
+        return answer["result"]
+
+    async def say(self, data: Any, **members: Any) -> Any:
+        """The A2A task after a message with this data: `{"code": ...}`, or an answer."""
+        message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"data": data}], **members}
+        return (await self.a2a("SendMessage", message=message))["task"]
+
+    async def is_asked(self, task: str) -> bool:
+        """Whether an A2A task waits for an answer."""
+        state = (await self.a2a("GetTask", id=task))["status"]["state"]
+        return bool(state == "TASK_STATE_INPUT_REQUIRED")
+
 
 @asynccontextmanager
-async def opened(config: Path) -> AsyncIterator[Agent]:
+async def opened(config: Path, who: str = "agent") -> AsyncIterator[Agent]:
     async with killed(config) as hub:
-        agent = Agent(hub)
+        agent = Agent(hub, who)
         async with agent.http:
             yield agent
 
@@ -88,15 +125,18 @@ def config(tmp_path: Path, ledger: Ledger) -> Path:
     return written(tmp_path, ledger, AFTER)
 
 
-def written(tmp_path: Path, ledger: Ledger, after: float) -> Path:
-    rules = {"orders": {"tools": ["shop.order"]}}
+def written(tmp_path: Path, ledger: Ledger, after: float, **limits: float) -> Path:
+    rules: dict[str, Any] = {
+        "attended": {"tools": ["shop.order"], "callers": ["attended"], "by": "caller"},
+        "orders": {"tools": ["shop.order"]},
+    }
     return write_config(
         tmp_path,
         {"shop": stdio(command(ledger.path))},
         hub={"expose": "code"},
         callers=CALLERS,
         approvals=rules,
-        limits=PATIENT,
+        limits={**PATIENT, **limits},
         tasks={"after": after},
     )
 
@@ -205,3 +245,53 @@ async def test_a_call_that_waits_for_approval_survives_a_killed_hub_and_runs_onc
         await eventually(is_allowed, "an operator allows it", within=SECONDS)
         await eventually(lambda: agent.has(made["taskId"], "completed"), "the script ends", within=SECONDS)
     assert ledger.ran() == {"order": 1}
+
+
+async def test_a_script_waits_for_an_operator_for_longer_than_any_call_may_take(tmp_path: Path, ledger: Ledger) -> None:
+    async with opened(written(tmp_path, ledger, AFTER, call_seconds=2.0, hard_seconds=2.0)) as agent:
+        made = await agent.say({"code": "await shop_order(orders=[{'item': 'lamp'}])"})
+        waiting = made["status"]
+        assert waiting["state"] == "TASK_STATE_AUTH_REQUIRED"
+        body = {"orders": [{"item": "lamp"}]}
+        headers = {"accept": "application/json"}
+        ordinary = (await agent.http.post("/v1/tools/shop.order", json=body, headers=headers)).json()
+        assert ordinary["reason"] == "approval_pending", "an ordinary call has its deadline"
+        assert (await agent.a2a("GetTask", id=made["id"]))["status"]["message"] == waiting["message"]
+        headers = {"authorization": f"Bearer {KEYS['boss']}"}
+        allowed = await agent.http.post(f"/v1/approvals/allow/{ordinary['approval']}", json={}, headers=headers)
+        assert allowed.status_code == 200
+
+        async def is_done() -> bool:
+            state = (await agent.a2a("GetTask", id=made["id"]))["status"]["state"]
+            return bool(state == "TASK_STATE_COMPLETED")
+
+        await eventually(is_done, "the script ends", within=SECONDS)
+    assert ledger.ran() == {"order": 1}
+
+
+async def test_a_call_that_its_caller_must_allow_survives_a_killed_hub_and_runs_once(
+    config: Path, ledger: Ledger
+) -> None:
+    async with opened(config, "attended") as agent:
+        made = await agent.say({"code": "await shop_order(orders=[{'item': 'lamp'}])"})
+        await eventually(lambda: agent.is_asked(made["id"]), "the caller is asked", within=SECONDS)
+        agent.hub.process.send_signal(signal.SIGKILL)
+        await agent.hub.process.wait()
+    assert not ledger.ran()
+    async with opened(config, "attended") as agent:
+        done = await agent.allow(made["id"])
+        assert result_of(done) == '{"orders": [{"item": "lamp"}]}'
+        assert (await agent.http.get("/v1/approvals")).json()["approvals"] == []
+    assert ledger.ran() == {"order": 1}
+
+
+async def test_a_server_asks_inside_a_script_and_the_script_completes_with_the_answer(
+    config: Path, ledger: Ledger
+) -> None:
+    async with opened(config, "attended") as agent:
+        asked = await agent.say({"code": "colour = await shop_ask()\n[colour, await shop_pay(nonce='after')]"})
+        assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        assert "Which colour?" in json.dumps(asked["status"]["message"])
+        done = await agent.say({"action": "accept", "content": {"colour": "red"}}, taskId=asked["id"])
+        assert result_of(done) == ["red", "after"]
+    assert ledger.ran() == {"ask": 2, "after": 1}

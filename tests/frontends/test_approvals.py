@@ -21,8 +21,9 @@ from isthmus.library import Questions, ToolRequest, ToolService
 from tests.faults.scripted import Scripted
 from tests.faults.test_tasks_crash import killed
 from tests.frontends.receiver import Receiver
+from tests.frontends.task_server import TASKS
 from tests.frontends.test_a2a import envelope, run
-from tests.hubs import MODERN, PATIENT, TRUSTED, HubProcess, Raw, serving, started, stdio, write_config
+from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, Raw, serving, started, stdio, write_config
 from tests.peers.client_sdk2 import client_over_http
 from tests.property.echo_server import command
 from tests.security.fickle import command as isthmus_command
@@ -42,6 +43,7 @@ RULES: dict[str, Any] = {
 }
 TOOL = "bank.echo"
 MODES = ["legacy", MODERN]
+KNOWS_TASKS = {**META, "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}}
 
 
 class Person:
@@ -331,6 +333,70 @@ async def test_a_rest_caller_that_answers_questions_is_asked(hub: HubProcess) ->
     raise AssertionError("there was no result")
 
 
+class TaskClient:
+    """The MCP client of an agent: in the modern era its calls may become tasks, in the legacy era it asks for tasks."""
+
+    def __init__(self, agent: Person, mode: str) -> None:
+        self._http = agent.http
+        self._is_modern = mode == MODERN
+
+    async def send(self, method: str, **params: Any) -> Any:
+        headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-11-25"}
+        if self._is_modern:
+            params["_meta"] = KNOWS_TASKS
+            headers |= {"mcp-protocol-version": MODERN, "mcp-method": method}
+            headers["mcp-name"] = params.get("name") or params["taskId"]
+        answer = await self._http.post("/mcp", json=envelope(method, params), headers=headers)
+        assert "result" in answer.json(), answer.text
+        return answer.json()["result"]
+
+    async def start(self, arguments: Mapping[str, Any]) -> str:
+        """Start a task, and return its id."""
+        if self._is_modern:
+            made = await self.send("tools/call", name=TOOL, arguments=arguments)
+            assert made["resultType"] == "task"
+        else:
+            made = (await self.send("tools/call", name=TOOL, arguments=arguments, task={}))["task"]
+        return str(made["taskId"])
+
+    async def state(self, task: str) -> tuple[str, bool]:
+        """The status of a task, and whether it says that it waits for approval."""
+        found = await self.send("tasks/get", taskId=task)
+        return found["status"], "waits for an operator's approval" in found.get("statusMessage", "")
+
+    async def result(self, task: str) -> Any:
+        """The result of a task that has ended."""
+        if self._is_modern:
+            return (await self.send("tasks/get", taskId=task))["result"]
+        return await self.send("tasks/result", taskId=task)
+
+
+@pytest.mark.one_process("a hub with SQLite is killed and started again")
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_held_call_of_an_mcp_client_with_tasks_is_a_task_and_waits_durably(tmp_path: Path, mode: str) -> None:
+    servers = {"bank": stdio(command(), timeout=5)}
+    tables: dict[str, Any] = {"callers": CALLERS, "approvals": RULES, "limits": PATIENT, "tasks": {"after": 0.1}}
+    config = write_config(tmp_path, servers, **tables)
+    async with killed(config) as hub, client(hub, "agent") as agent, client(hub, "boss") as boss:
+        task = await TaskClient(agent, mode).start({"n": 1})
+        id = await boss.id_of({"n": 1})
+    async with killed(config) as hub, client(hub, "agent") as agent, client(hub, "boss") as boss:
+        mcp = TaskClient(agent, mode)
+
+        async def is_waiting() -> bool:
+            return await mcp.state(task) == ("working", True)
+
+        await until(is_waiting, "the task waits on")
+        assert [each["id"] for each in await boss.pending()] == [id]
+        await boss.decide("allow", id)
+
+        async def is_done() -> bool:
+            return (await mcp.state(task))[0] == "completed"
+
+        await until(is_done, "the task ends")
+        assert (await mcp.result(task))["structuredContent"] == {"n": 1}
+
+
 # -- A2A ---------------------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +478,25 @@ async def test_servers_that_callers_name_by_address_are_held_too(tmp_path: Path)
 
         await until(is_done, "the task ends")
         assert server.count("tools/call") == 1
+
+
+async def test_a_task_waits_for_longer_than_any_call_may_take(tmp_path: Path) -> None:
+    limits = {**PATIENT, "call_seconds": 1.0, "hard_seconds": 1.0}
+    async with (
+        serving(tmp_path, {"bank": stdio(command())}, callers=CALLERS, approvals=RULES, limits=limits) as hub,
+        client(hub, "agent") as agent,
+        client(hub, "boss") as boss,
+    ):
+        task = (await agent.a2a("SendMessage", run(TOOL, n=1)))["task"]
+        id = await boss.id_of({"n": 1})
+        assert reason(await agent.call({"n": 1})) == ("approval_pending", "no"), "an ordinary call has its deadline"
+        assert await agent.state(task["id"]) == "TASK_STATE_AUTH_REQUIRED"
+        await boss.decide("allow", id)
+
+        async def is_done() -> bool:
+            return await agent.state(task["id"]) == "TASK_STATE_COMPLETED"
+
+        await until(is_done, "the task ends")
 
 
 @pytest.mark.one_process("a hub with SQLite is killed and started again")

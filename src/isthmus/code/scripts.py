@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -165,7 +165,7 @@ class StoredCall(msgspec.Struct, omit_defaults=True):
     is_sent: bool = False
     """It may have reached its server, unless it is held."""
     is_held: bool = False
-    """It waits for approval and was not sent."""
+    """It waits for approval, and was not sent: the next hub asks for the same approval."""
     answer: str | None = None
     failure: str | None = None
 
@@ -485,13 +485,6 @@ class Scripts:
             script.cancel("the hub is shutting down")
 
 
-class _Pause(NamedTuple):
-    """Since when a person is asked something, and by which call."""
-
-    since: float
-    call: int
-
-
 class RunningScript:
     """One script; see `core.tasks.live_task.RunningWork`. Its methods are called on the event loop."""
 
@@ -507,6 +500,8 @@ class RunningScript:
         self._is_left = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._left = 0.0
+        """The seconds that it had left when its clock stopped."""
         self._calls: dict[int, StoredCall] = {}
         """The calls that the script waits for."""
         self._inflight: dict[int, InFlight] = {}
@@ -525,8 +520,8 @@ class RunningScript:
         self._printed = ""
         """What it had printed at its last stop."""
         """It continues, and has not got the answers that an earlier hub stored."""
-        self._paused: dict[object, _Pause] = {}
-        """What people are asked: that time is not the script's."""
+        self._paused: dict[object, StoredCall] = {}
+        """What people are asked, and for which calls: that time is not the script's."""
         self._not_run = 0
         """How many of the started calls ended, and certainly did not run."""
         self._names: Mapping[str, str] = {}
@@ -552,7 +547,7 @@ class RunningScript:
     @property
     def waits_for_people(self) -> bool:
         """Whether it can do nothing before a person answers: so do all calls that it has sent."""
-        asking = {each.call for each in self._paused.values()}
+        asking = {each.id for each in self._paused.values()}
         waiting = (call.known is None and (call.id in asking or not call.is_sent) for call in self._calls.values())
         return bool(asking) and all(waiting) and not self.is_done()
 
@@ -576,6 +571,7 @@ class RunningScript:
         seconds = min(request.timeout or self._settings.seconds, self._settings.seconds)
         if self._record is not None:
             seconds = self._record.left or self._record.deadline - scripts.now()
+            self._record.deadline, self._record.left = scripts.now() + seconds, 0.0
         self._set_timer(seconds)
         view = await scripts.hub.view_for(request.caller, request.surface, request.client_caps)
         if self.is_done():
@@ -801,6 +797,7 @@ class RunningScript:
     def call_ended(self, call: StoredCall, outcome: Outcome) -> None:
         """A call of the script has ended."""
         self._inflight.pop(call.id, None)
+        call.is_held = False
         self._not_run += isinstance(outcome, Fault) and outcome.executed == "no"
         self.released(call)
         if self.outcome is None:
@@ -828,39 +825,42 @@ class RunningScript:
         self._timer = self._loop.call_later(max(seconds, 0.0), self._expire)
 
     def pause(self, reason: object, call: StoredCall) -> None:
-        """Stop the script's clock: a person is asked something, and may answer in days."""
+        """Stop the script's clock: a person is asked something, and may answer in days.
+
+        The next hub must know both: what was left of the time, and that a held call was not sent.
+        """
         if self._timer is not None and not self._paused:
             self._timer.cancel()
+            self._left = max(self._due - self._loop.time(), 1.0)
             if self._record is not None:
-                self._record.left = max(self._due - self._loop.time(), 1.0)
-        self._paused.setdefault(reason, _Pause(self._loop.time(), call.id))
+                self._record.left = self._left
+        inflight = self._inflight.get(call.id)
+        # A call of a fleet was sent, although one of its members may wait for approval.
+        call.is_held = inflight is not None and inflight.is_held
+        self._paused[reason] = call
         self._rest_or_go_on()
+        self._store(None, lambda: None)
 
     def unpause(self, reason: object) -> None:
         """Let the clock run again once nobody is asked anything."""
-        ended = self._paused.pop(reason, None)
-        if ended is None or self.is_done():
+        if self._paused.pop(reason, None) is None or self.is_done():
             return
         self._scripts.rest_or_go_on(self)
         if self._paused:
             return
-        left = max(0.0, self._due - ended.since)
-        self._set_timer(left)
+        self._set_timer(self._left)
         if self._record is not None:
-            self._record.deadline, self._record.left = self._scripts.now() + left, 0.0
+            self._record.deadline, self._record.left = self._scripts.now() + self._left, 0.0
 
     def _rest_or_go_on(self) -> None:
         if self._paused:
             self._scripts.rest_or_go_on(self)
 
     def held(self, call: StoredCall, notice: Question) -> None:
-        """A call waits for approval. It was not sent, so the next hub asks for the same approval."""
+        """A call waits for an operator's approval."""
         self.pause(call.id, call)
         self._held[call.id] = notice
         self._show_hold()
-        if self.is_durable and not call.is_held:
-            call.is_held = True
-            self._store(None, lambda: None)
 
     def released(self, call: StoredCall) -> None:
         """A call waits for approval no longer."""
@@ -877,7 +877,7 @@ class RunningScript:
 
     def may_send(self, call: StoredCall, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
         """Whether a call may be sent now; otherwise `send` is called once it is stored that it may have been sent."""
-        if not call.is_held:
+        if not call.is_held or self._record is None:
             return True
         call.is_held = False
         self._store(None, partial(send, inflight))
@@ -927,7 +927,8 @@ class RunningScript:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _executed(self) -> Executed:
-        return "unknown" if self._made > self._not_run + len(self._held) else "no"
+        held = sum(inflight.is_held for inflight in self._inflight.values())
+        return "unknown" if self._made > self._not_run + held else "no"
 
     def refuse(self, message: str, end: ScriptEnd | None = None) -> None:
         """End the script with an error that its author reads."""

@@ -197,7 +197,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " as far as its schema has them. Without it, the task asks for an instruction and suggests tools.",
             "card": "Card for requests that name no version: `merged` suits A2A 1.0 and 0.3, `strict` is 1.0 only."
             " See [The card](a2a.md#the-card).",
-            "keep": "Seconds to store a finished task. A task that waits for its caller is stored for at least a day.",
+            "keep": "Seconds to store a finished task. A task that waits for a person is stored for at least eight"
+            " days.",
             "keep_bytes": "Storage per caller, for A2A and for MCP each; at least 64 KiB."
             " See [Storage of tasks](concepts.md#storage-of-tasks).",
             "grpc_port": "Port for A2A 1.0 over gRPC on the same host; 0 takes a free one. Needs"

@@ -258,7 +258,7 @@ class HoldableExchange(Protocol):
         """The call waits; nobody answers the notice, it only says for what."""
 
     def released(self) -> None:
-        """The call was allowed and continues."""
+        """A person has decided: the call continues, or waits for the next decision."""
 
 
 # -- subscriptions to resources ----------------------------------------------------------------------------------------

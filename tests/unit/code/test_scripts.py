@@ -24,11 +24,11 @@ from isthmus.code.settings import CodeSettings
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import Document
+from isthmus.core.ports import Document, HoldableExchange
 from isthmus.core.tasks.live_task import LiveTask, NewTask
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.model.calls import EVERYTHING, Call, Result
+from isthmus.model.calls import EVERYTHING, Call, Question, Result
 from isthmus.model.tasks import Message
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.process_tree import descendants
@@ -240,6 +240,36 @@ async def test_calls_that_wait_for_their_turn_when_a_script_is_left_are_stored_a
     record = msgspec.json.decode(document.body or b"{}")
     assert [call.get("is_sent", False) for call in record["calls"]] == [True, False, False]
     assert (record["count"], len(stage.link.sent)) == (1, 1)
+
+
+async def stored_record(journal: MemoryJournal) -> Any:
+    document = await stored(journal, SCRIPT)
+    return msgspec.json.decode(document.body or b"{}") if document is not None else {}
+
+
+@pytest.mark.parametrize("how", ["question", "member of a fleet"])
+async def test_a_sent_call_that_waits_for_a_person_is_stored_as_sent_with_the_time_that_is_left(how: str) -> None:
+    stage, journal = Stage(), MemoryJournal()
+    async with scripts_of(stage, journal) as scripts:
+        kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        journal.write([scripts.first_document(request(1), OWNER.key)], kept.set_result)
+        await kept
+        scripts.start_script(RunningScript(scripts, request(1), Listener(), OWNER.key))
+        await eventually(lambda: len(stage.link.sent) == 1, "the call is sent", within=60)
+        (inflight,) = stage.link.sent
+        question = Question("elicitation/create", msgspec.Raw(b"{}"))
+        if how == "question":
+            inflight.ask(question, lambda _: None)
+        else:
+            assert isinstance(inflight.exchange, HoldableExchange)
+            inflight.exchange.held(question)
+
+        async def is_stored() -> bool:
+            return bool((await stored_record(journal)).get("left"))
+
+        await eventually(is_stored, "the next hub knows it", within=60)
+        (call,) = (await stored_record(journal))["calls"]
+    assert (call["is_sent"], call.get("is_held", False)) == (True, False)
 
 
 @pytest.mark.parametrize(("cores", "found"), [({0, 1, 2}, [1, 2]), ({3}, [3]), ({5, 2}, [5])])

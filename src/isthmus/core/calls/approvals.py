@@ -9,7 +9,10 @@ after a crash it is used or not, and never serves twice.
                │  allowed once ──write that it is used──▶ proceed
                │  denied, or a budget has no room ──▶ fault
                └─ request ──write──▶ pending ──decision──write──▶ calls that wait are started again
+                                        ├── expired: fault
                                         └── deadline of the call: fault; the request stays, and the same call joins it
+
+The call of a task has no deadline while it is held: its time starts when it is allowed.
 
 The hub asks `check` in one stage. `app` loads the requests of the last hub, and offers them to operators.
 """
@@ -86,8 +89,8 @@ ALL_BYTES_MAX = 128 * 1024 * 1024
 SWEEP_SECONDS = 1.0
 """How late an expired approval may be noticed; it never serves a call."""
 
-WRITE_SECONDS = 30.0
-"""How long a call waits for the journal."""
+TASK_DEADLINE_SECONDS = 30.0
+"""How much later than the request the call of a task would expire, which therefore ends with the request."""
 
 READ_AT_ONCE = 200
 
@@ -525,16 +528,25 @@ class CallApprovals:
         entry.waiting = [each for each in entry.waiting if not each.inflight.is_done]
         entry.waiting.append(held)
         approval = entry.approval
-        self._begin_hold(held, lambda: ApprovalPending(approval.full_name, approval.id))
+        seconds = approval.expires - self._now() + TASK_DEADLINE_SECONDS if held.call.lasts else _call_seconds(held)
+        late = partial(ApprovalPending, approval.full_name, approval.id)
+        held.inflight.begin_hold(seconds, held.hub.deadlines, late)
         if entry.is_stored:
             # Later: an exchange knows its call only when the call has been started.
             self._loop.call_soon(self._notify, entry, held)
 
-    def _begin_hold(self, held: HeldRequest, late: Callable[[], Fault]) -> None:
-        hub, inflight, call = held.hub, held.inflight, held.inflight.call
-        server_queue = hub.server_queues.get(inflight.target.feature.server)
-        longest = hub.limits.hard_seconds if call.lasts or server_queue is None else server_queue.timeout
-        inflight.begin_hold(longest if call.timeout is None else min(call.timeout, longest), hub.deadlines, late)
+    def take(self, inflight: InFlight) -> HeldRequest | None:
+        """A call that waits for a decision, so that a task makes it instead; None if it does not wait for one.
+
+        No decision starts it any more; `start_call_again` undoes that.
+        """
+        caller = inflight.call.caller
+        for entry in self._of.get(_owner_key(caller), {}).values():
+            for held in entry.waiting:
+                if held.inflight is inflight:
+                    entry.waiting.remove(held)
+                    return held
+        return None
 
     def _notify(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Tell the caller of a held call that it waits, and ask it if it may decide."""
@@ -676,7 +688,7 @@ class CallApprovals:
     def _start_again(self, entry: _ApprovalRecord) -> None:
         """Start the calls that wait again, from their first stage: tool, permissions and rules may have changed."""
         for held in self._take_waiting(entry):
-            _start_call_again(held)
+            start_call_again(held)
 
     def _take_waiting(self, entry: _ApprovalRecord) -> list[HeldRequest]:
         waiting, entry.waiting = entry.waiting, []
@@ -690,7 +702,8 @@ class CallApprovals:
     def _use(self, entry: _ApprovalRecord, held: HeldRequest) -> None:
         """Use up what was allowed once: the call proceeds when that is stored."""
         self._remove(entry)
-        self._begin_hold(held, lambda: NotWritten("The use of the approval could not be stored; the tool did not run"))
+        late = partial(NotWritten, "The use of the approval could not be stored; the tool did not run")
+        held.inflight.begin_hold(_call_seconds(held), held.hub.deadlines, late)
         self._journal.write((entry.document(None),), partial(self._on_used, entry, held))
 
     def _on_used(self, entry: _ApprovalRecord, held: HeldRequest, result: WriteResult) -> None:
@@ -698,7 +711,7 @@ class CallApprovals:
         if result == "refused" and entry.approval.digest not in self._by_digest:
             self._add(entry)
         if result == "conflict":  # another hub was faster: this call needs another approval
-            _start_call_again(held)
+            start_call_again(held)
             return
         if result != "kept":
             inflight.finish(NotWritten("The use of the approval could not be stored; the tool did not run"))
@@ -716,8 +729,6 @@ class CallApprovals:
     def _go_on(self, held: HeldRequest, approval: Approval | None) -> None:
         """A call is about to be sent, because of this approval if it was allowed once."""
         inflight = held.inflight
-        if isinstance(inflight.exchange, HoldableExchange):
-            inflight.exchange.released()
         if approval is not None:
             self._used[inflight] = approval
             self._loop.call_soon(self._watch_end, inflight)
@@ -833,7 +844,7 @@ class CallApprovals:
         """
         if state and state not in ("pending", "allowed", "denied"):
             raise ValueError(f"state must be pending, allowed or denied, not {state!r}")
-        own, now = f"{viewer.tenant}\n{viewer.name}", self._now()
+        own, now = _owner_key(viewer), self._now()
         shown = self._entries if viewer.is_operator else self._of.get(own, {})
         since = _read_cursor(after)
         stored = [each.approval for each in shown.values() if each.is_stored]
@@ -910,6 +921,11 @@ def _added(given: Call, whole: Call) -> tuple[str, ...]:
     return tuple(sorted(after.keys() - before.keys()))
 
 
+def _owner_key(caller: Caller) -> str:
+    """The `Approval.owner` of this caller's approvals."""
+    return f"{caller.tenant}\n{caller.name}"
+
+
 def _can_be_asked(call: Call) -> bool:
     """Whether the caller can show a form to its user."""
     modes = {each for each in call.client_caps if each.startswith("elicitation.")}
@@ -937,11 +953,21 @@ def _facts(approval: Approval) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _start_call_again(held: HeldRequest) -> None:
+def _call_seconds(held: HeldRequest) -> float:
+    """How long a call may take, if nobody is asked."""
+    hub, inflight, call = held.hub, held.inflight, held.inflight.call
+    server_queue = hub.server_queues.get(inflight.target.feature.server)
+    longest = hub.limits.hard_seconds if call.lasts or server_queue is None else server_queue.timeout
+    return longest if call.timeout is None else min(call.timeout, longest)
+
+
+def start_call_again(held: HeldRequest) -> None:
     """Start a call again from its first stage, unless it has ended."""
     inflight = held.inflight
     if not inflight.is_done:
         inflight.end_hold()
+        if isinstance(inflight.exchange, HoldableExchange):
+            inflight.exchange.released()
         inflight.carriage, inflight.call = None, held.call
         held.hub.start_again(inflight)
 

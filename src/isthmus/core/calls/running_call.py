@@ -281,13 +281,15 @@ class InFlight:
         self.limit(seconds, deadlines)
 
     def end_hold(self) -> None:
-        """End the wait. The call has no deadline until its next stage sets one."""
+        """End the wait. The call has no deadline until its next stage sets one; the time of a task's starts now."""
         if isinstance(self.carriage, HeldCall):
             self.note("decided")
             self.carriage = self.carriage.carriage
             if self._bucket is not None:
                 self._bucket.pop(self, None)
                 self._bucket = None
+            if self.call.lasts:
+                self._started, self._clock = self._loop.time(), None
 
     @property
     def is_held(self) -> bool:
@@ -454,7 +456,7 @@ class InFlight:
         """When the call times out without another sign of life."""
         clock = self._get_clock()
         due = clock.alive_at + self.timeout
-        if self.call.timeout is not None:
+        if self.call.timeout is not None and not (self.call.lasts and self.is_held):
             due = min(due, self._started + self.call.timeout + clock.answer_seconds)
         return due
 

@@ -301,9 +301,15 @@ class TaskEngine:
             self.change(live, state="auth_required", asked=asked)
 
     def end_hold(self, live: LiveTask) -> None:
-        """An operator has allowed the call of a task."""
+        """A person has decided about the call of a task: its time starts now."""
+        live.since = self.now()
+        pending = live.record.pending
+        if pending is not None:
+            pending = msgspec.structs.replace(pending, since=live.since)
         if live.record.asked is not None and is_approval(live.record.asked):
-            self.change(live, state="submitted", asked=None)
+            self.change(live, state="submitted", asked=None, pending=pending)
+        elif pending is not None:  # the caller itself has decided
+            self._store_waiting(live, pending)
 
     def may_send(self, live: LiveTask, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
         """Whether a call that has left its queue may be sent now; otherwise `send` is called once that is stored."""
@@ -391,7 +397,9 @@ class TaskEngine:
                 self._resume_work(live)
                 continue
             assert record.pending is not None, "`recover` selects these"
-            live.call, live.since = record.pending.call, record.pending.since
+            # Of unsent calls, those that are held have asked somebody something: that time is not theirs.
+            since = record.pending.since if record.asked is None else self.now()
+            live.call, live.since = record.pending.call, since
             live.waits_for_login = record.pending.waits_for_login
             live.is_left = True
             self._store.set_running(live)

@@ -22,8 +22,9 @@ RETENTION_SECONDS = (1.0, 3600.0)
 """The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
 
 UNANSWERED: tuple[str, ...] = ("input_required", "auth_required")
-UNANSWERED_SECONDS = 24 * 3600.0
-"""The shortest time that a task waits for its caller's next message. A running call never waits nearly as long."""
+UNANSWERED_SECONDS = 8 * 24 * 3600.0
+"""The shortest time that a task waits for its caller's next message, or for an operator: a day longer than a question
+of a running call may stay open, or a request for approval."""
 
 
 def pause_seconds(keep: float) -> float:

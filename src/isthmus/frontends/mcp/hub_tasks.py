@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.approvals import HeldRequest, start_call_again
 from isthmus.core.calls.hub import HELD, Hub, Stage, find, validate
 from isthmus.core.calls.running_call import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.names import BUILTIN
@@ -673,7 +674,14 @@ class HubTasks:
         exchange = inflight.exchange
         if inflight.outcome is not None or not isinstance(exchange, McpExchange) or self._hub.is_draining:
             return
-        # A call that is still queued, or waits for approval, would be stored as a task that may have run.
+        approvals = self._hub.approvals
+        waits_for_operator = inflight.is_held and not inflight.questions
+        held = approvals.take(inflight) if waits_for_operator and approvals is not None else None
+        if held is not None:
+            self._background.spawn("a held call that becomes a task", self._make_held_task(held, exchange))
+            return
+        # A call that is still queued, asks its caller for approval or was just allowed would be stored as a task that
+        # may have run.
         is_queued = inflight.is_held or (inflight.server_queue is not None and not inflight.may_have_run)
         if not is_queued and (inflight.server_queue is None or inflight.server_queue.admit_long_call(inflight)):
             self._background.spawn("a call that becomes a task", self._make_task(inflight, exchange))
@@ -699,6 +707,24 @@ class HubTasks:
         inflight.prolong()
         exchange.end(created_modern(live.record))
         notifier.start(live)
+
+    async def _make_held_task(self, held: HeldRequest, exchange: McpExchange) -> None:
+        """Make a task of a call that waits for approval: the task makes the call anew, and joins its request."""
+        inflight = held.inflight
+        feature, call = inflight.target.feature, msgspec.structs.replace(held.call, comes_back=False)
+        notifier = HubTaskNotifier(self._hub, call.caller, feature.server, self._ended, session=None)
+        live: LiveTask | None = None
+        with suppress(TaskNotStarted):
+            live = await self._engine.begin(self._new_task(feature, call, notifier, self._retention()))
+        if live is None:
+            start_call_again(held)
+            self._slow.add(_SlowCall(inflight, self._promote), RETRY_SECONDS)
+        elif inflight.is_done:  # its caller has left meanwhile
+            self._engine.cancel(live, "the caller cancelled the call")
+        else:
+            inflight.abandon()
+            exchange.end(created_modern(live.record))
+            notifier.start(live)
 
     # -- calls about tasks -----------------------------------------------------------------------------------------
 

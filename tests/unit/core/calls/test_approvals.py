@@ -18,6 +18,7 @@ from isthmus.core.calls.approvals import APPROVAL, EACH_MAX, CallApprovals
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.catalog.tool_rules import ToolRules
 from isthmus.core.ports import ApprovalAlreadyDecided, ApprovalVerdict, Document, OnWritten, WriteResult
+from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Answered, Call, Question, Result, Surface
 from isthmus.model.fault_table import (
@@ -63,8 +64,14 @@ class FailingJournal(MemoryJournal):
 class Held(Stage):
     """A hub that holds calls, with a clock that the test moves."""
 
-    def __init__(self, *rules: ApprovalRule, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
-        super().__init__(*(tools or (tool("read"), tool("write"))))
+    def __init__(
+        self,
+        *rules: ApprovalRule,
+        tools: Sequence[Tool] = (),
+        journal: MemoryJournal | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(*(tools or (tool("read"), tool("write"))), limits=limits)
         self.time = 1_000_000.0
         self.told: list[tuple[str, Mapping[str, Any]]] = []
         self.journal = journal or FailingJournal()
@@ -656,6 +663,45 @@ async def test_the_wait_counts_towards_the_callers_own_timeout() -> None:
     assert 0 < inflight.timeout < 0.3
     await asyncio.wait_for(listener.ended.wait(), 5)
     assert isinstance(listener.fault, TimedOut)
+
+
+async def held_for_long(stage: Held, made: Call) -> tuple[str, Listener]:
+    """The request of a task's call that has waited for longer than an ordinary call may."""
+    id, listener = await stage.ask(msgspec.structs.replace(made, lasts=True))
+    _, ordinary = stage.start(msgspec.structs.replace(made, arguments=msgspec.Raw(b"{}")))
+    await asyncio.wait_for(ordinary.ended.wait(), 5)
+    fault_of(ordinary, ApprovalPending)
+    return id, listener
+
+
+BRIEF = Limits(call_seconds=0.5, hard_seconds=0.5)
+
+
+async def test_a_task_waits_until_its_request_expires_and_no_longer() -> None:
+    stage = Held(limits=BRIEF)
+    _, listener = await held_for_long(stage, call(arguments=PAY, timeout=0.1))
+    assert listener.ends == []
+    stage.time += 3601
+    stage.start(call(arguments=PAY))
+    fault_of(listener, ApprovalExpired)
+
+
+async def test_the_time_of_a_task_starts_when_it_is_allowed() -> None:
+    stage = Held(limits=BRIEF)
+    id, _ = await held_for_long(stage, call(arguments=PAY))
+    await stage.decide(id)
+    assert stage.sent() == [PAY]
+    assert stage.link.sent[0].ask(Question("roots/list", msgspec.Raw(b"{}")), lambda _: None) is not None
+
+
+async def test_a_task_whose_caller_leaves_the_decision_to_the_operator_waits_as_long_for_that() -> None:
+    stage = Held(ApprovalRule("mine", ("*",), by="caller"), limits=BRIEF)
+    _, listener = stage.start(msgspec.structs.replace(asking(), lasts=True, timeout=0.1))
+    await settled()
+    listener.asked[0][1](answer("cancel"))
+    _, ordinary = stage.start(call(arguments={"amount": 6}))
+    await asyncio.wait_for(ordinary.ended.wait(), 5)
+    assert listener.ends == []
 
 
 async def test_a_cancelled_call_leaves_its_request_and_never_runs() -> None:

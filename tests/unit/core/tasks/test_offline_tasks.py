@@ -9,6 +9,8 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from isthmus.core.access.approval_rules import ApprovalRule, ApprovedBy
+from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.sets import SetSettings, SetTool
 from isthmus.core.settings import Limits
@@ -16,7 +18,7 @@ from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
 from isthmus.core.tasks.offline_tasks import OfflineQueue
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.model.callers import Caller, FrontendName, Grants
-from isthmus.model.calls import EVERYTHING, Call, Surface
+from isthmus.model.calls import EVERYTHING, Answered, Call, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
@@ -523,3 +525,91 @@ async def test_a_task_that_is_not_kept_leaves_no_call_behind() -> None:
     refused = await asyncio.gather(*beginning, return_exceptions=True)
     assert [type(each) for each in refused] == [TaskNotStored, TaskNotStored]
     assert (shop.sent, shop.stage.server_queue.running, shop.stage.server_queue.queued) == ([], 0, 0)
+
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
+
+
+def asking(shop: Workshop, by: ApprovedBy) -> Workshop:
+    """The workshop with a rule that every call must be allowed, by an operator or by its own caller."""
+    shop.stage.hub.approvals = CallApprovals(shop.journal, shop.now, lambda *_, **__: None)
+    shop.stage.hub.approvals.has_operator = True
+    shop.stage.hub.approvals.change([ApprovalRule("all", ("*",), by=by, expires=7 * 24 * 3600.0)])
+    return shop
+
+
+ASKABLE = call(client_caps=frozenset({"elicitation", "elicitation.form"}))
+LONG = 2 * Limits().hard_seconds
+
+
+async def is_asked(live: LiveTask) -> None:
+    await until(lambda: live.stored is not None and live.stored.asked is not None)
+
+
+async def allow(shop: Workshop, live: LiveTask, by: ApprovedBy) -> None:
+    """Allow the call of a task."""
+    approvals = shop.stage.hub.approvals
+    assert approvals is not None
+    if by == "caller":
+        content = Raw(b'{"action":"accept","content":{"decision":"once"}}')
+        assert shop.engine.answer(live, said("yes"), Answered(content))
+    else:
+        assert await approvals.decide(approvals.list(BOSS).approvals[0].id, "allow", BOSS, "") is not None
+
+
+BOSS = Caller("boss", "default", Grants(()), is_operator=True)
+
+
+@pytest.mark.parametrize("by", ["operator", "caller"])
+async def test_a_task_that_waited_long_for_a_person_may_still_wait_for_its_server(by: ApprovedBy) -> None:
+    shop = asking(Workshop(), by)
+    live = await shop.begin(ASKABLE)
+    await is_asked(live)
+    shop.seconds += LONG
+    shop.stage.server_queue.grace = GRACE
+    shop.stage.server_queue.detach("it left", is_failure=False)
+    await allow(shop, live, by)
+    await until(lambda: live in shop.engine.offline_queue or live.record.is_terminal)
+    await turns()
+    assert (await kept(shop, live)).phase == "waiting"
+    come_back(shop)
+    await until(lambda: len(shop.sent) == 1)
+
+
+@pytest.mark.parametrize("by", ["operator", "caller"])
+async def test_a_task_that_waited_long_for_a_person_waits_on_at_the_next_hub(by: ApprovedBy) -> None:
+    shop = asking(Workshop(), by)
+    await is_asked(await shop.begin(ASKABLE))
+    shop.seconds += LONG
+    after = asking(await next_hub(shop), by)
+    assert after.stage.hub.approvals is not None
+    await after.stage.hub.approvals.load()
+    come_back(after)
+    after.engine.resume()
+    (live,) = after.engine._store.running()
+    await until(lambda: live.record.is_terminal or (live.inflight is not None and bool(live.record.asked)))
+    await turns(20)
+    after.seconds += LONG
+    await allow(after, live, by)
+    await until(lambda: len(after.sent) == 1)
+    assert (await kept(after, live)).phase == "sent"
+
+
+@pytest.mark.parametrize("by", ["operator", "caller"])
+async def test_a_task_that_was_allowed_late_and_waits_for_a_slot_waits_on_at_the_next_hub(by: ApprovedBy) -> None:
+    shop = Workshop()
+    shop.stage.server_queue.max_calls = 1
+    await shop.begin(numbered(1))
+    live = await asking(shop, by).begin(ASKABLE)
+    await is_asked(live)
+    shop.seconds += LONG
+    await allow(shop, live, by)
+    await until(lambda: live.record.asked is None and live.stored is live.record)
+    assert len(shop.sent) == 1, "another task has the slot"
+    after = away(shop.journal)
+    after.seconds = shop.seconds
+    after.engine.offline_queue.find_caller = lambda _: ANYONE
+    await after.engine.recover()
+    come_back(after)
+    after.engine.resume()
+    await until(lambda: len(after.sent) == 1)

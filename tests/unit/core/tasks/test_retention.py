@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.core.access.approval_rules import EXPIRES_SECONDS_MAX
+from isthmus.core.calls.running_call import TASK_QUESTION_SECONDS
 from isthmus.core.ports import Document
 from isthmus.core.tasks import retention
 from isthmus.core.tasks.push_delivery import DELIVERY, STATES
@@ -49,13 +51,22 @@ async def test_ended_tasks_go_when_their_time_is_over() -> None:
     assert await tidy.left() == {"running", "waiting"}
 
 
-async def test_abandoned_tasks_are_deleted_after_a_day_at_least() -> None:
+async def test_abandoned_tasks_are_deleted_when_no_person_can_be_asked_any_more() -> None:
     tidy = Tidy()
     await tidy.fill()
     tidy.shop.seconds += UNANSWERED_SECONDS
     await tidy.retention.prune()
     assert await tidy.left() == {"running"}
     assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is None
+
+
+@pytest.mark.parametrize("seconds", [TASK_QUESTION_SECONDS, EXPIRES_SECONDS_MAX])
+async def test_a_task_is_stored_for_as_long_as_a_person_may_be_asked(seconds: float) -> None:
+    tidy = Tidy()
+    await tidy.fill()
+    tidy.shop.seconds += seconds
+    await tidy.retention.prune()
+    assert await tidy.left() == {"running", "waiting"}
 
 
 async def test_what_was_sent_of_tasks_goes_with_them() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from isthmus.core.access.approval_rules import ApprovalRule
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.approvals import CallApprovals
 from isthmus.core.calls.running_call import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports import Document, Page
@@ -20,8 +22,9 @@ from isthmus.frontends.mcp import hub_tasks
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.settings import TaskSettings
-from isthmus.model.callers import Caller
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Answered, LogMessage, Question, Reply, Result, Surface
+from isthmus.storage.memory import MemoryJournal
 from isthmus.wire.mcp.tasks import RELATED, TASKS_CAPABILITY
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, raw, ready, tool
 from tests.unit.core.tasks.doubles import HeldJournal, turns, until
@@ -589,6 +592,90 @@ async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()
     assert len(talk.heard) == 3
+
+
+# -- calls that wait for approval ----------------------------------------------------------------------------------
+
+
+class Approving(House):
+    """A house whose operator must allow every call."""
+
+    def __init__(self, journal: HeldJournal | None = None) -> None:
+        super().__init__(journal)
+        # Its requests are stored at once, whatever happens to tasks.
+        self.approvals = CallApprovals(MemoryJournal(), lambda: self.seconds, lambda *_, **__: None)
+        self.approvals.has_operator = True
+        self.hub.approvals = self.approvals
+        self.approvals.change([ApprovalRule("all", ("*",))])
+
+    async def held(self, talk: Talk) -> str:
+        """Make a call that waits, and return the id of its request."""
+        talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
+        await until(lambda: bool(self.approvals.list(BOSS).approvals))
+        return self.approvals.list(BOSS).approvals[0].id
+
+    async def allow(self, id: str) -> None:
+        assert await self.approvals.decide(id, "allow", BOSS, "") is not None
+        await turns(20)
+
+
+BOSS = Caller("boss", ANYONE.tenant, Grants(()), is_operator=True)
+
+
+async def test_a_call_that_waits_for_approval_becomes_a_task_that_joins_its_request() -> None:
+    house = Approving()
+    talk = house.talk()
+    id = await house.held(talk)
+    made = (await talk.reply("m"))["result"]
+    assert (made["resultType"], made["status"]) == ("task", "working")
+    waiting = await ask_modern(talk, "tasks/get", taskId=made["taskId"])
+    assert (waiting["status"], id in waiting["statusMessage"]) == ("working", True)
+    assert [each.id for each in house.approvals.list(BOSS).approvals] == [id]
+    await house.allow(id)
+    (sent,) = house.sent
+    sent.finish(DONE)
+    await house.engine.wait_idle()
+    assert (await ask_modern(talk, "tasks/get", taskId=made["taskId"]))["status"] == "completed"
+    assert len(house.approvals) == 0
+
+
+async def test_a_decision_while_the_task_is_stored_is_used_once() -> None:
+    house = Approving(HeldJournal())
+    talk = house.talk()
+    id = await house.held(talk)
+    await until(lambda: bool(house.journal.waiting))
+    await house.allow(id)
+    assert house.sent == [], "nothing is sent before the task is stored"
+    house.journal.let_go()
+    assert (await talk.reply("m"))["result"]["resultType"] == "task"
+    await until(lambda: bool(house.sent))
+    assert (len(house.sent), len(house.approvals)) == (1, 0)
+
+
+async def test_a_call_whose_task_cannot_be_stored_waits_on() -> None:
+    house = Approving(HeldJournal())
+    talk = house.talk()
+    id = await house.held(talk)
+    await until(lambda: bool(house.journal.waiting))
+    house.journal.settle("refused")
+    await turns()
+    await house.allow(id)
+    assert talk.heard == []
+    house.sent[0].finish(DONE)
+    assert (await talk.reply("m"))["result"]["resultType"] == "complete"
+
+
+async def test_a_caller_that_leaves_while_the_task_is_stored_leaves_no_task() -> None:
+    house = Approving(HeldJournal())
+    talk = house.talk()
+    id = await house.held(talk)
+    await until(lambda: bool(house.journal.waiting))
+    talk.say("notifications/cancelled", {"requestId": "m"})
+    house.journal.let_go()
+    await house.engine.wait_idle()
+    await house.allow(id)
+    assert house.sent == []
+    assert not [each for each in talk.heard if "result" in each]
 
 
 async def test_no_call_becomes_a_task_while_the_hub_goes_away() -> None:
