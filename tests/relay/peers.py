@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.faults.watching import Metronome
 from tests.relay import tokens
@@ -534,7 +534,7 @@ class Pipe:
         while True:
             try:
                 await self._pipe()
-            except (ConnectionClosed, OSError, ValueError):
+            except (ConnectionClosed, InvalidStatus, OSError, ValueError):
                 self.backoffs.append(min(2 ** (len(self.backoffs) + 1), BACKOFF_MAX))
             self.started.clear()
             await self.again.wait()

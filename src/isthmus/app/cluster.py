@@ -363,9 +363,15 @@ class Cluster:
         """Add the figures of the other workers of this machine. Other nodes have addresses of their own."""
         return render if self._settings.bus is None else WorkerMetrics(self.bus, render).render
 
+    async def settle(self) -> None:
+        """Starting: return when this node has the servers of the others, so that its first callers find them."""
+        if self._remote is not None:
+            await self._remote.settle()
+
     async def hand_over(self) -> None:
-        """Shutting down soon: give the programs that this node runs for others to another node."""
-        await self.placed.hand_over()
+        """Shutting down soon: give the servers that this node owns, and the programs that it runs, to other nodes."""
+        moving = () if self._remote is None or not self.bus.peers() else (self._remote.move_own(),)
+        await asyncio.gather(self.placed.hand_over(), *moving)
 
     def leave(self) -> None:
         """Shutting down: other nodes send no new calls; the running ones are still answered."""

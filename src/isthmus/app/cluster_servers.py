@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -33,6 +34,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.dialin.agents import AgentServer, DialInAgent
 from isthmus.upstream.dialin.link import DialInLink, NodeServer, PlacedLink
+from isthmus.upstream.dialin.registry import MOVE_LOOK_SECONDS, MOVE_SECONDS
 from isthmus.upstream.reconnector import Backoff
 from isthmus.wire.mcp.messages import CALLER_KEY, Implementation, Members, read_caller
 
@@ -47,6 +49,12 @@ FRONTEND = "node"
 CONNECT_SECONDS = 5.0
 AGAIN_SECONDS_MAX = 2.0
 """The longest pause before a channel is opened again; a node that is away is not tried at all."""
+
+GREETING_SECONDS = 0.1
+"""How long a node that starts waits for the greetings of others, which answer at once."""
+
+SETTLE_SECONDS = 3.0
+"""The longest time that a node reads the servers of others before it serves its callers."""
 
 OPENING_MAX = 64
 """Servers of other nodes that are being initialized: a node that joins may find thousands."""
@@ -79,6 +87,8 @@ class DirectoryChange(msgspec.Struct, frozen=True, omit_defaults=True):
     arriving: tuple[ArrivingServer, ...] = ()
     arrived: tuple[tuple[int, str | None], ...] = ()
     """Arrivals that are over: their numbers, and the ids of the servers that are listed."""
+    is_moving: bool = False
+    """The node shuts down: the lost servers will connect to other nodes."""
 
 
 class ServerOpened(msgspec.Struct, frozen=True):
@@ -113,7 +123,7 @@ class OwnServers:
         self._is_telling = False
         self._readers: set[BusChannel] = set()
         self._sessions: dict[Key, set[OwnSession]] = {}
-        self._is_leaving = False
+        self._is_leaving = self._is_moving = False
         self.placed: PlacedServers | None = None
         """The programs that this node runs for the others."""
         self.on_changed: Callable[[Key], None] = lambda _key: None
@@ -126,7 +136,7 @@ class OwnServers:
         """A server's state has changed."""
         key = agent_server.agent.key, agent_server.server_id
         link = agent_server.reconnector.link
-        is_here = link is not None and link.announced is None and not self._is_leaving
+        is_here = link is not None and link.announced is None and not self._is_moving
         entry = _entry(agent_server, link) if link is not None and is_here else None
         if self.entries.get(key) == entry:
             return
@@ -170,9 +180,25 @@ class OwnServers:
         """How many other nodes use a server of this one."""
         return len(self._sessions.get(key, ()))
 
+    def move(self) -> list[Key]:
+        """This node shuts down soon: its dial-in servers will connect to other nodes, where calls wait for them.
+
+        Running calls are still answered.
+        """
+        self._is_moving = True
+        keys = [key for key, entry in self.entries.items() if not entry.is_placed]
+        for key in keys:
+            del self.entries[key]
+            self._changed[key] = None
+        self._announce(is_moving=True)  # first: without it, calls that wait for the server are refused
+        for key in keys:
+            for session in tuple(self._sessions.get(key, ())):
+                session.leave()
+        return keys
+
     def leave(self) -> None:
         """This node is shutting down: others use its servers no longer, and their running calls are still answered."""
-        self._is_leaving = True
+        self._is_leaving = self._is_moving = True
         for key in tuple(self.entries):
             del self.entries[key]
             self._changed[key] = None
@@ -198,7 +224,7 @@ class OwnServers:
             self._is_telling = True
             asyncio.get_running_loop().call_soon(self._announce)
 
-    def _announce(self) -> None:
+    def _announce(self, *, is_moving: bool = False) -> None:
         self._is_telling = False
         changed, self._changed = self._changed, {}
         own = tuple(self.entries[key] for key in changed if key in self.entries)
@@ -206,7 +232,7 @@ class OwnServers:
         arriving, self._new_arrivals = tuple(self._new_arrivals), []
         arrived, self._arrived = tuple(self._arrived), []
         for channel in tuple(self._readers):
-            self._say(channel, DirectoryChange(own, lost, arriving, arrived))
+            self._say(channel, DirectoryChange(own, lost, arriving, arrived, is_moving))
 
     def _say(self, channel: BusChannel, change: DirectoryChange) -> None:
         try:
@@ -410,6 +436,36 @@ class RemoteServers:
                 found.setdefault(node, []).append(entry.name)
         return found
 
+    async def move_own(self) -> None:
+        """This node shuts down: return when the servers that dialled in have connected to other nodes, or cannot be.
+
+        Until then this node still serves its callers, and their calls wait for these servers, too.
+        """
+        moving = self._own.move()
+        self._running.dialins.leave(moving)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOVE_SECONDS):
+                while not all(map(self._is_used, moving)):  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(MOVE_LOOK_SECONDS)
+
+    def _is_used(self, key: Key) -> bool:
+        remote = self._links.get(key)
+        return remote is not None and remote.can_send()
+
+    async def settle(self) -> None:
+        """This node starts: return when it has the servers of the others, or cannot have them soon."""
+        if not self._bus.state.is_connected:
+            return
+        await asyncio.sleep(GREETING_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while not self._has_all():  # noqa: ASYNC110 - once in a node's life
+                    await asyncio.sleep(GREETING_SECONDS / 4)
+
+    def _has_all(self) -> bool:
+        is_read = all(directory.is_read for directory in self._directories.values())
+        return is_read and not self._to_look and not any(remote.work for remote in self._links.values())
+
     def _peers_changed(self) -> None:
         peers = self._bus.peers()
         for node, directory in tuple(self._directories.items()):
@@ -435,6 +491,8 @@ class RemoteServers:
             elif self._own.placed is not None:
                 self._own.placed.note(node, entry.name, entry)
         for key in change.lost:
+            if change.is_moving:
+                self._running.dialins.await_move(*key)
             owners = self._owners.get(key, {})
             gone = owners.pop(node, None)
             if gone is not None and not gone.is_placed:
@@ -550,6 +608,8 @@ class PeerDirectory:
         on_changed: Callable[[NodeId, DirectoryChange], None],
     ) -> None:
         self.epoch = epoch
+        self.is_read = False
+        """Its first message has come."""
         self._bus = bus
         self._node = node
         self._on_changed = on_changed
@@ -606,6 +666,7 @@ class PeerDirectory:
             self._arriving |= {arrival.number for arrival in change.arriving}
             self._arriving -= {number for number, _ in change.arrived}
             self._on_changed(self._node, change)
+            self.is_read = True
 
     def writable(self) -> None:
         """See `ChannelReceiver`."""
@@ -636,10 +697,10 @@ class RemoteServer:
     def use(self, node: NodeId, entry: NodeServer) -> None:
         """Use the server at this node."""
         self._wanted = (node, entry)
-        if self.work is None and not (self._used == self._wanted and self._can_send()):
+        if self.work is None and not (self._used == self._wanted and self.can_send()):
             self.work = self._background.spawn(f"channel to {entry.name}", self._connect())
 
-    def _can_send(self) -> bool:
+    def can_send(self) -> bool:
         """Whether new calls may be sent on its link: one that leaves only receives the answers to earlier ones."""
         return self._link is not None and not self._link.lost.done() and not self._link.is_leaving
 

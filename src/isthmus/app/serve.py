@@ -57,7 +57,7 @@ from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.browser_sessions import Sessions
 from isthmus.frontends.http.health import METRICS_PATH, Health
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
-from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
+from isthmus.frontends.http.listener import LAME_DUCK_SECONDS, HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.http.nodes import ALONE, Nodes
 from isthmus.frontends.http.origins import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
@@ -516,10 +516,11 @@ async def _relay(running: RunningHub, auth: Authenticator, cluster: Cluster | No
         await relay.start()
     if cluster is not None:
         cluster.join(running)
+        if relay is not None:
+            cluster.share_devices(relay.frontend, running)
+        await cluster.settle()
     if relay is None:
         return None
-    if cluster is not None:
-        cluster.share_devices(relay.frontend, running)
     wanted = settings.dialin.max_connections + OTHER_DESCRIPTORS
     if (limit := raise_limit(wanted)) < wanted:
         log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
@@ -707,8 +708,13 @@ async def _until_signal(
         log.info(f"shutting down{waits}", calls=running.calls())
         signals.reload_by(None)
         if cluster is not None:
+            if relay is not None:
+                relay.frontend.end_streams()  # devices and servers connect to other nodes now
             await _hand_over(running, cluster, signals)
-        running.refuse_new_calls()
+        if cluster is None or not cluster.bus.peers():
+            running.refuse_new_calls()
+        else:  # a load balancer learns of it by its connections, on which requests may be on their way
+            asyncio.get_running_loop().call_later(LAME_DUCK_SECONDS, running.refuse_new_calls)
         drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay, cluster))
         again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)

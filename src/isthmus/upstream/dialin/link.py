@@ -413,6 +413,9 @@ class DialInLink(BaseLink):
         fault: Fault | ErrorReply = reply
         if self.announced is not None:
             fault = read_node_error(self.server, reply)
+            if isinstance(fault, NotConnected) and isinstance(waiter, CallWaiter) and _can_wait(waiter.inflight):
+                _submit_again(waiter.inflight)
+                return
         elif self.is_muxed or self.hubs:
             fault = read_error(self.server, reply)
         if isinstance(fault, ErrorReply):
@@ -530,28 +533,29 @@ class DialInLink(BaseLink):
                 waiter.fail(NotConnected(self.server, why))
 
     def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
-        """See `BaseLink`. Calls that waited for a sign of life of its node wait for another link, or fail."""
+        """See `BaseLink`. Calls that another node provably did not get wait for another link, or fail."""
         held: list[InFlight] = []
         if self.announced is not None and not self.lost.done():
             for request in tuple(self.requests.pending.values()):
                 waiter = request.waiter
-                if isinstance(waiter, CallWaiter) and not request.may_have_left and _can_wait(waiter.inflight):
+                if not isinstance(waiter, CallWaiter) or not _can_wait(waiter.inflight):
+                    continue
+                if not request.break_off(is_dead=is_dead):
                     del self.requests.pending[request.id]
-                    request.abandon()
                     held.append(waiter.inflight)
         super()._on_broken(reason, is_dead=is_dead)
         for inflight in held:
-            server_queue = inflight.server_queue
-            if server_queue is not None and not inflight.is_done:
-                server_queue.return_slot(inflight)
-                if (fault := server_queue.submit(inflight)) is not None:
-                    inflight.fail(fault)
+            _submit_again(inflight)
 
     def leaves(self) -> None:
         """Its client will close: open requests are still answered, and no new ones may be sent."""
         self.is_leaving = True
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
+
+    def has_calls(self) -> bool:
+        """Whether calls were sent on it that are not answered yet."""
+        return any(isinstance(sent.waiter, CallWaiter) for sent in self.requests.pending.values())
 
     def end(self, code: int, words: str, reason: str) -> None:
         """Close it: the peer gets `words`, and the callers of open calls get `reason`."""
@@ -626,6 +630,15 @@ class PlacedLink(DialInLink):
 def _can_wait(inflight: InFlight) -> bool:
     """Whether a call that was not sent may wait for another link: a later round belongs to the link of the first."""
     return not inflight.rounds and inflight.server_queue is not None and inflight.server_queue.grace > 0
+
+
+def _submit_again(inflight: InFlight) -> None:
+    """Let a call that provably was not sent to the server wait for another link."""
+    server_queue = inflight.server_queue
+    if server_queue is not None and not inflight.is_done:
+        server_queue.return_slot(inflight)
+        if (fault := server_queue.submit(inflight)) is not None:
+            inflight.fail(fault)
 
 
 def renamed(listing: Listing, server: ServerName) -> Listing:

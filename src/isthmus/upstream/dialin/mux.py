@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from isthmus.model.relay import Claim
@@ -112,6 +112,11 @@ class MuxHost:
     def channels(self) -> int:
         """The number of open channels."""
         return len(self._channels)
+
+    def has_calls(self) -> bool:
+        """Whether a server of this socket has calls that are not answered yet."""
+        receivers: Iterable[object] = self._receivers.values()
+        return any(isinstance(each, DialInLink) and each.has_calls() for each in receivers)
 
     # -- callbacks of the socket -----------------------------------------------------------------------------------
 

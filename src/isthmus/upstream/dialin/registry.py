@@ -50,6 +50,16 @@ OLDER_SECONDS = 1.0
 
 COMING = "it has not said yet what it offers"
 
+MOVE_SECONDS = 15.0
+"""How long calls wait for a server whose node of the cluster shuts down. Clients of the relay try again after a second,
+and twice as late each time that they reach a node that is going."""
+
+MOVE_LOOK_SECONDS = 0.05
+"""How often a node that shuts down looks whether calls of a server still run."""
+
+MOVE_AT_ONCE_MAX = 100
+"""Sockets that are closed then, so that thousands of servers do not come to the other nodes in one moment."""
+
 CLOCK_STEP_SECONDS = 0.001
 """The least difference between the times of two sockets."""
 
@@ -103,6 +113,9 @@ class DialInRegistry:
         self._away: dict[AgentServer, float] = {}
         """When each absent server disconnected, the earliest first."""
         self._forgetting: asyncio.TimerHandle | None = None
+        self._moves: dict[AgentServer, asyncio.TimerHandle] = {}
+        """Servers whose calls wait until they have connected to another node."""
+        self._is_leaving = False
         self._is_closing = False
         self._remembered = None if journal is None else RegistryStore(journal, background, now)
 
@@ -166,7 +179,7 @@ class DialInRegistry:
         host = MuxHost(socket, claim, self, on_ended, self._hub.limits.reply_bytes)
         agent = self._hosts[host] = self.roster(claim.key)
         self._count(agent, 1)
-        if self._is_closing:
+        if self._is_leaving:
             host.close(RESTARTING, "the hub is shutting down")
         return host
 
@@ -179,7 +192,7 @@ class DialInRegistry:
             self._count(agent, 1)
         label = server_id or own_id(None)
         link = self._new_link(agent, channel, claim, label, is_muxed=is_muxed)
-        if self._is_closing:
+        if self._is_leaving:
             link.end(RESTARTING, "the hub is shutting down", "the hub is shutting down")
             return link
         if is_muxed and len(agent.arrivals()) >= (most := self._settings.max_servers):
@@ -372,6 +385,54 @@ class DialInRegistry:
         else:  # two programs with one name: this one gets another when it comes back
             link.end(TRY_LATER, "a server of this name connected to another node", "another server has its name")
 
+    # -- moving to another node ------------------------------------------------------------------------------------
+
+    def await_move(self, agent: str, server_id: str) -> None:
+        """Let calls wait for a server whose node shuts down, until it has connected to another one."""
+        found = self._agents.get(agent)
+        agent_server = None if found is None else found.agent_server(server_id)
+        if agent_server is None:
+            return
+        if (before := self._moves.get(agent_server)) is not None:
+            before.cancel()
+        end = partial(self._end_move, agent_server)
+        self._moves[agent_server] = asyncio.get_running_loop().call_later(MOVE_SECONDS, end)
+        self._set_grace(agent_server)
+
+    def _end_move(self, agent_server: AgentServer) -> None:
+        del self._moves[agent_server]
+        self._set_grace(agent_server)
+
+    def _set_grace(self, agent_server: AgentServer) -> None:
+        grace = self._settings.grace_of(agent_server.agent.key)
+        if agent_server in self._moves:
+            grace = max(grace, MOVE_SECONDS)
+        server_queue = agent_server.reconnector.server_queue
+        if server_queue.grace != grace:
+            server_queue.grace = grace
+
+    def leave(self, moving: Iterable[tuple[str, str]]) -> None:
+        """This node shuts down: each socket is closed as soon as its calls are answered, so that its servers move."""
+        for key in moving:
+            self.await_move(*key)
+        self._is_leaving = True
+        for link in list(self._links):
+            if link.announced is None:
+                link.leaves()
+        self._background.spawn("servers that move", self._close_idle())
+
+    async def _close_idle(self) -> None:
+        words = "the hub is shutting down"
+        while True:
+            links = [link for link in self._links if link.announced is None and not link.is_muxed]
+            if not (links or self._hosts):
+                return
+            for host in [host for host in self._hosts if not host.has_calls()][:MOVE_AT_ONCE_MAX]:
+                host.close(RESTARTING, words)
+            for link in [link for link in links if not link.has_calls()][:MOVE_AT_ONCE_MAX]:
+                link.end(RESTARTING, words, words)
+            await asyncio.sleep(MOVE_LOOK_SECONDS)
+
     # -- disconnecting ---------------------------------------------------------------------------------------------
 
     def _gone(self, link: DialInLink) -> None:
@@ -439,6 +500,8 @@ class DialInRegistry:
     def _drop(self, agent_server: AgentServer, why: str) -> None:
         """Remove a server."""
         self._away.pop(agent_server, None)
+        if (move := self._moves.pop(agent_server, None)) is not None:
+            move.cancel()
         self._servers.pop(agent_server.server, None)
         agent_server.reconnector.close(REFUSED, why, why)
         agent_server.agent.remove(agent_server)
@@ -461,8 +524,7 @@ class DialInRegistry:
         for agent_server in self._servers.values():
             server_queue = agent_server.reconnector.server_queue
             server_queue.adjust(limits.max_calls, limits.max_queued, limits.call_seconds)
-            if server_queue.grace != (grace := settings.grace_of(agent_server.agent.key)):
-                server_queue.grace = grace
+            self._set_grace(agent_server)
         for agent in list(self._agents.values()):
             agent.limit(settings.max_tools)
         if self._forgetting is not None:
@@ -543,7 +605,9 @@ class DialInRegistry:
 
     async def aclose(self) -> None:
         """Close all sockets with the code for a restart."""
-        self._is_closing = True
+        self._is_closing = self._is_leaving = True
+        for move in self._moves.values():
+            move.cancel()
         if self._forgetting is not None:
             self._forgetting.cancel()
         for agent_server in self._servers.values():
