@@ -24,7 +24,12 @@ from mcp_types import (
 from tests.hubs import TRUSTED
 from tests.peers.client_sdk2 import CALL_SECONDS, Mode
 
-ANSWER: dict[str, str | int | float | bool | list[str] | None] = {"name": "Zoë", "check": True, "colour": "blue"}
+ANSWER: dict[str, str | int | float | bool | list[str] | None] = {
+    "name": "Zoë",
+    "check": True,
+    "colour": "blue",
+    "interpretation": "snake",
+}
 
 
 class Messages:
@@ -59,10 +64,10 @@ class Messages:
 
 
 def bare(message: bytes) -> bytes:
-    """A message without what a hub makes up: its own id, ids of its questions, and sealed states."""
+    """A message without what a hub makes up: its own id, ids of its questions and tasks, and sealed states."""
     message = re.sub(rb'"[0-9a-f]{16}":0', b'"":0', message)
     message = re.sub(rb'"requestState":"[^"]*"', b'"requestState":""', message)
-    message = re.sub(rb'"(requestId|elicitationId)":"[^"]*"', rb'"\1":""', message)
+    message = re.sub(rb'"(requestId|elicitationId|taskId)":"[^"]*"', rb'"\1":""', message)
     return re.sub(rb'"id":("[^"]*"|\d+),"method"', b'"id":0,"method"', message)
 
 

@@ -30,7 +30,7 @@ from tests.security.fickle import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NAMES = ("rest", "legacy", "modern", "agent", "seeker", "coder", "one", "two", "watcher", "boss")
+NAMES = ("rest", "legacy", "modern", "agent", "seeker", "coder", "one", "two", "watcher", "inside", "bound", "boss")
 KEYS = {name: f"key-of-{name}-0123456789" for name in NAMES}
 CALLERS: dict[str, Any] = {
     **{name: {"key": KEYS[name], "allow": ["*"]} for name in NAMES},
@@ -38,12 +38,15 @@ CALLERS: dict[str, Any] = {
     "coder": {"key": KEYS["coder"], "allow": ["*"], "expose": "code"},
     "one": {"key": KEYS["one"], "allow": ["*"], "tenant": "team"},
     "two": {"key": KEYS["two"], "allow": ["*"], "tenant": "team"},
+    "bound": {"key": KEYS["bound"], "allow": ["*"], "set": "picked"},
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
+SETS: dict[str, Any] = {"picked": {"tools": ["bank.*"]}}
 BUDGETS: dict[str, Any] = {
     "each": {"calls": 2, "tools": ["bank.*"], "tenants": ["default"]},
     "relayed": {"calls": 2, "tools": ["bank.*"], "callers": ["relay:guest"]},
     "all": {"result_bytes": 1_200_000, "per": "hub", "callers": ["one"]},
+    "picked": {"calls": 2, "per": "set", "sets": ["picked"], "callers": ["inside", "bound"]},
     "team": {"cost": 6, "costs": {"bank.echo": 2}, "per": "tenant", "tenants": ["team"], "period": "month"},
 }
 TOOL = "bank.echo"
@@ -82,7 +85,7 @@ async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def hub(folder: Path) -> AsyncIterator[HubProcess]:
     servers = {"bank": stdio(command())}
     relay = {"key": RELAY_KEY, "agents": {"guest": {"allow": [TOOL]}}}
-    tables: dict[str, Any] = {"callers": CALLERS, "budgets": BUDGETS, "limits": PATIENT, "relay": relay}
+    tables: dict[str, Any] = {"callers": CALLERS, "sets": SETS, "budgets": BUDGETS, "limits": PATIENT, "relay": relay}
     async with serving(folder, servers, **tables) as running:
         yield running
 
@@ -165,6 +168,28 @@ async def test_the_callers_of_a_tenant_share_its_budget(hub: HubProcess) -> None
             assert (await http.post(f"/v1/tools/{TOOL}", json={})).status_code == 200
         problem = (await two.post(f"/v1/tools/{TOOL}", json={})).json()
         assert "6 of 6 cost units this month for the tenant team, and this call costs 2" in problem["detail"]
+
+
+async def test_the_callers_of_a_set_share_its_budget_and_calls_outside_of_it_go_on(hub: HubProcess) -> None:
+    async with (
+        Raw(hub.url_of("picked"), key=KEYS["inside"]) as inside,
+        Raw(hub.url, key=KEYS["inside"]) as outside,
+        client(hub, "bound") as bound,
+    ):
+        assert "result" in await inside.call("echo")
+        assert (await bound.post("/v1/tools/echo", json={})).status_code == 200
+        used_up = "The budget picked is used up: 2 of 2 calls this day for the set picked"
+        error = (await inside.call("echo"))["error"]
+        assert (error["code"], error["data"]["reason"], error["data"]["executed"]) == (-32010, "budget_exceeded", "no")
+        assert error["message"].startswith(used_up)
+        answer = await bound.post("/v1/tools/echo", json={})
+        assert (answer.status_code, answer.json()["reason"]) == (429, "budget_exceeded")
+        assert answer.json()["detail"].startswith(used_up)
+        task = (await bound.post("/a2a", json=envelope("SendMessage", run("echo")))).json()["result"]["task"]
+        assert task["status"]["state"] == "TASK_STATE_REJECTED"
+        assert task["status"]["message"]["parts"][0]["text"].startswith(used_up)
+        assert "result" in await outside.call(TOOL)
+    assert await refused(hub, "picked") == 3
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+from uuid import uuid4
 
+import grpc
 import httpx2
 import pytest
 import pytest_asyncio
+from google.protobuf import json_format
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
+from tests.fork_server import quick_isthmus
+from tests.frontends.test_a2a_grpc import address as grpc_address
+from tests.frontends.test_a2a_grpc import call as grpc_call
 from tests.hubs import NODES as HUB_NODES
-from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, run, serving, started, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, environment, run, serving, started, stdio, write_config
+from tests.peers.client_sdk2 import Mode, client_over_stdio
 from tests.relay.peers import Json, Manner, device, raw_server
 from tests.relay.tokens import KEY
 
@@ -64,6 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(folder: Path) -> AsyncIterator[HubProcess]:
     tables = {"fleets": FLEETS, "callers": CALLERS, "relay": RELAY, "approvals": APPROVALS, "limits": PATIENT}
+    tables["a2a"] = {"grpc_port": 0}
     async with serving(folder, SERVERS, **tables) as running:
         yield running
     assert "Traceback" not in "".join(running.said)
@@ -191,28 +199,80 @@ async def test_an_unknown_member_is_refused_with_the_known_ones(raw: Raw) -> Non
     )
 
 
+Use: TypeAlias = Callable[[], Awaitable[str]]
+"""Calls `nodes.read` in a conversation: the member that was called."""
+
+
+@asynccontextmanager
+async def mcp_session(hub: HubProcess) -> AsyncIterator[Use]:
+    async with sdk(hub, "legacy") as client:
+
+        async def use() -> str:
+            return str(((await client.call_tool("nodes.read", {})).structured_content or {})["from"])
+
+        yield use
+
+
+@asynccontextmanager
+async def a2a_context(hub: HubProcess) -> AsyncIterator[Use]:
+    context: dict[str, str] = {}
+    async with rest_of(hub, "free") as http:
+
+        async def use() -> str:
+            parts = [{"data": {"tool": "nodes.read", "arguments": {}}}]
+            message = {"messageId": uuid4().hex, "role": "ROLE_USER", "parts": parts, **context}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+            answer = (await http.post("/a2a", json=body, headers={"a2a-version": "1.0"})).json()
+            context["contextId"] = answer["result"]["task"]["contextId"]
+            return str(member_of(answer["result"]["task"]))
+
+        yield use
+
+
+def member_of(task: Json) -> str:
+    """The member that ran a task."""
+    (found,) = (part["data"]["from"] for part in task["artifacts"][0]["parts"] if "data" in part)
+    return str(found)
+
+
 @pytest.mark.one_process("each node uses members that are equally busy in turn, so two may choose the same")
-async def test_a_conversation_keeps_its_member_while_it_is_there(hub: HubProcess, raw: Raw) -> None:
-    async with sdk(hub, "legacy") as one, sdk(hub, "legacy") as other:
-
-        async def used(client: Client) -> str:
-            result = await client.call_tool("nodes.read", {})
-            return str((result.structured_content or {})["from"])
-
-        mine, theirs = await used(one), await used(other)
+@pytest.mark.parametrize("conversation", [mcp_session, a2a_context])
+async def test_a_conversation_keeps_its_member_while_it_is_there(
+    hub: HubProcess, raw: Raw, conversation: Callable[[HubProcess], AbstractAsyncContextManager[Use]]
+) -> None:
+    async with conversation(hub) as one, conversation(hub) as other:
+        mine, theirs = await one(), await other()
         assert mine != theirs
-        assert [await used(one) for _ in range(3)] == [mine] * 3
+        assert [await one() for _ in range(3)] == [mine] * 3
+        assert [await other() for _ in range(3)] == [theirs] * 3
         lost = await raw.call("nodes.write", {"fleet_member": mine, "exit": [mine]})
         assert lost["error"]["data"] == {"executed": "unknown", "reason": "lost", "server": mine}
-        new = await used(one)
+        new = await one()
         assert new != mine
-        assert [await used(one) for _ in range(3)] == [new] * 3
+        assert [await one() for _ in range(3)] == [new] * 3
 
     async def is_back() -> bool:
         every = [(await raw.call("nodes.fleet_members"))["result"]["structuredContent"] for _ in range(LOOKS)]
         return all(row["state"] == "ready" for each in every for row in each["members"])
 
     await eventually(is_back, f"{mine} is back")
+
+
+async def test_sessions_of_a_program_with_its_own_hub_keep_their_members(tmp_path: Path) -> None:
+    config = write_config(tmp_path, SERVERS, fleets={"nodes": {"members": "node-*"}}, limits=PATIENT)
+    service = ToolService()
+    await service.initialize(str(config))
+    async with service:
+
+        async def used(session: str) -> str:
+            result = await service.execute_tool(ToolRequest("nodes.read", parameters={}, session_id=session))
+            assert isinstance(result.data, dict), result
+            return str(result.data["from"])
+
+        mine, theirs = await used("one"), await used("other")
+        assert mine != theirs
+        assert [await used("one") for _ in range(3)] == [mine] * 3
+        assert [await used("other") for _ in range(3)] == [theirs] * 3
 
 
 @pytest.mark.parametrize("era", ["legacy", "auto"])
@@ -398,7 +458,7 @@ async def test_a_call_of_all_members_is_approved_once_and_a_rule_about_one_membe
 # -- every frontend ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_fleet_is_called_on_every_frontend(hub: HubProcess, rest: httpx2.AsyncClient) -> None:
+async def test_a_fleet_is_called_on_every_frontend(hub: HubProcess, rest: httpx2.AsyncClient, folder: Path) -> None:
     every, sent = {"fleet_member": "all"}, {"fleet_member": "node-b"}
     eras: tuple[Era, ...] = ("legacy", "auto")
     for era in eras:
@@ -411,13 +471,25 @@ async def test_a_fleet_is_called_on_every_frontend(hub: HubProcess, rest: httpx2
                 "arguments": {},
             }
     assert [*rows_of((await rest.post("/v1/tools/nodes.read", json=every)).json())] == NODES
-    part = {"kind": "data", "data": {"tool": "nodes.read", "arguments": every}}
+    calling = {"tool": "nodes.read", "arguments": every}
+    part = {"kind": "data", "data": calling}
     message = {"kind": "message", "messageId": "m1", "role": "user", "parts": [part]}
     params = {"message": message, "configuration": {"blocking": True}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": params}
     task = (await rest.post("/a2a", json=body)).json()
     assert task["result"]["status"]["state"] == "completed"
     assert all(name in json.dumps(task["result"]["artifacts"]) for name in NODES)
+    message = {"messageId": "m2", "role": "ROLE_USER", "parts": [{"data": calling}]}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    task = (await rest.post("/a2a", json=body, headers={"a2a-version": "1.0"})).json()["result"]["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert all(name in json.dumps(task["artifacts"]) for name in NODES)
+    message["messageId"] = "m3"
+    async with grpc.aio.insecure_channel(await grpc_address(hub)) as channel:
+        sent_task = (await grpc_call(channel, "SendMessage", {"message": message}, KEYS["free"])).task
+    task = json_format.MessageToDict(sent_task)
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert all(name in json.dumps(task["artifacts"]) for name in NODES)
     async with device(hub.port, "ward") as robot:
         await robot.ready()
         assert "node-b" in await robot.call("read", sent)
@@ -427,6 +499,22 @@ async def test_a_fleet_is_called_on_every_frontend(hub: HubProcess, rest: httpx2
     async with service:
         said = await service.execute_tool(ToolRequest("nodes.read", parameters=every))
         assert "3 of 3 members succeeded" in said.text
+    words = ("call", "nodes.read", "--hub", f"http://127.0.0.1:{hub.port}", "fleet_member=all")
+    ended = await run(*words, folder=folder, env={"ISTHMUS_KEY": KEYS["free"]})
+    assert (ended.code, ended.out.partition("\n")[0]) == (0, "3 of 3 members succeeded"), ended
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_fleet_is_called_over_stdio(tmp_path: Path, mode: Mode) -> None:
+    config = write_config(tmp_path, SERVERS, fleets={"nodes": {"members": "node-*"}}, limits=PATIENT)
+    async with client_over_stdio(
+        quick_isthmus("stdio", "--config", str(config)), mode=mode, env=environment()
+    ) as client:
+        assert "nodes.read" in [tool.name for tool in (await client.list_tools()).tools]
+        gathered = (await client.call_tool("nodes.read", {"fleet_member": "all"})).structured_content or {}
+        assert [row["member"] for row in gathered["members"] if row["ok"]] == NODES
+        one = (await client.call_tool("nodes.read", {"fleet_member": "node-b"})).structured_content
+        assert one == {"from": "node-b", "arguments": {}}
 
 
 # -- members that come and go ------------------------------------------------------------------------------------------

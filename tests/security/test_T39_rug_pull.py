@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from tests.faults.watching import eventually
 from tests.fork_server import quick_isthmus
 from tests.hubs import META, MODERN, Raw, environment, serving, write_config
 from tests.security.entries import ENTRIES, connected_caller, lengthless
-from tests.security.fickle import Fickle, announced, command, said, until
+from tests.security.fickle import Fickle, announced, command, definitions, said, until
 from tests.security.fickle_server import tool
 from tests.security.permitted import key_of
 
@@ -176,6 +177,35 @@ async def test_a_changed_tool_is_withheld_until_it_is_approved_and_others_go_on(
             return "definition.withheld" in told and "definition.approved" in told
 
         await until(is_in_the_log, "both are in the audit log, which is written in batches")
+
+
+async def test_it_is_withheld_from_a_set_that_changes_its_name_and_description(tmp_path: Path, fickle: Fickle) -> None:
+    """What the set shows has stayed the same; what the server says has not."""
+    shown = {"name": "send", "description": "Sends money.", "fixed": {"text": "mine"}}
+    sets = {"money": {"tools": ["fickle.*"], "tool": {"fickle.pay": shown}}}
+    bound = {"key": key_of("bound"), "allow": ["*"], "set": "money"}
+    callers = {"all": {"key": key_of("all"), "allow": ["*"]}, "bound": bound}
+    async with (
+        serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT, sets=sets, callers=callers) as hub,
+        Raw(hub.url, key=key_of("all")) as raw,
+        Raw(hub.url_of("money"), key=key_of("all")) as through_set,
+        Raw(hub.url, key=key_of("bound")) as bound_caller,
+    ):
+        for caller in (through_set, bound_caller):
+            await until(partial(is_listed, caller, "send"), "the set has it")
+        assert (await through_set.call("send"))["result"]["content"][0]["text"] == "pay"
+        fickle.lists(PULLED, READ)
+        await announced(raw)
+        for caller in (through_set, bound_caller):
+            await until(partial(is_gone, caller, "send"), "the changed tool is no longer listed")
+            refused, unknown = await caller.call("send"), await caller.call("nope")
+            assert json.dumps(refused).replace("send", "X") == json.dumps(unknown).replace("nope", "X")
+            assert (await caller.call("read"))["result"]["content"][0]["text"] == "read"
+        await command(tmp_path, "approve", "fickle.pay", "--yes")
+        for caller in (through_set, bound_caller):
+            await until(partial(is_listed, caller, "send"), "what was approved is listed")
+            assert (await caller.call("send"))["result"]["content"][0]["text"] == "pay"
+        assert (await definitions(through_set))["send"]["description"] == "Sends money."
 
 
 async def test_it_is_withheld_in_every_kind_of_hub(

@@ -1,8 +1,9 @@
 """T79: an approved call is not the call that runs, or runs more often than it was approved.
 
 What a person allows is bound to caller, set, tool, definition and arguments: equal arguments in any spelling and by any
-frontend share one digest exactly if the server would see equal JSON. A decision serves once, for its caller, until it
-expires or the definition changes. Requests outlast a killed hub, and one caller cannot fill the store.
+frontend share one digest exactly if the server would see equal JSON. A call that was held runs with the arguments that
+the person saw. A decision serves once, for its caller, until it expires or the definition changes. Requests outlast a
+killed hub, and one caller cannot fill the store.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,10 @@ from hypothesis import strategies as st
 from isthmus.library import ToolRequest, ToolService
 from tests.choices import IS_FULL
 from tests.faults.test_tasks_crash import killed
+from tests.fork_server import quick_isthmus
 from tests.frontends.test_a2a_grpc import address as grpc_address
 from tests.frontends.test_a2a_grpc import call as grpc_call
-from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, Raw, serving, stdio, write_config
+from tests.hubs import META, MODERN, PATIENT, TRUSTED, HubProcess, Raw, environment, serving, stdio, write_config
 from tests.property.echo_server import command
 from tests.property.respelled import Json, documents, is_equal, respelled
 from tests.relay.peers import Device, device
@@ -37,10 +39,13 @@ from tests.security.fickle import Fickle, announced, definitions, until
 from tests.security.fickle_server import tool
 
 EXAMPLES = 12 if IS_FULL else 6
+RESUMED_EXAMPLES = 6 if IS_FULL else 2
 PENDING = 1_000
 CALLERS_OF_PENDING = 10
 HELD_SECONDS = 0.4
-"""The timeout of the server whose calls are held in the property: so long each refused call takes."""
+"""The timeout of the server whose calls are refused in the property: so long each refused call takes."""
+RESUMED_SECONDS = 60.0
+"""The timeout of the server whose calls are allowed while they wait."""
 
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("agent", "other", "finder", "coder", "boss")}
 CALLERS: dict[str, Any] = {
@@ -50,12 +55,14 @@ CALLERS: dict[str, Any] = {
     "boss": {"key": KEYS["boss"], "allow": [], "operator": True},
 }
 RULES: dict[str, Any] = {"all": {"tools": ["bank.*"]}}
+SETS: dict[str, Any] = {"picked": {"tools": ["bank.*"]}}
 NAME = "bank.echo"
 DEVICES = "garden"
 """The agent of the relay whose device calls."""
 PLAIN = {"content-type": "application/json", "accept": "application/json"}
-COMPLETED, AUTH_REQUIRED = 3, 8
-"""States of tasks, as gRPC numbers them."""
+COMPLETED = ("TASK_STATE_COMPLETED", "completed")
+AUTH_REQUIRED = ("TASK_STATE_AUTH_REQUIRED", "auth-required")
+WORKING = ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "submitted", "working")
 JSON_TYPE = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 
 
@@ -73,11 +80,11 @@ Ran: TypeAlias = str | None
 class Entry(NamedTuple):
     """One way to call the tool."""
 
-    caller: str
-    """Whom a decision is about; of each caller one entry asks for it."""
     call: Callable[[str], Awaitable[Ran]]
     sent: Callable[[str], str] = str
     """What it makes of a text before the hub sees it."""
+    resumed: Callable[[str], Awaitable[Ran]] | None = None
+    """Calls the tool and follows the task to its end; other entries wait with their call."""
 
 
 def as_values(text: str) -> str:
@@ -99,6 +106,7 @@ class _Result(msgspec.Struct):
 
 class _ErrorData(msgspec.Struct):
     reason: str
+    approval: str = ""
 
 
 class _Error(msgspec.Struct):
@@ -118,12 +126,20 @@ def ran(answer: _Answer) -> Ran:
     return None
 
 
-async def mcp_modern(http: httpx2.AsyncClient, text: str, name: str = NAME) -> Ran:
+async def mcp_modern(http: httpx2.AsyncClient, text: str, name: str = NAME, path: str = "/mcp") -> Ran:
+    return ran(await modern_answer(http, text, name, path))
+
+
+async def modern_answer(http: httpx2.AsyncClient, text: str, name: str, path: str) -> _Answer:
     params = f'{{"name":"{name}","arguments":{text},"_meta":{json.dumps(META)}}}'
     headers = {**JSON_TYPE, "mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": name}
     body = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}'
-    answer = await http.post("/mcp", content=body.encode(), headers=headers)
-    return ran(msgspec.json.decode(last_message(answer), type=_Answer))
+    answer = await http.post(path, content=body.encode(), headers=headers)
+    return msgspec.json.decode(last_message(answer), type=_Answer)
+
+
+async def by_set(http: httpx2.AsyncClient, text: str) -> Ran:
+    return await mcp_modern(http, text, "echo", "/mcp/picked")
 
 
 async def by_call_tool(http: httpx2.AsyncClient, text: str) -> Ran:
@@ -150,6 +166,114 @@ async def rest(http: httpx2.AsyncClient, text: str) -> Ran:
     return None
 
 
+class Session:
+    """A session of the legacy era whose messages come one by one: over HTTP+SSE, or over standard streams."""
+
+    def __init__(self, send: Callable[[bytes], Awaitable[object]], messages: AsyncIterator[bytes]) -> None:
+        self._send = send
+        self._messages = messages
+        self.question: Any = None
+        """The hub asks this user whether the call may run."""
+
+    async def begin(self, **capabilities: Any) -> None:
+        info = {"name": "t", "version": "1"}
+        client = {"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": info}
+        body = {"jsonrpc": "2.0", "id": "begin", "method": "initialize", "params": client}
+        await self._answer(json.dumps(body).encode(), "begin")
+        await self._send(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+
+    async def call(self, text: str) -> Ran:
+        id = f"call-{next(_ids)}"
+        params = f'{{"name":"{NAME}","arguments":{text}}}'
+        # One line, as standard streams have it; the line breaks here are white space between members.
+        body = f'{{"jsonrpc":"2.0","id":"{id}","method":"tools/call","params":{params}}}'.replace("\n", " ")
+        return ran(msgspec.json.decode(await self._answer(body.encode(), id), type=_Answer))
+
+    async def decide(self, decision: str) -> None:
+        result = {"action": "accept", "content": {"decision": decision}}
+        await self._send(json.dumps({"jsonrpc": "2.0", "id": self.question["id"], "result": result}).encode())
+
+    async def allow_for_an_hour(self, text: str) -> None:
+        """Make a call, and allow it; again if its time was over before."""
+        while True:
+            self.question, call = None, asyncio.ensure_future(self.call(text))
+
+            async def is_asked_or_over(call: asyncio.Future[Ran] = call) -> bool:
+                return self.question is not None or call.done()
+
+            await until(is_asked_or_over, "it is asked")
+            if self.question is not None:
+                await self.decide("hour")
+            if await call is not None:
+                return
+
+    async def _answer(self, body: bytes, id: str) -> bytes:
+        await self._send(body)
+        async with asyncio.timeout(RESUMED_SECONDS):
+            async for message in self._messages:
+                decoded = json.loads(message)
+                if decoded.get("method") == "elicitation/create":
+                    self.question = decoded
+                elif decoded.get("id") == id:
+                    return message
+        raise AssertionError("the stream has ended")
+
+
+async def data_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event. `aiter_lines` would also split at U+2028, which JSON may contain."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+@asynccontextmanager
+async def sse_session(http: httpx2.AsyncClient) -> AsyncIterator[Session]:
+    async with http.stream("GET", "/sse", headers={"accept": "text/event-stream"}) as answer:
+        data = data_of(answer.aiter_bytes())
+        endpoint = (await anext(data)).decode()
+        session = Session(lambda body: http.post(endpoint, content=body, headers=JSON_TYPE), data)
+        await session.begin()
+        yield session
+
+
+def stdio_command(folder: Path, servers: Mapping[str, Any]) -> list[str]:
+    """The words that start `isthmus stdio`, which has no operators: its own user decides."""
+    folder.mkdir()
+    rules = {"own": {"tools": ["bank.*"], "by": "caller"}}
+    config = write_config(folder, servers, approvals=rules, limits=PATIENT)
+    return quick_isthmus("stdio", "--config", str(config))
+
+
+@asynccontextmanager
+async def stdio_session(words: Sequence[str]) -> AsyncIterator[Session]:
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment(),
+        limit=1 << 20,
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    async def send(body: bytes) -> None:
+        stdin.write(body + b"\n")
+        await stdin.drain()
+
+    try:
+        session = Session(send, aiter(stdout))
+        await session.begin(elicitation={})
+        yield session
+    finally:
+        stdin.close()
+        await process.wait()
+
+
 class _Part(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -163,58 +287,136 @@ class _Status(msgspec.Struct):
 
 
 class _Task(msgspec.Struct):
+    id: str
     status: _Status
     artifacts: list[_Artifact] = []
-
-    id: str = ""
 
 
 class _Sent(msgspec.Struct):
     task: _Task
 
 
-class _A2aAnswer(msgspec.Struct):
-    result: _Sent
+class A2a(NamedTuple):
+    """One binding of A2A."""
+
+    send: Callable[[str], Awaitable[_Task]]
+    """Sends a message with this data."""
+    get: Callable[[str], Awaitable[_Task]]
+
+    async def call(self, text: str) -> Ran:
+        return result_of(await self.send(instruction(text)))
+
+    async def resumed(self, text: str) -> Ran:
+        return await self.finished(await self.send(instruction(text)))
+
+    async def finished(self, task: _Task) -> Ran:
+        async with asyncio.timeout(RESUMED_SECONDS):
+            while task.status.state not in COMPLETED:
+                assert task.status.state in (*AUTH_REQUIRED, *WORKING), task
+                await asyncio.sleep(0.05)
+                task = await self.get(task.id)
+        return result_of(task)
 
 
-async def send(http: httpx2.AsyncClient, data: str) -> tuple[Ran, str]:
-    """Send a message of A2A: what its task returned, and the task."""
-    message = f'{{"messageId":"m-{next(_ids)}","role":"ROLE_USER","parts":[{{"data":{data}}}]}}'
-    body = f'{{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{{"message":{message}}}}}'
-    answer = await http.post("/a2a", content=body.encode(), headers={**JSON_TYPE, "a2a-version": "1.0"})
-    task = msgspec.json.decode(answer.content, type=_A2aAnswer).result.task
-    if task.status.state == "TASK_STATE_COMPLETED":
-        return next(
-            bytes(part.data).decode() for part in task.artifacts[0].parts if bytes(part.data) != b"null"
-        ), task.id
-    assert task.status.state == "TASK_STATE_AUTH_REQUIRED", answer.text
-    return None, task.id
+def instruction(text: str) -> str:
+    return f'{{"tool":"{NAME}","arguments":{text}}}'
 
 
-async def a2a(http: httpx2.AsyncClient, text: str) -> Ran:
-    return (await send(http, f'{{"tool":"{NAME}","arguments":{text}}}'))[0]
+def result_of(task: _Task) -> Ran:
+    if task.status.state in COMPLETED:
+        return next(bytes(part.data).decode() for part in task.artifacts[0].parts if bytes(part.data) != b"null")
+    assert task.status.state in AUTH_REQUIRED, task
+    return None
+
+
+def a2a_by_rpc(http: httpx2.AsyncClient) -> A2a:
+    async def ask(method: str, params: str, kind: type[Any]) -> Any:
+        body = f'{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}'
+        answer = await http.post("/a2a", content=body.encode(), headers={**JSON_TYPE, "a2a-version": "1.0"})
+        return msgspec.json.decode(
+            msgspec.json.decode(answer.content, type=dict[str, msgspec.Raw])["result"], type=kind
+        )
+
+    async def send(data: str) -> _Task:
+        sent: _Sent = await ask("SendMessage", f'{{"message":{message_of(data)}}}', _Sent)
+        return sent.task
+
+    async def get(id: str) -> _Task:
+        task: _Task = await ask("GetTask", json.dumps({"id": id}), _Task)
+        return task
+
+    return A2a(send, get)
+
+
+def a2a_by_http_json(http: httpx2.AsyncClient) -> A2a:
+    headers = {**PLAIN, "a2a-version": "1.0"}
+
+    async def send(data: str) -> _Task:
+        body = f'{{"message":{message_of(data)}}}'
+        answer = await http.post("/a2a/rest/message:send", content=body.encode(), headers=headers)
+        return msgspec.json.decode(answer.content, type=_Sent).task
+
+    async def get(id: str) -> _Task:
+        answer = await http.get(f"/a2a/rest/tasks/{id}", headers=headers)
+        return msgspec.json.decode(answer.content, type=_Task)
+
+    return A2a(send, get)
+
+
+def a2a_0_3(http: httpx2.AsyncClient) -> A2a:
+    async def ask(method: str, params: str) -> _Task:
+        body = f'{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}'
+        answer = await http.post("/a2a", content=body.encode(), headers=PLAIN)
+        return msgspec.json.decode(
+            msgspec.json.decode(answer.content, type=dict[str, msgspec.Raw])["result"], type=_Task
+        )
+
+    async def send(data: str) -> _Task:
+        parts = f'[{{"kind":"data","data":{data}}}]'
+        message = f'{{"kind":"message","messageId":"m-{next(_ids)}","role":"user","parts":{parts}}}'
+        return await ask("message/send", f'{{"message":{message},"configuration":{{"blocking":true}}}}')
+
+    return A2a(send, lambda id: ask("tasks/get", json.dumps({"id": id})))
+
+
+def a2a_by_grpc(channel: Any) -> A2a:
+    def read(task: Any) -> _Task:
+        return msgspec.json.decode(json_format.MessageToJson(task), type=_Task)
+
+    async def send(data: str) -> _Task:
+        message = {"message": json.loads(message_of(data))}
+        return read((await grpc_call(channel, "SendMessage", message, KEYS["agent"])).task)
+
+    async def get(id: str) -> _Task:
+        return read(await grpc_call(channel, "GetTask", {"id": id}, KEYS["agent"]))
+
+    return A2a(send, get)
+
+
+def message_of(data: str) -> str:
+    return f'{{"messageId":"m-{next(_ids)}","role":"ROLE_USER","parts":[{{"data":{data}}}]}}'
+
+
+def script(text: str) -> str:
+    # As text: what a script returns has integers of 64 bits at most.
+    return json.dumps({"code": f"import json\njson.dumps(await bank_echo(**json.loads({text!a})))"})
 
 
 async def by_script(http: httpx2.AsyncClient, text: str) -> Ran:
-    # As text: what a script returns has integers of 64 bits at most.
-    code = f"import json\njson.dumps(await bank_echo(**json.loads({text!a})))"
-    returned, task = await send(http, json.dumps({"code": code}))
-    if returned is not None:
+    task = await a2a_by_rpc(http).send(script(text))
+    if (returned := result_of(task)) is not None:
         return str(json.loads(returned)["result"])
     # A script that waits has a process, and a caller has only so many.
-    body = {"jsonrpc": "2.0", "id": 1, "method": "CancelTask", "params": {"id": task}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "CancelTask", "params": {"id": task.id}}
     assert "result" in (await http.post("/a2a", json=body, headers={"a2a-version": "1.0"})).json()
     return None
 
 
-async def by_grpc(channel: Any, text: str) -> Ran:
-    parts = [{"data": {"tool": NAME, "arguments": json.loads(text)}}]
-    message = {"messageId": f"m-{next(_ids)}", "role": "ROLE_USER", "parts": parts}
-    task = (await grpc_call(channel, "SendMessage", {"message": message}, KEYS["agent"])).task
-    if task.status.state == COMPLETED:
-        return json.dumps(json_format.MessageToDict(task.artifacts[0].parts[0].data))
-    assert task.status.state == AUTH_REQUIRED, task
-    return None
+async def resumed_script(http: httpx2.AsyncClient, text: str) -> Ran:
+    agent = a2a_by_rpc(http)
+    returned = await agent.finished(await agent.send(script(text)))
+    assert returned is not None
+    return str(json.loads(returned)["result"])
 
 
 async def by_device(device: Device, text: str) -> Ran:
@@ -242,17 +444,20 @@ class Everywhere(NamedTuple):
     """A hub whose calls are held, and all ways to make them."""
 
     entries: Mapping[str, Entry]
-    ask: Mapping[str, Callable[[str], Awaitable[Any]]]
-    """Makes a call that will wait, for each caller: the problem."""
+    allow: Mapping[str, Callable[[str], Awaitable[None]]]
+    """Makes a call and has it allowed for an hour, for each caller and set."""
     boss: httpx2.AsyncClient
+    attended: Session
+    """The entry `stdio`, whose own user decides."""
 
 
 @asynccontextmanager
-async def everywhere(folder: Path) -> AsyncIterator[Everywhere]:
-    servers = {"bank": stdio(command(), timeout=HELD_SECONDS)}
+async def everywhere(folder: Path, timeout: float) -> AsyncIterator[Everywhere]:
+    servers = {"bank": stdio(command(), timeout=timeout)}
     tables: dict[str, Any] = {
         "relay": {"key": KEY, "agents": {DEVICES: {"allow": ["bank.*"]}}},
         "a2a": {"grpc_port": 0},
+        "sets": SETS,
     }
     async with (
         serving(folder, servers, callers=CALLERS, approvals=RULES, limits=PATIENT, **tables) as hub,
@@ -262,29 +467,48 @@ async def everywhere(folder: Path) -> AsyncIterator[Everywhere]:
         opened(hub, "boss") as boss,
         grpc.aio.insecure_channel(await grpc_address(hub)) as channel,
         device(hub.port, DEVICES) as thing,
+        sse_session(agent) as sse,
+        stdio_session(stdio_command(folder / "stdio", servers)) as attended,
     ):
         await thing.ready()
         service = ToolService()
         await service.initialize(hub=hub.url, key=KEYS["agent"])
         async with service:
+            rpc, http_json, earlier = a2a_by_rpc(agent), a2a_by_http_json(agent), a2a_0_3(agent)
+            by_grpc = a2a_by_grpc(channel)
             entries = {
-                "modern": Entry("agent", partial(mcp_modern, agent)),
-                "legacy": Entry("agent", partial(mcp_legacy, agent)),
-                "call_tool": Entry("finder", partial(by_call_tool, finder)),
-                "rest": Entry("agent", partial(rest, agent)),
-                "a2a": Entry("agent", partial(a2a, agent)),
-                "grpc": Entry("agent", partial(by_grpc, channel), as_doubles),
-                "library": Entry("agent", partial(by_library, service), as_values),
-                "script": Entry("coder", partial(by_script, coder), as_values),
-                "relay": Entry("device", partial(by_device, thing)),
+                "modern": Entry(partial(mcp_modern, agent)),
+                "legacy": Entry(partial(mcp_legacy, agent)),
+                "sse": Entry(sse.call),
+                "stdio": Entry(attended.call),
+                "set": Entry(partial(by_set, agent)),
+                "call_tool": Entry(partial(by_call_tool, finder)),
+                "rest": Entry(partial(rest, agent)),
+                "a2a": Entry(rpc.call, resumed=rpc.resumed),
+                "a2a, HTTP+JSON": Entry(http_json.call, resumed=http_json.resumed),
+                "a2a 0.3": Entry(earlier.call, resumed=earlier.resumed),
+                "grpc": Entry(by_grpc.call, as_doubles, by_grpc.resumed),
+                "library": Entry(partial(by_library, service), as_values),
+                "script": Entry(partial(by_script, coder), as_values, partial(resumed_script, coder)),
+                "relay": Entry(partial(by_device, thing)),
             }
 
             async def ask_by_device(text: str) -> Any:
                 return json.loads(await device_answer(thing, text))["error"]["data"]
 
+            async def ask_by_set(text: str) -> Any:
+                answer = await modern_answer(agent, text, "echo", "/mcp/picked")
+                assert answer.error is not None
+                return msgspec.to_builtins(answer.error.data)
+
+            async def allowed(asks: Callable[[str], Awaitable[Any]], text: str) -> None:
+                await allow(boss, await asks(text), **{"for": "hour"})
+
             clients = {"agent": agent, "finder": finder, "coder": coder}
-            asking = {name: partial(ask_by_rest, http) for name, http in clients.items()}
-            yield Everywhere(entries, {**asking, "device": ask_by_device}, boss)
+            asking: dict[str, Callable[[str], Awaitable[Any]]] = {"device": ask_by_device, "set": ask_by_set}
+            asking |= {name: partial(ask_by_rest, http) for name, http in clients.items()}
+            allowing = {name: partial(allowed, asks) for name, asks in asking.items()}
+            yield Everywhere(entries, {**allowing, "stdio": attended.allow_for_an_hour}, boss, attended)
 
 
 async def ask_by_rest(http: httpx2.AsyncClient, text: str) -> Any:
@@ -294,12 +518,11 @@ async def ask_by_rest(http: httpx2.AsyncClient, text: str) -> Any:
 def test_what_was_allowed_serves_equal_arguments_by_every_frontend_and_no_others(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        entries, ask, boss = runner.run(stack.enter_async_context(everywhere(tmp_path)))
+        entries, allowing, _, _ = runner.run(stack.enter_async_context(everywhere(tmp_path, HELD_SECONDS)))
         numbers = itertools.count()
 
         async def compare(allowed: str, others: Mapping[str, str]) -> None:
-            for problem in await asyncio.gather(*(asks(allowed) for asks in ask.values())):
-                await allow(boss, problem, **{"for": "hour"})
+            await asyncio.gather(*(allows(allowed) for allows in allowing.values()))
             results = await asyncio.gather(*(entries[name].call(text) for name, text in others.items()))
             for (name, text), seen in zip(others.items(), results, strict=True):
                 assert (seen is not None) is is_equal(allowed, entries[name].sent(text)), (name, allowed, text)
@@ -319,6 +542,72 @@ def test_what_was_allowed_serves_equal_arguments_by_every_frontend_and_no_others
             if not is_equal(data.draw(respelled(value)), changed["rest"]):
                 value = {**value, "again": 1}
                 runner.run(compare(data.draw(respelled(value)), changed))
+
+        try:
+            check()
+        finally:
+            runner.run(stack.aclose())
+
+
+class _Shown(msgspec.Struct):
+    """A request as the operator sees it."""
+
+    id: str
+    arguments: msgspec.Raw
+
+
+class _ShownList(msgspec.Struct):
+    approvals: list[_Shown]
+
+
+def test_a_held_call_of_every_frontend_resumes_with_the_arguments_that_were_shown(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        entries, _, boss, attended = runner.run(stack.enter_async_context(everywhere(tmp_path, RESUMED_SECONDS)))
+        numbers = itertools.count()
+
+        async def resume(texts: Mapping[str, str]) -> None:
+            attended.question = None
+            calls = {
+                name: asyncio.ensure_future((entries[name].resumed or entries[name].call)(text))
+                for name, text in texts.items()
+            }
+            shown: dict[str, str] = {}
+            ids: list[str] = []
+
+            async def are_held() -> bool:
+                for name, each in calls.items():
+                    assert not each.done(), (name, "it ended before anybody allowed it", each)
+                listed = msgspec.json.decode((await boss.get("/v1/approvals?state=pending")).content, type=_ShownList)
+                ids[:] = [each.id for each in listed.approvals]
+                told = [bytes(each.arguments).decode() for each in listed.approvals]
+                if attended.question is not None:
+                    told.append(attended.question["params"]["message"].partition("Arguments:\n")[2])
+                shown.update({json.loads(each)["entry"]: each for each in told})
+                return shown.keys() == texts.keys()
+
+            await until(are_held, "every call waits")
+            await attended.decide("once")
+            for id in ids:
+                assert (await boss.post(f"/v1/approvals/allow/{id}", json={})).status_code == 200
+            for name, text in texts.items():
+                seen = await calls[name]
+                assert is_equal(entries[name].sent(text), shown[name]), (name, text, shown[name])
+                assert seen is not None, name
+                assert is_equal(shown[name], seen), (name, shown[name], seen)
+
+        @settings(
+            max_examples=RESUMED_EXAMPLES,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data(), documents())
+        def check(data: st.DataObject, value: Json) -> None:
+            number = next(numbers)
+            runner.run(
+                resume({name: data.draw(respelled({**value, "number": number, "entry": name})) for name in entries})
+            )
 
         try:
             check()
