@@ -18,7 +18,7 @@ every_server = pytest.mark.parametrize("server", SERVERS)
 
 
 async def run_steps(field: Field, way: str, server: str, step: str) -> dict[str, Any]:
-    return (await field.tour("a2a10", "client_adk", way))[server, step]
+    return (await field.reports("a2a10", "client_adk", way))[server, step]
 
 
 def said(events: list[dict[str, Any]], kind: str) -> list[Any]:
@@ -29,7 +29,7 @@ def said(events: list[dict[str, Any]], kind: str) -> list[Any]:
 @every_way
 @every_server
 async def test_an_instruction_runs_a_tool(field: Field, way: str, server: str) -> None:
-    events = (await run_steps(field, way, server, "told"))["events"]
+    events = (await run_steps(field, way, server, "called"))["events"]
 
     [blob] = said(events, "inline_data")
     assert b'"value"' in base64.urlsafe_b64decode(blob["data"])

@@ -20,7 +20,7 @@ every_server = pytest.mark.parametrize("server", SERVERS)
 
 
 async def run_steps(field: Field, server: str, step: str) -> dict[str, Any]:
-    return (await field.tour("agentvault", "client_agentvault"))[server, step]
+    return (await field.reports("agentvault", "client_agentvault"))[server, step]
 
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
@@ -38,7 +38,7 @@ def states(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
 async def test_a_caller_learns_the_result_of_an_instant_tool_a_thousand_times_of_a_thousand(field: Field) -> None:
     reports = await run("agentvault", "client_agentvault", str(TIMES), field.url, fresh("vault"))
 
-    assert reports == [{"server": QUICK, "step": "paid", "told": TIMES}]
+    assert reports == [{"server": QUICK, "step": "paid", "whole": TIMES}]
 
 
 @every_server
@@ -51,19 +51,19 @@ async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) 
 
 @every_server
 async def test_an_event_carries_the_result_with_numbers_and_keys_unchanged(field: Field, server: str) -> None:
-    found = await run_steps(field, server, "told")
+    found = await run_steps(field, server, "called")
 
     [content] = said(found["events"])
     assert content["success"] is True
     result = content["mcp_result"]
-    told = result if server == "rpc" else result["structuredContent"]  # what a plain server returns stays as it is
-    assert json.dumps(told) == json.dumps({"value": EXACT})
+    returned = result if server == "rpc" else result["structuredContent"]  # what a plain server returns stays as it is
+    assert json.dumps(returned) == json.dumps({"value": EXACT})
     assert states(found["events"])[-1] == ("COMPLETED", None)
 
 
 @every_server
 async def test_late_followers_and_readers_of_the_task_get_the_same(field: Field, server: str) -> None:
-    found = await run_steps(field, server, "told")
+    found = await run_steps(field, server, "called")
 
     assert said(found["again"]) == said(found["events"])
     assert states(found["again"]) == [("COMPLETED", None)]
@@ -78,10 +78,12 @@ async def test_progress_is_sent_as_it_arrives(field: Field, server: str) -> None
     events = (await run_steps(field, server, "counted"))["events"]
 
     steps = [("WORKING", f"step {step}") for step in range(1, STEPS + 1)]
-    told = states(events)
-    if NODES > 1 and told[0] == ("SUBMITTED", None):
-        del told[0]  # the first call that its node makes for this caller waits for a link, as that of a single hub does
-    assert told == [("WORKING", None), *steps, ("COMPLETED", None)]
+    reported = states(events)
+    if NODES > 1 and reported[0] == ("SUBMITTED", None):
+        del reported[
+            0
+        ]  # the first call that its node makes for this caller waits for a link, as that of a single hub does
+    assert reported == [("WORKING", None), *steps, ("COMPLETED", None)]
 
 
 @every_server
@@ -106,7 +108,7 @@ async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, 
         "A2ARemoteAgentError"
     }
     assert [found[name]["code"] for name in ("missing", "ended", "closed")] == [-32001, -32004, -32004]
-    assert "Task not found" in found["unheard"]["message"]
+    assert "Task not found" in found["unfollowed"]["message"]
 
 
 @every_server
@@ -116,7 +118,7 @@ async def test_followers_of_a_cancelled_task_learn_of_the_cancellation(field: Fi
     assert found["cancelled"] is True
     assert states(found["events"])[-1][0] == found["read"]["state"] == "CANCELED"
     if server in ASKING:
-        token = (await field.tour("agentvault", "client_agentvault")).token
+        token = (await field.reports("agentvault", "client_agentvault")).token
         await field.ledger.wait_for(f"cancelled {token} {server}")
 
 

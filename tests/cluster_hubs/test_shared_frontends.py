@@ -22,7 +22,7 @@ from tests.cluster_hubs.balanced import database, serving_nodes, start_nodes
 from tests.cluster_hubs.nodes import nats_server
 from tests.conftest import Ledger
 from tests.faults import quick_server
-from tests.faults.ears import listening
+from tests.faults.event_listener import listening
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events, reply, tool
 from tests.faults.test_retracted import server_of
 from tests.faults.watching import eventually

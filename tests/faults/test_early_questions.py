@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.upstream import questions
-from tests.faults.curious import CAN, CAPABILITIES_KEY, SECONDS, Asked, Era, Line, text_of
+from tests.faults.eliciting_servers import CAN, CAPABILITIES_KEY, SECONDS, AnsweringCaller, Era, Line, text_of
 from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
 from tests.hubs import META, MODERN, stdio
@@ -18,7 +18,7 @@ from tests.hubs import META, MODERN, stdio
 ROOT = Path(__file__).parents[2]
 
 
-async def listed_to(person: Asked, line: Line) -> Any:
+async def listed_to(person: AnsweringCaller, line: Line) -> Any:
     """What a caller is listed that can be asked something."""
     headers, params = person.session, {}
     if person.era == "modern":
@@ -40,7 +40,7 @@ async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_firs
     server = stdio([sys.executable, "-m", "tests.faults.early_server", str(notes)], era="legacy", cwd=str(ROOT))
     async with hub_of(tmp_path, {"pipe": server}) as hub, listening(hub) as port:
         await hub.ready("pipe")
-        person, lines = Asked(port, "ann", "", era), (await Line.open(port), await Line.open(port))
+        person, lines = AnsweringCaller(port, "ann", "", era), (await Line.open(port), await Line.open(port))
         await person.enter()
         await listed_to(person, lines[0])
         if is_late:

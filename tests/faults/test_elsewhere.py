@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.faults.curious import Asked, Curious, Line
+from tests.faults.eliciting_servers import AnsweringCaller, ElicitingServer, Line
 from tests.faults.scripted import EVENTS, ReceivedRequest, events, reply
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving
@@ -20,7 +20,7 @@ GO = {"mode": "url", "message": "log in", "url": "https://login.example/", "elic
 DONE_THERE = {"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": "e1"}}
 
 
-class Sending(Curious):
+class Sending(ElicitingServer):
     """A server whose tool sends the user elsewhere: by a question, or by an error after which it is called again."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Sending(Curious):
 
 
 @asynccontextmanager
-async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, Asked, Asked]]:
+async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, AnsweringCaller, AnsweringCaller]]:
     """A hub, and two callers with a session each."""
     async with serving(folder, {"s": server.entry}, callers=CALLERS) as hub:
 
@@ -57,20 +57,20 @@ async def people(folder: Path, server: Sending) -> AsyncIterator[tuple[int, Aske
                 return "s.ask" in await caller.names()
 
         await eventually(is_there, "the server is there")
-        ann, ben = (Asked(hub.port, name, KEYS[name], "legacy") for name in ("ann", "ben"))
+        ann, ben = (AnsweringCaller(hub.port, name, KEYS[name], "legacy") for name in ("ann", "ben"))
         for person in (ann, ben):
             await person.enter()
         yield hub.port, ann, ben
 
 
-async def called(port: int, person: Asked, nonce: str) -> tuple[Line, dict[str, str]]:
+async def called(port: int, person: AnsweringCaller, nonce: str) -> tuple[Line, dict[str, str]]:
     """A call, and the head of its answer."""
     line = await Line.open(port)
     line.write("/mcp", *person.request("s.ask", nonce))
     return line, await line.head()
 
 
-async def listening(port: int, person: Asked) -> Line:
+async def listening(port: int, person: AnsweringCaller) -> Line:
     """The stream for what belongs to no call."""
     line = await Line.open(port)
     line.get("/mcp", person.session)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.faults.curious import CAPABILITIES_KEY, Asked, Curious, Line, text_of
-from tests.faults.curious_server import FORM
+from tests.faults.eliciting_server import FORM
+from tests.faults.eliciting_servers import CAPABILITIES_KEY, AnsweringCaller, ElicitingServer, Line, text_of
 from tests.faults.scripted import EVENTS, SESSION, ReceivedRequest, events, reply, tool
 from tests.faults.watching import eventually, with_mark
 from tests.hubs import META, Raw, serving, stdio
@@ -18,8 +18,8 @@ CALLERS = {name: {"key": key, "allow": ["*"]} for name, key in KEYS.items()}
 SECONDS = 60.0
 
 
-def modern(port: int, name: str) -> Asked:
-    return Asked(port, name, KEYS[name], "modern")
+def modern(port: int, name: str) -> AnsweringCaller:
+    return AnsweringCaller(port, name, KEYS[name], "modern")
 
 
 async def is_there(port: int, tool: str) -> bool:
@@ -36,7 +36,7 @@ async def asked(port: int, name: str, tool: str, nonce: str) -> dict[str, Any]:
     return dict(told["result"])
 
 
-class Exhaustive(Curious):
+class Exhaustive(ElicitingServer):
     """A server that asks a hundred things at once, and takes its time to acknowledge each answer."""
 
     async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
@@ -78,7 +78,7 @@ async def test_every_answer_reaches_a_server_that_takes_them_slowly(tmp_path: Pa
 
 async def test_a_caller_that_comes_back_to_nothing_gives_way_to_another(tmp_path: Path) -> None:
     async with (
-        Curious() as server,
+        ElicitingServer() as server,
         serving(tmp_path, {"s": {**server.entry, "max_calls": 4}}, callers=CALLERS) as hub,
     ):
         await eventually(lambda: is_there(hub.port, "s.ask"), "the server is there")
@@ -101,7 +101,7 @@ async def test_a_caller_that_comes_back_to_nothing_gives_way_to_another(tmp_path
         ]
 
 
-class Endless(Curious):
+class Endless(ElicitingServer):
     """A server that asks one thing after the other."""
 
     async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
@@ -121,7 +121,7 @@ async def test_a_server_that_asks_for_ever_ends_with_the_longest_call(tmp_path: 
     limits = {"call_seconds": 1, "hard_seconds": 2}
     async with Endless() as server, serving(tmp_path, {"s": server.entry}, callers=CALLERS, limits=limits) as hub:
         await eventually(lambda: is_there(hub.port, "s.ask"), "the server is there")
-        ann = Asked(hub.port, "ann", KEYS["ann"], "legacy")
+        ann = AnsweringCaller(hub.port, "ann", KEYS["ann"], "legacy")
         await ann.enter()
         lines = await Line.open(hub.port), await Line.open(hub.port)
         told, _ = await ann.call(lines, "s.ask", "?")
@@ -131,11 +131,11 @@ async def test_a_server_that_asks_for_ever_ends_with_the_longest_call(tmp_path: 
 
 
 async def test_a_session_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
-    curious = stdio([sys.executable, str(Path(__file__).with_name("curious_server.py"))], era="legacy")
+    curious = stdio([sys.executable, str(Path(__file__).with_name("eliciting_server.py"))], era="legacy")
     async with serving(tmp_path, {"p": curious}, callers=CALLERS) as hub:
         await eventually(lambda: is_there(hub.port, "p.ask"), "the server is there")
         for _ in range(3):
-            ann = Asked(hub.port, "ann", KEYS["ann"], "legacy")
+            ann = AnsweringCaller(hub.port, "ann", KEYS["ann"], "legacy")
             await ann.enter()
             lines = await Line.open(hub.port), await Line.open(hub.port)
             told, questions = await ann.call(lines, "p.ask", "n")
@@ -144,10 +144,10 @@ async def test_a_session_that_is_ended_leaves_no_process(tmp_path: Path) -> None
             assert (await lines[1].head())[":status"] == "204"
             for line in lines:
                 line.close()
-        await eventually(lambda: len(with_mark(hub.pid, "curious_server")) == 1, "only the hub's own is left")
+        await eventually(lambda: len(with_mark(hub.pid, "eliciting_server")) == 1, "only the hub's own is left")
 
 
-class Partial(Curious):
+class Partial(ElicitingServer):
     """A server that lists one tool more to those who sample."""
 
     def __init__(self) -> None:

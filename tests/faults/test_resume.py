@@ -17,9 +17,9 @@ import httpx2
 import pytest
 
 from isthmus.core.calls.hub import Hub
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import hub_of, listening
 from tests.faults.watching import eventually
-from tests.faults.working import STEPS, Working
 
 PLAIN = "application/json, text/event-stream"
 STREAMS_FIRST = "text/event-stream, application/json"
@@ -134,7 +134,7 @@ WHOLE = [None, *range(1, STEPS + 1), "done"]
 class Stage:
     """A server, and a caller of the hub before it."""
 
-    server: Working
+    server: ProgressServer
     caller: Caller
     other: Caller
     hub: Hub
@@ -142,7 +142,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(folder: Path) -> AsyncIterator[Stage]:
-    async with Working() as server, hub_of(folder, {"s": server.entry}) as hub, listening(hub) as port:
+    async with ProgressServer() as server, hub_of(folder, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         callers = [Caller(f"http://127.0.0.1:{port}/mcp") for _ in range(2)]
         for caller in callers:

@@ -18,7 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 
-from tests.faults.curious import CAN, SECONDS, Asked, Line, text_of
+from tests.faults.eliciting_servers import CAN, SECONDS, AnsweringCaller, Line, text_of
 from tests.fork_server import quick_isthmus
 from tests.hubs import HubProcess, environment, serving, stdio, write_config
 from tests.peers.launch import listening_peer
@@ -72,7 +72,7 @@ class Speaker(Protocol):
 class OverHttp:
     """Over Streamable HTTP: the call has a stream of its own."""
 
-    def __init__(self, person: Asked, lines: tuple[Line, Line]) -> None:
+    def __init__(self, person: AnsweringCaller, lines: tuple[Line, Line]) -> None:
         self._person = person
         self._lines = lines
 
@@ -140,7 +140,7 @@ async def speaker_at(frontend: str, scene: Scene) -> AsyncIterator[Speaker]:
             await lines[0].head()
             yield await greeted(OverSse(lines, await lines[0].endpoint()))
         else:
-            person = Asked(scene.hub.port, "ann", KEY, "legacy")
+            person = AnsweringCaller(scene.hub.port, "ann", KEY, "legacy")
             await person.enter()
             yield OverHttp(person, lines)
     finally:
@@ -273,7 +273,7 @@ async def test_a_caller_that_resumes_after_a_retraction_gets_no_question_but_the
     tmp_path: Path, house: House, carrier: str
 ) -> None:
     scene = house.scene(carrier, tmp_path)
-    person, line = Asked(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
+    person, line = AnsweringCaller(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
     words = scene.params()["arguments"]
     told = await person.once(line, scene.tool, "n", arguments=words)
     scene.tell("back")

@@ -16,9 +16,9 @@ import pytest
 
 from tests.conftest import Ledger
 from tests.faults import quick_server
+from tests.faults.progress_server import ProgressServer
 from tests.faults.scripted import EVENTS, ReceivedRequest, Scripted, events
 from tests.faults.watching import Tail, eventually, watches_files
-from tests.faults.working import Working
 from tests.fork_server import quick_isthmus
 from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
@@ -163,7 +163,7 @@ async def test_what_a_server_asks_is_answered_by_the_task_s_next_message(
     tmp_path: Path, answer: dict[str, Any], heard: dict[str, Any]
 ) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT) as hub,
         Agent(hub) as agent,
         asyncio.timeout(SECONDS),

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
-from tests.faults.working import Working
+from tests.faults.progress_server import ProgressServer
 from tests.fork_server import quick_isthmus
 from tests.frontends.test_a2a import SAID, SECONDS, Agent, run
 from tests.frontends.test_keys import is_in, token
@@ -44,7 +44,7 @@ def call(channel: Any, method: str, params: Any, key: str = KEY) -> Any:
 
 async def test_a_caller_with_a_key_runs_a_tool_and_waits_for_it(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         serving(tmp_path, {"s": server.entry}, limits=GUARDED, callers=CALLERS, a2a=GRPC) as hub,
         grpc.aio.insecure_channel(await address(hub)) as channel,
         asyncio.timeout(SECONDS),

@@ -18,9 +18,9 @@ from jwt import PyJWKSet
 from tests.cluster_hubs.balanced import database, schema_of
 from tests.conftest import Ledger
 from tests.faults import quick_server
+from tests.faults.progress_server import ProgressServer
 from tests.faults.test_tasks_crash import killed
 from tests.faults.watching import eventually
-from tests.faults.working import Working
 from tests.frontends.receiver import Posted, Receiver
 from tests.frontends.test_a2a import SECONDS, Agent, envelope, run
 from tests.frontends.test_keys import is_in, is_out, token
@@ -148,7 +148,7 @@ def posted_of(receiver: Receiver, task: str) -> list[Posted]:
 
 async def test_a_question_is_sent_too_and_its_answer_may_come_from_elsewhere(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         Receiver() as receiver,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, targets=receiver.allowed) as hub,
         Agent(hub) as agent,
@@ -289,7 +289,7 @@ async def test_where_a_recipient_points_to_is_not_gone(tmp_path: Path) -> None:
 
 async def test_a_push_receiver_that_is_gone_gets_no_more_notifications(tmp_path: Path) -> None:
     async with (
-        Working() as server,
+        ProgressServer() as server,
         Receiver() as receiver,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, targets=receiver.allowed, callers=CALLERS) as hub,
         Agent(hub) as agent,

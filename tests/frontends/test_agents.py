@@ -17,10 +17,10 @@ from msgspec import Raw as Json
 from isthmus.model.tasks import DataPart, TextPart
 from isthmus.wire.a2a.operations import SendMessage
 from tests.conftest import Ledger
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import HangUp as ServerHangUp
 from tests.faults.scripted import ReceivedRequest, Scripted, reply
 from tests.faults.watching import Tail, eventually
-from tests.faults.working import STEPS, Working
 from tests.frontends.test_a2a import Agent, run
 from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, node_urls, serving, stdio, write_config
 from tests.peers.launch import command
@@ -66,7 +66,7 @@ class Field:
     hub: HubProcess
     caller: Raw
     ledger: Ledger
-    working: dict[str, Working]
+    working: dict[str, ProgressServer]
     agents: dict[Kind, ScriptedAgent]
 
     def agent(self, kind: Kind = KINDS[0]) -> ScriptedAgent:
@@ -83,7 +83,7 @@ async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field
     ledger = Ledger(inner / "ledger")
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        working = {place: await enter(Working()) for place in PLACES}
+        working = {place: await enter(ProgressServer()) for place in PLACES}
         servers = {
             "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
             "echo": (await enter(Echoing())).entry,

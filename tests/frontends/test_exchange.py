@@ -8,7 +8,7 @@ import pytest
 
 from tests.frontends.wire import until
 from tests.security.authority import Authority, Protected, entry_of
-from tests.security.trusting import KEY, trusting
+from tests.security.issuer_hub import KEY, issuer_hub
 from tests.unit.credentials.test_identity_tokens import ENTERPRISE, JWT_BEARER, Provider
 
 pytestmark = pytest.mark.one_process("each node exchanges the tokens of its callers for itself")
@@ -20,7 +20,7 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
     async with (
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
     ):
 
         async def call(credential: str) -> tuple[int, dict[str, str]]:
@@ -52,7 +52,7 @@ async def test_a_token_that_may_do_less_is_not_served_by_what_another_was_exchan
     async with (
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
     ):
 
         async def call(token: str) -> str:
@@ -83,7 +83,7 @@ async def test_a_callers_identity_is_exchanged_at_the_company_and_then_at_the_au
         Provider() as provider,
         Authority() as authority,
         Protected(authority) as server,
-        trusting(tmp_path, {"s": entry_of(server, **ENTERPRISE, idp_issuer=provider.url)}) as both,
+        issuer_hub(tmp_path, {"s": entry_of(server, **ENTERPRISE, idp_issuer=provider.url)}) as both,
     ):
 
         async def call(credential: str) -> int:

@@ -18,7 +18,7 @@ from isthmus.library import Questions, ToolRequest, ToolService, ToolStatus, too
 from isthmus.upstream.python.registry import REGISTRY
 from tests.frontends.test_a2a import Agent, run, told
 from tests.hubs import PATIENT, HubProcess, serving
-from tests.matrix.persons import FORMS, Action, ClientName, Mouth, Person, client_of
+from tests.matrix.answering_clients import FORMS, Action, Answerer, Behaviour, ClientName, client_of
 
 SECONDS = 30.0
 
@@ -173,7 +173,7 @@ async def _greeted(hub: HubProcess, client_name: ClientName, name: str, action: 
         heard.append(message)
 
     async with AsyncExitStack() as stack:
-        client = await client_of(stack, hub.url, Mouth(Person(("elicitation",), action)), client_name)
+        client = await client_of(stack, hub.url, Answerer(Behaviour(("elicitation",), action)), client_name)
         result = await client.call_tool(f"builtin.{name}", {}, progress_callback=hear)
     block: Any = result.content[0]
     return block.text, heard

@@ -28,7 +28,7 @@ from isthmus.library import (
 )
 from isthmus.library.loop_thread import LoopThread
 from tests.conftest import children
-from tests.library.possessions import left_behind, possessions
+from tests.library.process_resources import leaked_since, process_resources
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 pytestmark = pytest.mark.xdist_group("library_sync")
@@ -139,7 +139,7 @@ def test_an_interrupted_call_is_cancelled_at_the_server(service: ToolService, le
 
 
 def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> None:
-    before = possessions()
+    before = process_resources()
 
     def until_there_is_one() -> None:
         while not children() - before.processes:
@@ -148,7 +148,7 @@ def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> No
     with interrupting(until_there_is_one), pytest.raises(KeyboardInterrupt):
         BlockingToolService(with_servers(raw_server("--mode", "hang_init"))).initialize()
 
-    assert left_behind(before) == {}
+    assert leaked_since(before) == {}
 
 
 @pytest.mark.parametrize(

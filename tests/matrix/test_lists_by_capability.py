@@ -30,7 +30,7 @@ ERAS = ("legacy", "modern")
 ABLE: dict[str, Any] = {"elicitation": {}}
 EVERYBODYS = {"plain", "grow"}
 QUESTIONING = {"trigger-sampling-request", "trigger-elicitation-request"}
-HEARD_SECONDS = 30.0
+NOTIFICATION_SECONDS = 30.0
 
 
 async def answer_form(*_: Any) -> ElicitResult:
@@ -64,9 +64,9 @@ async def connected(
     async with AsyncExitStack() as stack:
         transport: Any = target
         if isinstance(target, str) and target.endswith("/sse"):
-            transport = sse_client(target, timeout=HEARD_SECONDS)
+            transport = sse_client(target, timeout=NOTIFICATION_SECONDS)
         elif isinstance(target, str):
-            http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=HEARD_SECONDS))
+            http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=NOTIFICATION_SECONDS))
             transport = streamable_http_client(target, http_client=http)
         made = Client(transport, mode="legacy", message_handler=ear, cache=None, **ANSWERS[client_caps])
         yield await stack.enter_async_context(made)
@@ -105,7 +105,7 @@ async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
     hub, direct = everything
     expected = {"everything": QUESTIONING, "sampling": {"trigger-sampling-request"}}.get(client_caps, set())
     async with (
-        asyncio.timeout(2 * HEARD_SECONDS),
+        asyncio.timeout(2 * NOTIFICATION_SECONDS),
         connected(direct[form], client_caps) as at_server,
         connected(hub.url_of(form), client_caps) as at_hub,
     ):
@@ -195,7 +195,7 @@ async def test_a_change_is_announced_to_callers_with_another_list(tmp_path: Path
     able, other = MessageListener(), MessageListener()
     async with (
         profiled(tmp_path, era) as (hub, _),
-        asyncio.timeout(HEARD_SECONDS),
+        asyncio.timeout(NOTIFICATION_SECONDS),
         connected(hub.url_of("one"), "everything", able) as asked,
         connected(hub.url_of("one"), "nothing", other) as unasked,
     ):

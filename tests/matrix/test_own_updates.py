@@ -1,4 +1,4 @@
-"""Who has a process of its own on a server hears what that process tells, once, and nobody else does."""
+"""A caller with its own process of a server gets the notifications of that process, once; other callers get none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from tests.faults.ears import listening
+from tests.faults.event_listener import listening
 from tests.faults.watching import eventually
 from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 from tests.matrix.field import until_complete
@@ -33,7 +33,7 @@ Mode = Literal["legacy", "2026-07-28"]
 Carrier = Literal["stdio", "sse", "streamableHttp"]
 MODES: tuple[Mode, ...] = ("legacy", "2026-07-28")
 HERE = Path(__file__).parent
-HEARD_SECONDS = 45.0
+NOTIFICATION_SECONDS = 45.0
 """Who waits for so long has found something that is never told."""
 DOCUMENT = "demo://resource/static/document/architecture.md"
 CALLERS = {name: {"key": f"key-of-{name}-012345", "allow": ["one"]} for name in ("ann", "bob")}
@@ -75,7 +75,7 @@ async def notebook(folder: Path, *, callers: Any = None, **more: Any) -> AsyncIt
     ledger = folder / "asked"
     entry = stdio([sys.executable, str(HERE / "notebook_server.py"), str(ledger)], **more)
     tables = {"limits": PATIENT, **({} if callers is None else {"callers": callers})}
-    async with asyncio.timeout(2 * HEARD_SECONDS), serving(folder, {"one": entry}, **tables) as hub:
+    async with asyncio.timeout(2 * NOTIFICATION_SECONDS), serving(folder, {"one": entry}, **tables) as hub:
         if callers is None:
             await until_complete(hub.url_of("one"))
         yield Notebook(hub, ledger)
@@ -86,7 +86,7 @@ async def able(url: str, mode: Mode, key: str | None = None) -> AsyncIterator[tu
     """A client that can be asked something, and so has a process of its own."""
     ear, headers = MessageListener(), {} if key is None else {"authorization": f"Bearer {key}"}
     async with AsyncExitStack() as stack:
-        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=HEARD_SECONDS)
+        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=NOTIFICATION_SECONDS)
         await stack.enter_async_context(http)
         transport = streamable_http_client(url, http_client=http)
         made = Client(transport, mode=mode, message_handler=ear, cache=None, **ANSWERS)
@@ -141,7 +141,7 @@ async def test_an_update_that_only_the_callers_own_process_knows_reaches_only_th
         assert int(answer["result"]["content"][0]["text"]) == shared
         await everybody.wait_for(PAGE)
         assert await marked(client, ear) == [PAGE]
-        assert everybody.told.count(PAGE) == 1
+        assert everybody.received.count(PAGE) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -213,7 +213,7 @@ async def test_a_caller_with_a_link_of_its_own_gets_it_without_client_capabiliti
             for caller, ear in ((ann, anns), (bob, bobs)):
                 await caller.call("touch")
                 await ear.wait_for(PAGE)
-            assert (anns.told.count(PAGE), bobs.told.count(PAGE)) == (1, 1)
+            assert (anns.received.count(PAGE), bobs.received.count(PAGE)) == (1, 1)
 
 
 # -- official clients and servers ----------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ async def test_the_reference_server_notifies_its_followers_on_the_links_of_their
     tmp_path: Path, carrier: Carrier
 ) -> None:
     async with (
-        asyncio.timeout(2 * HEARD_SECONDS),
+        asyncio.timeout(2 * NOTIFICATION_SECONDS),
         everything(carrier) as entry,
         serving(tmp_path, {"one": entry}, limits=PATIENT) as hub,
     ):

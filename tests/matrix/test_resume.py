@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.faults.progress_server import STEPS, ProgressServer
 from tests.faults.scripted import hub_of, listening
-from tests.faults.working import STEPS, Working
 from tests.hubs import PATIENT, serving
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.forking import quickly
@@ -29,7 +29,7 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
     tmp_path: Path, generation: int, events: int
 ) -> None:
     python = mcp1_python() if generation == 1 else sys.executable
-    async with Working() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
+    async with ProgressServer() as server, hub_of(tmp_path, {"s": server.entry}) as hub, listening(hub) as port:
         await hub.ready("s")
         words = [python, str(RESUMING), f"http://127.0.0.1:{port}/mcp", "s.t", "{}", str(events)]
         run = await asyncio.create_subprocess_exec(*quickly(words), stdout=asyncio.subprocess.PIPE)

@@ -38,7 +38,7 @@ GRACE_SECONDS = 1.0
 
 
 class Steps:
-    """The steps of one session, and what it hears between them."""
+    """The steps of one session, and the notifications between them."""
 
     def __init__(self, session_streams: tuple[Any, Any]) -> None:
         self._announced: list[str] = []

@@ -25,7 +25,7 @@ from tests.hubs import TRUSTED
 Mode = Literal["legacy", "auto", "2026-07-28"]
 Progress = tuple[float, float | None, str | None]
 Hear = MessageHandlerFnT
-"""Whatever hears a client's messages; a `Listener` does."""
+"""A callback for the messages of a client, such as a `Listener`."""
 
 CALL_SECONDS = 30.0
 """What a peer may take for one answer before the test fails instead of hanging."""

@@ -50,7 +50,7 @@ def assert_changed(found: Survey, form: Form, *, has_hub: bool = True) -> None:
     watched = found.place.uri_prefix + content.WATCHED_URI
     lists = {"tools", "prompts", "resources"}
     expected = (lists if "announces" in can else set()) | ({watched} if "updates" in can else set())
-    # Where servers meet, a client also hears of what others do to the other servers; and a hub that looks by itself,
+    # Where servers meet, a client is also notified of changes at the other servers; and a hub that looks by itself,
     # once a minute, tells of lists whose server cannot.
     noticed = lists if has_hub else set()
     assert expected <= heard <= expected | noticed if found.place == AT_HOME else heard >= expected

@@ -1,4 +1,4 @@
-"""A raw server's side of one caller who sends and hears over one lasting connection: a pipe, an event stream, a socket.
+"""A raw server's side of one caller on a lasting connection in both directions: a pipe, an event stream, a socket.
 
 It takes messages and starts what they ask for; how bytes travel is the affair of `raw_stdio`, `raw_sse` and
 `raw_websocket`, each of which gives its own exchanges.
@@ -38,7 +38,7 @@ class Duplex:
             await asyncio.sleep(0)
 
     def leave(self) -> None:
-        """The caller is gone: nobody hears of changes any more, and what runs is no longer wanted."""
+        """The caller is gone: stop its notifications and cancel its calls."""
         if self._ear is not None:
             self._caller.listeners.pop(self._ear, None)
         for exchange in self._running.values():

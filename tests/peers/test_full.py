@@ -33,7 +33,7 @@ one_of_each_program = pytest.mark.parametrize(
 
 def steps_for(form: Form) -> dict[str, Step]:
     can = form.abilities
-    return {**looking(), **logging(), **changing("fresh", hears="announces" in can, updates="updates" in can)}
+    return {**looking(), **logging(), **changing("fresh", listens="announces" in can, updates="updates" in can)}
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ import pytest_asyncio
 from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
 from tests.hubs import NODES, TRUSTED, HubProcess, Raw, at_all_nodes, serving, write_config
-from tests.matrix.persons import PERSONS, Mouth, client_of
+from tests.matrix.answering_clients import BEHAVIOURS, Answerer, client_of
 from tests.peers import content
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.launch import command, quick_command
@@ -170,7 +170,7 @@ async def test_what_it_asks_is_asked_of_the_caller(hub: HubProcess, rest: httpx2
     async with pipe(hub.port, agent, command("asking_sdk1")), AsyncExitStack() as stack:
         name = f"{agent}_asking-sdk1"
         await stands(rest, name, "ready")
-        able, unable = Mouth(PERSONS["able"]), Mouth(PERSONS["unable"])
+        able, unable = Answerer(BEHAVIOURS["able"]), Answerer(BEHAVIOURS["unable"])
         for era in ("sdk2-legacy", "sdk2-modern"):
             client = await client_of(stack, hub.url_of(name), able, era)
             told = await able.call(client, "test_input_required_result_elicitation", {})

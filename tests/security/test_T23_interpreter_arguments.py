@@ -27,7 +27,7 @@ from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs
 from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
-from tests.security.offspring import running
+from tests.security.child_process import running
 
 A = ServerName("a")
 

@@ -20,7 +20,7 @@ from isthmus.app import process_setup
 from isthmus.cli import run_command as services
 from isthmus.transport.process import INHERITED
 from tests.hubs import PATIENT, Raw, serving, stdio
-from tests.security.offspring import running
+from tests.security.child_process import running
 
 TELLS = "import json, os\nprint(json.dumps([dict(os.environ), sorted(os.listdir('/proc/self/fd'))]), flush=True)"
 

@@ -32,7 +32,7 @@ from isthmus.transport.process_limits import ProcessLimits
 from tests.conftest import zombies
 from tests.faults.watching import eventually, is_alive, resident_bytes
 from tests.hubs import Raw, environment, serving, stdio
-from tests.security.offspring import Child, running
+from tests.security.child_process import Child, running
 
 CLOSE_SECONDS = 5.0
 RLIMIT_LOCKS = 10

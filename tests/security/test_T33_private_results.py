@@ -15,7 +15,7 @@ from typing import Any
 
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from tests.faults.curious import CuriousModern
+from tests.faults.eliciting_servers import ModernElicitingServer
 from tests.faults.scripted import ReceivedRequest, reply, tool
 from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers, until
 from tests.hubs import serving
@@ -26,7 +26,7 @@ KEYS = {"ann": "the-key-of-ann-0123456789", "ben": "the-key-of-ben-0123456789"}
 CALLERS = {name: {"key": key, "tenant": f"of-{name}", "allow": ["*"]} for name, key in KEYS.items()}
 
 
-class Telling(CuriousModern):
+class Telling(ModernElicitingServer):
     """A modern server whose every answer is another, and which says of it whatever a test wants."""
 
     def __init__(self, uri: str, scope: str) -> None:

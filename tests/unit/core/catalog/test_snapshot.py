@@ -409,10 +409,10 @@ def test_an_old_snapshot_is_freed_though_a_view_of_it_is_kept() -> None:
     assert names(view) == ["web.search"]
 
 
-CURIOUS: ClientCapabilities = frozenset({"sampling"})
+ELICITING_SERVER: ClientCapabilities = frozenset({"sampling"})
 
 
-@pytest.mark.parametrize("client_caps", [NO_CAPABILITIES, CURIOUS])
+@pytest.mark.parametrize("client_caps", [NO_CAPABILITIES, ELICITING_SERVER])
 @pytest.mark.parametrize("many", [0, 1000])
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("llm"), Surface("own", FILES), Surface("canonical", FILES)])
@@ -422,7 +422,7 @@ def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_i
     monkeypatch.setattr(snapshots, "MANY", many)
     files = msgspec.structs.replace(
         ready(tool("read"), tool("secret"), rules=ToolRules(hidden=("secret",))),
-        variants={CURIOUS: FeatureLists((tool("read"), tool("extra")))},
+        variants={ELICITING_SERVER: FeatureLists((tool("read"), tool("extra")))},
     )
     taken = snapshot(TWO[0], files)
     grants = Grants(("files",))
