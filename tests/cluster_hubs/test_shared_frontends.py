@@ -216,7 +216,7 @@ async def test_a_caller_has_one_process_whichever_node_and_frontend_it_uses(worl
     assert not set(una[0]) & set(uno[0])
 
 
-async def test_a_caller_hears_at_any_node_of_updates_in_its_own_process(world: World) -> None:
+async def test_a_caller_is_notified_at_any_node_of_updates_in_its_own_process(world: World) -> None:
     for there, here in ((world.a, world.b), (world.b, world.a)):
         async with (
             listening(there.url_of("note"), [PAGE], key=KEYS["una"]) as ear,
@@ -227,9 +227,7 @@ async def test_a_caller_hears_at_any_node_of_updates_in_its_own_process(world: W
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_caller_hears_at_any_node_of_its_process_at_the_one_that_runs_the_program(
-    world: World, mode: Mode
-) -> None:
+async def test_a_caller_is_notified_at_any_node_if_one_node_runs_its_program(world: World, mode: Mode) -> None:
     pids: list[int] = []
     for node in (world.a, world.b):
         async with follower(node.url_of("page"), mode, PAGE, key=KEYS["una"]) as (client, ear):
@@ -373,7 +371,7 @@ async def test_a_server_is_disabled_and_restarted_at_all_nodes(world: World) -> 
         await eventually(is_ready, "it is enabled at both")
 
 
-async def test_nodes_do_not_tell_each_other_of_a_list_without_end(tmp_path: Path) -> None:
+async def test_nodes_announce_a_restless_list_to_each_other_once(tmp_path: Path) -> None:
     async with Restless() as server, serving_nodes(tmp_path, {"restless": server.entry}, limits=PATIENT) as hub:
         for node in hub.nodes:
             async with Raw(node.url) as raw:

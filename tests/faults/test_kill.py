@@ -139,7 +139,7 @@ async def test_a_killed_server_says_so_with_its_code_and_words(tmp_path: Path, l
         assert b"killed by signal 9 (SIGKILL)" in answer.body
 
 
-async def test_a_stopped_server_costs_its_callers_their_deadline_and_no_more(tmp_path: Path, ledger: Ledger) -> None:
+async def test_calls_to_a_stopped_server_end_at_their_deadline(tmp_path: Path, ledger: Ledger) -> None:
     words = command("raw_server", "--ledger", str(ledger.path))
     servers = {
         "stopped": stdio(words, timeout=DEADLINE),

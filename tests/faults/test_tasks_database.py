@@ -126,7 +126,7 @@ async def ends(load: Load, task: str, nonce: str) -> None:
     assert found["artifacts"][0]["parts"][0]["data"]["mcp_result"]["content"] == [{"type": "text", "text": nonce}]
 
 
-async def test_a_hub_whose_database_stays_away_says_so_and_serves_what_needs_none(
+async def test_a_hub_without_its_database_reports_that_and_serves_requests_that_need_no_database(
     no_leftovers: None, tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:
     async with serving(tmp_path, **tables(database, ledger)) as hub, Patient(hub) as load, asyncio.timeout(SECONDS):

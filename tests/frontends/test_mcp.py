@@ -132,7 +132,7 @@ async def test_a_greeting_of_the_modern_era_is_answered_with_what_is_spoken(hub:
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "isthmus"
 
 
-async def test_a_modern_request_opens_no_session_and_needs_none(hub: HubProcess) -> None:
+async def test_a_modern_request_opens_no_session_and_ignores_a_session_id(hub: HubProcess) -> None:
     reply = await ask_modern(hub.port, "tools/list")
     assert "mcp-session-id" not in reply.headers
     stray = [*modern_headers("tools/list"), ("mcp-session-id", "of another time")]

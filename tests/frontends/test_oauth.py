@@ -119,7 +119,7 @@ async def test_the_official_client_logs_in_with_a_key(here: IssuerHub, path: str
     assert memory.tokens.access_token.startswith("ist1_")
 
 
-async def test_a_scope_allows_what_it_is_for_and_no_more(here: IssuerHub) -> None:
+async def test_a_scope_allows_only_its_own_tools(here: IssuerHub) -> None:
     listed = (await here.ask(here.token(aud=here.public, scope="files:read"))).json()["tools"]
     assert [tool["name"] for tool in listed] == ["quick.pay"]
     listed = (await here.ask(here.token(aud=here.public, scope="files:write files:read"))).json()["tools"]

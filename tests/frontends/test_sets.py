@@ -185,7 +185,7 @@ async def test_a_set_never_widens_permissions(hub: HubProcess) -> None:
     assert await listed(hub, "/mcp", "strict") == ["new_issue"]
 
 
-async def test_a_set_that_a_caller_cannot_see_looks_like_none(hub: HubProcess) -> None:
+async def test_a_hidden_set_looks_like_a_missing_one(hub: HubProcess) -> None:
     for path, who in (("/mcp/finding", "bound"), ("/mcp/dev", "stranded"), ("/mcp/gone", "stranded")):
         async with at(hub, path, who) as raw, at(hub, "/mcp/nothing", who) as nothing:
             hidden, missing = await raw.post({}), await nothing.post({})

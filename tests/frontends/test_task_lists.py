@@ -164,7 +164,7 @@ async def test_everybody_is_listed_its_own_tasks_as_they_stand_now(tmp_path: Pat
         assert await one.ask("tools/call", {"name": "a.seen", "arguments": {}}) == asked
 
 
-async def test_what_its_server_does_not_know_any_more_is_not_listed(tmp_path: Path) -> None:
+async def test_tasks_that_the_server_forgot_are_not_listed(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server(), b=server()) as hub, open_client(hub, ONE) as one:
         await one.create("a.slow")
         kept = await one.create("b.slow")

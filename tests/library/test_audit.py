@@ -81,7 +81,7 @@ def asked_of(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(each["caller"], each["name"], each["outcome"], each.get("server"), each["executed"]) for each in calls]
 
 
-async def test_requests_of_which_a_field_is_wrong_are_in_the_log(tmp_path: Path) -> None:
+async def test_requests_with_an_invalid_field_are_logged(tmp_path: Path) -> None:
     service = ToolService()
     await service.initialize({"audit": "batched", "state": tmp_path})
     odd: list[Any] = [

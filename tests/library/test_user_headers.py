@@ -39,7 +39,7 @@ async def test_a_users_headers_go_with_the_request_to_servers_that_list_them(spa
 
 
 @pytest.mark.parametrize("headers", [None, {}])
-async def test_a_request_without_headers_needs_none(headers: Any) -> None:
+async def test_a_request_without_headers_succeeds(headers: Any) -> None:
     service = ToolService()
     await service.initialize()
     async with service:

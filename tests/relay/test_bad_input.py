@@ -411,7 +411,7 @@ async def test_an_agents_devices_see_nothing_of_another_agent(
     assert await neighbour.is_well()
 
 
-async def test_a_server_id_that_is_none_is_refused(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
+async def test_an_invalid_server_id_is_refused(hub: HubProcess, agent: str, neighbour: Neighbour) -> None:
     for server_id in ("x" * 65, "a\nb", "\x00"):
         async with wired(agent_url(hub.port, agent, server_id)) as wire:
             ending = await wire.ended()

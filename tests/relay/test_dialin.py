@@ -223,7 +223,7 @@ async def test_away_it_is_marked_and_back_it_works(hub: HubProcess, rest: httpx2
         assert text_of(await call(rest, f"{name}.echo", text="back")) == "back"
 
 
-async def test_a_connection_of_which_only_the_hubs_end_is_left_makes_place_for_its_server(
+async def test_a_half_open_connection_is_replaced_by_its_server(
     hub: HubProcess, rest: httpx2.AsyncClient, agent: str
 ) -> None:
     answers = {

@@ -606,7 +606,7 @@ BAD_MESSAGES: list[tuple[str | bytes, int]] = [
 ]
 
 
-async def test_messages_that_are_none_are_answered_and_the_connection_lives(hub: HubProcess, agent: str) -> None:
+async def test_invalid_messages_are_answered_and_the_connection_stays_open(hub: HubProcess, agent: str) -> None:
     async with raw_server(hub.port, agent), device(hub.port, agent) as it:
         await it.ready()
         for message, code in BAD_MESSAGES:

@@ -99,7 +99,7 @@ async def test_the_dialled_address_is_the_checked_one_however_often_a_name_chang
     assert names.asked["rebinding.example"] >= len(whom)
 
 
-async def test_every_connection_has_a_lookup_of_its_own_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_connection_makes_exactly_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names({"rebinding.example": [[ALLOWED], ["127.0.0.1"]]})
     egress = Egress(resolver=names)
     with Sink() as sink:

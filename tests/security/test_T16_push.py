@@ -85,7 +85,7 @@ async def test_after_five_attempts_a_delivery_is_parked() -> None:
         assert delivery_of(document) == delivery, "what became of each attempt is kept"
 
 
-async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -> None:
+async def test_a_recipient_that_the_operator_removed_gets_no_more_pushes() -> None:
     """Not by the connection that is still there either."""
     listed = True
     background = BackgroundTasks("courier")

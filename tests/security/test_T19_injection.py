@@ -126,7 +126,7 @@ def marked(*headers: str) -> msgspec.Raw:
 @pytest.mark.parametrize(
     "headers", [("Region\r\nX-Evil: 1",), ("a b",), ("",), ("a:b",), ("Region", "region"), ("é",), ("x\x00",)]
 )
-def test_a_tool_with_headers_that_cannot_be_written_is_none(headers: tuple[str, ...]) -> None:
+def test_a_tool_with_unwritable_headers_is_invalid(headers: tuple[str, ...]) -> None:
     assert not is_annotation_valid(marked(*headers))
 
 

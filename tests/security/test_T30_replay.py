@@ -57,7 +57,7 @@ WAYS: dict[str, Callable[[bytes], Request]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_captured_handshake_is_good_no_longer_than_its_token(way: str) -> None:
+def test_a_captured_handshake_expires_with_its_token(way: str) -> None:
     relay = Relay()
     token = relay.tokens.mint(Claim("kitchen", role="server", expires_at=relay.now + 5 * MINUTE))
     captured = WAYS[way](token.encode())

@@ -14,7 +14,7 @@ from tests.supply.pins import SHIPPED, Pin, file_of, pins_of
 PINS = pins_of(file_of(SHIPPED))
 
 
-def test_the_sbom_names_every_package_that_is_shipped_with_its_version_and_hashes() -> None:
+def test_the_sbom_names_every_shipped_package_with_its_version_and_hashes() -> None:
     made = sbom.cyclonedx(PINS)
     assert made["metadata"]["component"]["version"] == __version__
     assert [each["purl"] for each in made["components"]] == [f"pkg:pypi/{pin.name}@{pin.version}" for pin in PINS]

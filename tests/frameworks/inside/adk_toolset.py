@@ -750,7 +750,7 @@ async def test_tools_of_others_are_not_asked_about_names(service: ToolService) -
     assert answer["status"] == "not_found"
 
 
-def test_a_timeout_that_is_none_is_refused_at_once() -> None:
+def test_an_invalid_timeout_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="timeout must be a number of seconds, 0 or more, not '5'"):
         HubToolset(config={}, timeout="5")
 

@@ -135,7 +135,7 @@ async def test_the_hub_is_one_server_with_the_same_tools(service: ToolService) -
 
 
 @pytest.mark.parametrize("name", ["user_context", "headers"])
-def test_a_server_takes_no_functions_since_the_sdk_does_not_say_whose_a_call_is(
+def test_a_hub_server_rejects_functions_because_the_sdk_does_not_pass_the_caller(
     service: ToolService, name: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a value, not a function: A HubServer "):

@@ -154,7 +154,7 @@ def test_an_open_hub_with_callers_is_reported_as_not_open(closed: Configuration)
     assert said.startswith("--insecure has no effect")
 
 
-async def test_it_is_logged_whose_keys_come_and_go(
+async def test_added_and_removed_keys_are_logged_with_their_callers(
     running: RunningHub, opened: Configuration, closed: Configuration
 ) -> None:
     access = Access(opened)

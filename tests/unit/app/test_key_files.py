@@ -168,7 +168,7 @@ def test_a_list_of_another_user_is_not_gone_by(tmp_path: Path, monkeypatch: pyte
     assert KeyFile(tmp_path).read(), "whose the state folder is, the list may be"
 
 
-def test_all_that_root_makes_belongs_to_whose_the_state_folder_is(
+def test_files_made_by_root_belong_to_the_owner_of_the_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, int] = {}

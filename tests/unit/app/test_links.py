@@ -57,7 +57,7 @@ async def test_a_hub_at_the_end_of_a_long_row_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "9" * 50, "² "])
-def test_what_is_no_number_of_hubs_is_none(text: str) -> None:
+def test_an_invalid_hop_count_is_zero(text: str) -> None:
     assert hops_in({HOPS_VARIABLE: text}) == 0
 
 
@@ -108,7 +108,7 @@ async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrie
         await asyncio.wait({handshake})
 
 
-async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
+async def test_a_reconnected_agent_keeps_the_owners_of_its_tasks() -> None:
     background = BackgroundTasks("links")
     links = Links(Limits(), {}, background, ServerTasks(lambda: 0.0))
     settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))

@@ -67,7 +67,7 @@ async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> 
 READER, PLANNING = TaskOwner("default", "reader"), TaskOwner("default", "planner")
 
 
-def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Path) -> None:
+def test_a_revoked_key_ends_the_pushes_that_it_requested(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY, OTHER_KEY))
     _, first = world.mint()
     owners = Owners(world.start())

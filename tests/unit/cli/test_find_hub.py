@@ -418,7 +418,7 @@ async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
         (STREAM + b"event: result\ndata: [1}\n\n", "The hub sent an invalid response"),
     ],
 )
-async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:
+async def test_an_invalid_answer_leaves_executed_unknown(answer: bytes, told: str) -> None:
     async with pretending(answer) as (url, _), reached(url) as hub:
         outcome = await hub.perform(CALL, lambda _: None)
         assert isinstance(outcome, CallFailure)

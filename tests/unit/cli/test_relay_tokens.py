@@ -227,7 +227,7 @@ def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.Cap
 # -- revoking and reading ------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_token_is_good_no_more(
+def test_a_revoked_token_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Said(capsys, "token", "relay", "kitchen", "--json").json

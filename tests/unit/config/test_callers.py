@@ -371,7 +371,7 @@ def read_of_issuers(issuers: object, public_url: str | None = None) -> tuple[tup
     return found, [str(finding) for finding in told]
 
 
-def test_without_a_file_or_a_table_there_are_none() -> None:
+def test_no_issuers_are_read_without_a_file_or_a_table() -> None:
     assert read_issuers(None, None) == ((), ())
     assert read_of_issuers({}) == ((), [])
     assert read_issuers(Document(FILE, {"issuers": {"corp": ISSUERS_GOOD}}, CODEX), None) == ((), ())

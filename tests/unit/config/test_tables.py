@@ -510,7 +510,7 @@ def test_how_long_records_are_kept_is_a_time(tmp_path: Path, text: str, seconds:
         ('[hub]\naudit = "loose"', "hub.audit must be one of off, batched, strict, not 'loose'"),
     ],
 )
-def test_a_value_that_is_none_refuses_the_file(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_value_refuses_the_file(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
     assert said in str(refused.value)

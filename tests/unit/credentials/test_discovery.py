@@ -85,7 +85,7 @@ def said(document: Any) -> HttpResponse:
     "document",
     [b"", b"<html>", b"\xff", b"[]", b"null", {"resource": 1}, {"resource": "r", "authorization_servers": "x"}, {}],
 )
-def test_a_document_that_makes_no_sense_is_none(document: Any) -> None:
+def test_an_invalid_metadata_document_is_rejected(document: Any) -> None:
     with pytest.raises(DiscoveryFailed, match="cannot be read"):
         _decoded(said(document), ResourceMetadata, "its metadata")
 

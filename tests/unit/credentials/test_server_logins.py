@@ -187,9 +187,7 @@ async def test_an_authorization_server_that_is_away_is_asked_again(tmp_path: Pat
             await hub.ready("s")
 
 
-async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_token_that_a_server_rejects_is_renewed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_logins, "FRESH_SECONDS", 0.0)
     async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()

@@ -118,7 +118,7 @@ def test_a_token_is_read_with_how_long_it_holds() -> None:
         (HttpResponse(200, {}, b"\xff"), FetchFailed),
     ],
 )
-def test_what_is_no_token_is_none(said: HttpResponse, failure: type[Exception]) -> None:
+def test_an_invalid_token_response_is_rejected(said: HttpResponse, failure: type[Exception]) -> None:
     with pytest.raises(failure):
         read_token_response(said)
 

@@ -151,7 +151,7 @@ def test_a_wrong_or_missing_claim_is_reported(claims: dict[str, Any], reason: st
 
 
 @pytest.mark.parametrize("exp", [b"1e999", b"1e400", b"-1e9", b"1" + b"0" * 400, b"1" * 5000, b"1e300"])
-def test_a_number_that_cannot_be_a_time_is_none(exp: bytes) -> None:
+def test_an_expiry_that_is_not_a_valid_time_is_rejected(exp: bytes) -> None:
     claims = b'{"exp":%b,"iss":"%b","aud":"%b","sub":"a"}' % (exp, ISSUER.encode(), HUB.encode())
     assert why(Issuers([made(Clock())]), signed(claims)).reason in (
         "it does not say when it expires",
@@ -415,7 +415,7 @@ def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:
     assert isinstance(world.prove(jti="one", is_proved=True), Caller)
 
 
-def test_a_request_that_is_proven_is_not_let_in_by_a_token_that_is_good_no_more() -> None:
+def test_a_proven_request_with_an_expired_token_is_rejected() -> None:
     world = Bound()
     assert isinstance(world.prove(), Caller)
     world.clock.now += 3600

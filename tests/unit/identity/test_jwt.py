@@ -56,7 +56,7 @@ def test_a_token_with_anything_changed_is_not(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("signature", [b"", bytes(63), bytes(64), bytes(31) + b"\x01" + bytes(32), bytes(72)])
-def test_a_signature_of_zeros_or_of_another_length_is_none(signature: bytes) -> None:
+def test_a_signature_of_zeros_or_of_another_length_is_rejected(signature: bytes) -> None:
     token = _read(f"{encoded({'alg': 'ES256'})}.{encoded(CLAIMS)}.{encoded(signature)}".encode())
     [key] = _keys("ES256").for_token(token)
     assert not key.has_signed(token)
@@ -137,7 +137,7 @@ def test_what_is_no_set_of_keys_is_refused(document: bytes) -> None:
         read_keys(document, ALGORITHMS)
 
 
-def test_a_set_has_so_many_keys_and_no_more() -> None:
+def test_a_key_set_over_the_limit_is_rejected() -> None:
     one = jwk_of(private_key("EdDSA"))
     assert len(read_keys(jwks(*[one] * KEYS_MAX), ALGORITHMS)) == KEYS_MAX
     with pytest.raises(ValueError, match="more than"):
@@ -198,7 +198,7 @@ def test_an_access_token_may_say_that_it_is_one(kind: str | None) -> None:
         b"ey" + b"a" * TOKEN_BYTES_MAX + b"..",
     ],
 )
-def test_what_is_no_token_is_said_to_be_none(credential: bytes) -> None:
+def test_text_that_is_not_a_token_is_reported(credential: bytes) -> None:
     assert isinstance(read_token(credential), str)
 
 

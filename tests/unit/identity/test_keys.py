@@ -107,7 +107,7 @@ def test_a_key_is_tried_for_its_length_and_nothing_else(text: str) -> None:
         ([(b"authorization", b"abc")], None),
     ],
 )
-def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+def test_a_request_with_several_keys_has_no_credential(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
     assert credential_of(join_headers(headers)) == key
 
 
@@ -131,7 +131,7 @@ def test_a_token_that_is_bound_to_a_key_is_found_with_its_proof(
     assert bound_of(join_headers(headers)) == shown
 
 
-def test_a_key_beside_a_bound_token_is_none() -> None:
+def test_a_key_beside_a_bound_token_is_no_credential() -> None:
     assert credential_of({b"authorization": b"DPoP a.b.c", b"x-api-key": KEY.encode()}) is None
 
 

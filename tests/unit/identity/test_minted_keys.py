@@ -82,7 +82,7 @@ def _with(**members: object) -> bytes:
         _with(expires_at="never"),
     ],
 )
-def test_a_damaged_list_is_none_at_all(content: bytes) -> None:
+def test_a_damaged_list_is_rejected(content: bytes) -> None:
     with pytest.raises(StoreDamaged):
         read_keys(content)
 

@@ -286,7 +286,7 @@ def test_it_ends_with_its_time_and_when_it_is_revoked() -> None:
     assert ours.prove(token) == claim  # what it says can still be shown
 
 
-def test_with_another_key_or_without_the_original_kind_earlier_claims_are_good_no_more() -> None:
+def test_claims_are_invalid_with_another_key_or_without_compatible_tokens() -> None:
     own, compatible = tokens().read(tokens().mint(Claim("a"))), tokens().read(python_token("a"))
     assert isinstance(own, Claim)
     assert isinstance(compatible, Claim)

@@ -67,7 +67,7 @@ async def test_a_failure_is_raised_with_how_it_failed(client: MCPClient) -> None
 
 
 @pytest.mark.parametrize("odd", [["x"], "x", 7, {"text": "\ud800"}, {"text": object()}, {"text": math.nan}])
-async def test_arguments_that_are_none_are_refused_by_the_hub(
+async def test_invalid_arguments_are_refused_by_the_hub(
     client: MCPClient, caplog: pytest.LogCaptureFixture, odd: Any
 ) -> None:
     caplog.set_level(logging.DEBUG, "isthmus.library")

@@ -36,7 +36,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_of_the_batch_is_registered(
     assert registry.names == ["a"]
 
 
-def test_a_tool_that_is_taken_out_is_not_found_any_more() -> None:
+def test_an_unregistered_tool_is_not_found() -> None:
     registry = ToolRegistry([tool("a"), tool("b")])
     registry.unregister("a")
     assert registry.names == ["b"]

@@ -110,7 +110,7 @@ def test_a_whole_schema_that_refers_to_nothing_takes_anything(reference: object)
     assert provider_schema({"$ref": reference})["properties"] == {}
 
 
-def test_a_reference_into_what_is_not_shown_is_replaced_by_what_it_means() -> None:
+def test_a_reference_into_an_omitted_part_is_replaced_by_its_target() -> None:
     shared = {"type": "object", "properties": {"x": {"type": "number"}}}
     first = {"properties": {"from": shared}}
     second = {"properties": {"to": {"$ref": "#/anyOf/0/properties/from", "description": "where to"}}}

@@ -62,7 +62,7 @@ def test_a_picture_in_lines_as_python_writes_them_is_one() -> None:
     assert model_parts(answered(block)) == [ModelImage("AAAAAAAA", "image/png")]
 
 
-def test_words_that_are_none_are_left_out() -> None:
+def test_empty_texts_are_left_out() -> None:
     nothing, image = {"type": "text", "text": ""}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     assert model_parts(answered(nothing, image, {"type": "text", "text": " \n"})) == [ModelImage("AAAA", "image/png")]
     assert model_parts(answered(nothing)) == [ModelText("")]

@@ -214,7 +214,7 @@ def test_a_pipe_without_a_reader_does_not_block(tmp_path: Path) -> None:
         configure("info", "json", str(tmp_path / "pipe"))
 
 
-def test_descriptors_of_files_that_are_not_used_any_more_are_closed(tmp_path: Path) -> None:
+def test_descriptors_of_unused_log_files_are_closed(tmp_path: Path) -> None:
     configure("info", "json")
     before = descriptors()
     for number in range(5):

@@ -213,9 +213,7 @@ async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) ->
         await dialling
 
 
-async def test_of_several_subprotocols_the_server_chooses_one_or_none(
-    echo: tuple[Echo, HttpOrigin], server: Server
-) -> None:
+async def test_the_server_may_choose_one_of_several_subprotocols(echo: tuple[Echo, HttpOrigin], server: Server) -> None:
     heard, origin = echo
     endpoint = WebSocketAddress(origin, "/", ("other", "mcp"), LIMIT_BYTES)
     channel = await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=True, within=5.0)

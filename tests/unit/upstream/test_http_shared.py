@@ -56,7 +56,7 @@ def test_a_challenge_says_where_to_log_in(challenge: str) -> None:
         f'Bearer resource_metadata="https://{"a" * URL_LENGTH_MAX}"',
     ],
 )
-def test_what_is_no_address_of_a_page_is_none(challenge: str) -> None:
+def test_a_challenge_without_a_valid_url_has_no_login_url(challenge: str) -> None:
     assert login_url(401, {"www-authenticate": challenge}) is None
 
 
@@ -250,7 +250,7 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
     await background.aclose()
 
 
-async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_more() -> None:
+async def test_an_unsent_answer_is_sent_again_once() -> None:
     class Counting(HttpClient):
         """A client that remembers what it was given."""
 

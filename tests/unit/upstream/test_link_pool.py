@@ -852,9 +852,7 @@ async def test_a_link_whose_server_may_ask_about_a_cancelled_call_serves_no_othe
 
 
 @pytest.mark.parametrize("session", ["", "one"])
-async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still_lists(
-    asking: Pooled, session: str
-) -> None:
+async def test_a_link_with_an_unanswered_question_takes_no_calls_and_still_lists(asking: Pooled, session: str) -> None:
     async with asking.pool.borrowed(ANYONE, ROOTS):
         pass
     asking.links[0].questions.on_question()
@@ -865,7 +863,7 @@ async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still
     assert not asking.links[0].is_closed
 
 
-async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_between_its_calls(
+async def test_a_conversation_keeps_its_link_after_an_unanswered_question_between_calls(
     asking: Pooled,
 ) -> None:
     asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")

@@ -92,7 +92,7 @@ def names(listing: Listing) -> list[str]:
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
-async def test_pages_are_read_until_there_are_no_more() -> None:
+async def test_all_pages_are_read() -> None:
     lister = Lister(numbered(2, 3))
     listing = await tools_of(lister)
     assert names(listing) == ["t0", "t1", "t2", "t3", "t4", "t5"]
@@ -339,7 +339,7 @@ def test_a_change_that_another_node_found_is_read_at_once_and_then_once_a_second
     assert schedule.take(6.25) == {"tools": True}
 
 
-def test_only_what_was_announced_here_is_told_to_others() -> None:
+def test_only_lists_announced_at_this_node_are_announced_to_others() -> None:
     schedule = RelistSchedule()
     schedule.announce_elsewhere(["tools", "prompts"], 5.0)
     schedule.announce(["prompts"])

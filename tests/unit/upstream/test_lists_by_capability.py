@@ -277,7 +277,7 @@ async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, m
         await kept.until(lambda size=size: len(link.profiled) == size)  # type: ignore[misc]
 
 
-async def test_other_nodes_hear_of_a_change_for_some_callers_and_those_wait_for_it_there(kept: Kept) -> None:
+async def test_other_nodes_are_notified_of_a_change_for_some_callers_and_read_it_again(kept: Kept) -> None:
     generous(kept, is_modern=False)
     changes: list[tuple[str, ...]] = []
     kept.supervisor.on_lists_changed = lambda _server, topics: changes.append(tuple(topics))

@@ -386,7 +386,7 @@ async def test_a_server_that_has_listed_before_and_refuses_now_keeps_its_list(sc
 
 
 @pytest.mark.parametrize("result", [7, {}, {"tools": 7}, {"result": "ok"}, "add"])
-async def test_a_list_that_is_none_is_refused(scene: Scene, result: Any) -> None:
+async def test_an_invalid_list_is_refused(scene: Scene, result: Any) -> None:
     link = scene.dial()
     with pytest.raises(BadReply, match=r"tools/list returned an invalid result"):
         await listed(scene, link, answer(result=result))

@@ -373,7 +373,7 @@ async def test_the_next_carrier_is_tried_when_a_server_does_not_speak_the_first_
     assert {made.by for made in kept.links[2:]} == {"sse"}
 
 
-async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) -> None:
+async def test_a_remembered_transport_that_fails_is_forgotten(kept: Kept) -> None:
     kept.prepare = speaks("sse")
     link = await kept.ready(reach=ADDRESS)
     kept.prepare = speaks("http")

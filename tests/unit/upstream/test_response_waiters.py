@@ -261,7 +261,7 @@ async def test_a_question_among_calls_of_several_callers_is_dropped() -> None:
         ([""], "one", False),
     ],
 )
-async def test_a_question_reaches_one_program_for_certain_or_none(
+async def test_a_question_goes_to_a_call_only_if_its_caller_is_certain(
     sessions: list[str], abandoned_session: str | None, *, is_sure: bool
 ) -> None:
     waiters = waiters_of(*sessions)
@@ -412,7 +412,7 @@ async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> N
     assert (first.events, latest.events) == ([], [LINE])
 
 
-async def test_a_log_line_without_a_call_is_dropped_where_several_callers_have_calls_or_none() -> None:
+async def test_a_log_line_without_a_call_is_dropped_unless_one_caller_has_calls() -> None:
     stage = Stage()
     (one, first), (two, second) = stage.start(), stage.start(call(caller=OTHER))
     assert not log_alone(LINE, [CallWaiter(one), CallWaiter(two)])
@@ -452,7 +452,7 @@ async def test_a_request_of_the_hub_in_a_callers_name_gets_no_questions_and_even
     assert whose.inflight is own
 
 
-async def test_progress_that_may_relate_to_a_task_says_whose() -> None:
+async def test_progress_that_may_belong_to_a_task_names_its_server() -> None:
     _, listener, waiter = await waiting()
     waiter.progress({"progressToken": raw(1), "progress": raw(1), "_meta": raw({})})
     assert listener.events == [Progress({"progress": raw(1), "_meta": raw({})}, SERVER)]

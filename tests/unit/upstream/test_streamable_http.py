@@ -137,7 +137,7 @@ async def test_an_address_that_knows_no_posts_is_another_carriers(held: Held, er
     ],
     ids=["401", "500", "json", "both"],
 )
-async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: Held, answers: list[bytes]) -> None:
+async def test_an_error_that_an_endpoint_may_send_is_not_the_wrong_transport(held: Held, answers: list[bytes]) -> None:
     greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(*answers)
     with pytest.raises((Fault, ConnectFailed)) as failed:
@@ -705,7 +705,9 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
     assert not held.server.waiting()
 
 
-async def test_a_server_that_has_begun_to_answer_is_told_once(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_has_begun_to_answer_receives_one_cancellation(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
     await cancelled_unread(held, STREAM)
     await held.answered(ACCEPTED)

@@ -103,7 +103,7 @@ async def test_a_subscriber_that_returns_during_the_request_gets_that_answer(ear
     assert (await ended(first, again), earlier.said) == ([None, None], ["subscribe a"])
 
 
-async def test_one_that_waits_no_more_leaves_the_answer_to_others(earlier: Earlier) -> None:
+async def test_a_cancelled_waiter_leaves_the_answer_to_others(earlier: Earlier) -> None:
     first, second = earlier.want("a"), earlier.want("a")
     await turn()
     first.cancel()

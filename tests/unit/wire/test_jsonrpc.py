@@ -284,7 +284,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_more_members_are_taken_than_anybody_means(place: str) -> None:
+def test_a_message_with_too_many_members_is_refused(place: str) -> None:
     body = CALL.replace(b'"name"', b'"_meta":{"seen":1},"name"')
     before, already = PLACES[place]
     full = body.replace(before, crowd(jsonrpc.MEMBERS_MAX - already) + before)

@@ -71,7 +71,7 @@ def test_it_is_consulted_for_callers_without_credentials_too() -> None:
     assert narrowing.asked == {None}
 
 
-def test_a_server_of_which_everything_is_refused_is_not_there() -> None:
+def test_a_server_with_only_refused_tools_is_hidden() -> None:
     view = snapshot(Refusing("web.search"), *TWO).view(grants_of(PLANNER), EVERYTHING)
     assert list(view.servers) == ["files"]
 

@@ -229,7 +229,7 @@ def test_what_is_bounded_is_allowed_if_both_allow_it_and_neither_denies_it(
         assert Policy(bounds).may_use_all_of(server)
 
 
-def test_a_server_of_which_two_sets_allow_nothing_together_is_not_seen() -> None:
+def test_a_server_is_hidden_if_two_sets_allow_none_of_its_tools_together() -> None:
     grants = Grants(("files.read",), within=Grants(("files.write", "web")))
     assert not Policy(grants).may_see_server(FILES)
     assert Policy(Grants(("files.read",), within=Grants(("*",)))).may_see_server(FILES)

@@ -693,7 +693,7 @@ async def test_waiting_calls_that_are_over_are_not_kept() -> None:
     assert len(entry.waiting) == 1
 
 
-async def test_without_an_operator_no_call_waits_in_vain() -> None:
+async def test_without_an_operator_a_call_is_denied_at_once() -> None:
     stage = Held()
     stage.approvals.has_operator = False
     _, listener = stage.start(call(arguments=PAY))
@@ -756,7 +756,7 @@ async def test_a_request_that_cannot_be_stored_is_not_shown(result: WriteResult)
     await stage.ask()
 
 
-async def test_a_decision_that_cannot_be_stored_is_none() -> None:
+async def test_a_decision_that_cannot_be_stored_does_not_count() -> None:
     journal = FailingJournal()
     stage = Held(journal=journal)
     id, _ = await stage.ask()

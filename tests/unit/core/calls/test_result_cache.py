@@ -191,7 +191,7 @@ async def test_a_resource_is_given_again_while_its_server_lets_it() -> None:
     assert fresh(stage, read(caller=OTHER))
 
 
-async def test_a_resource_of_which_its_server_says_nothing_is_always_read() -> None:
+async def test_a_resource_without_cache_hints_is_always_read() -> None:
     stage = Stage.of(KEPT)
     answer(stage, read(), Result(raw({"contents": []})))
     assert fresh(stage, read())
@@ -287,7 +287,7 @@ async def test_nothing_is_kept_for_more_than_a_day() -> None:
 
 
 @pytest.mark.parametrize("meta", [None, 7, "text", []])
-async def test_metadata_that_is_none_gives_way_to_the_mark(meta: object) -> None:
+async def test_invalid_metadata_is_replaced_by_the_cache_mark(meta: object) -> None:
     recall, asked = ResultCache(), await a_call(call())
     recall.keep(asked, Result(raw({"_meta": meta}), is_typed=True), 10.0, 0.0)
     known = recall.find(asked, 1.0)

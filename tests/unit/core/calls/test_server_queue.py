@@ -838,7 +838,7 @@ async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> Non
     assert back.sent[2] is started[4][0]
 
 
-async def test_a_call_that_waited_in_vain_learns_how_long_and_that_nothing_ran() -> None:
+async def test_a_call_that_timed_out_in_the_queue_reports_its_wait_and_that_nothing_ran() -> None:
     stage = patient(0.02)
     heard = [stage.start()[1] for _ in range(2)]
     for listener in heard:

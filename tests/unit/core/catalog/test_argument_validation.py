@@ -108,7 +108,7 @@ def test_arguments_that_cannot_be_read_are_refused_and_break_nothing(text: bytes
         7,
     ],
 )
-def test_a_schema_that_points_outside_or_is_none_cannot_be_used_and_says_why(schema: Any) -> None:
+def test_an_invalid_or_external_schema_is_unusable_with_a_reason(schema: Any) -> None:
     with pytest.raises(UnusableSchema, match="its schema cannot be used"):
         compile_check(raw(schema), limit_bytes=4096)
 

@@ -179,7 +179,7 @@ def test_a_server_cannot_list_what_is_shown_as_anothers() -> None:
     assert table[pair_of_uris("z", forged)] == qualified(ServerName("z"), forged)
 
 
-def test_a_qualified_uri_says_whose_it_is() -> None:
+def test_a_qualified_uri_names_its_server() -> None:
     for uri in ("file:///x", "", "a/b", "isthmus://hub/b/x"):
         shown = qualified(ServerName("a-b"), uri)
         assert is_qualified(shown)

@@ -56,7 +56,7 @@ async def test_lists_are_reviewed_before_they_are_published_unless_pins_change_m
     assert [each.tool for each in seen.told] == ["one", "two"]
 
 
-def test_what_looks_as_it_did_again_waits_no_more() -> None:
+def test_a_definition_that_changes_back_is_no_longer_withheld() -> None:
     """Else its operator would approve of what is gone, and with that withhold what is there."""
     seen = Watched()
     for description in "aba":

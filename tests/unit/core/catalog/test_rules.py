@@ -152,7 +152,7 @@ def test_tags_of_a_server_are_read_where_fastmcp_writes_them(member: str, *, is_
 
 
 @pytest.mark.parametrize("meta", [None, [], {"fastmcp": 1}, {"fastmcp": {"tags": "safe"}}, {"fastmcp": {}}])
-def test_what_is_no_list_of_tags_is_none(meta: object) -> None:
+def test_an_invalid_list_of_tags_is_ignored(meta: object) -> None:
     labels = labels_of(tool(_meta=meta), TRUSTED)
     assert not [label for label in labels.suspected if label.startswith(TAG)]
 

@@ -505,7 +505,7 @@ def test_what_a_denied_template_stands_for_is_not_read_as_something_unlisted(nam
     assert snapshot(LABELLED).view(Grants(("files",)), EVERYTHING).find("resource", f"secret:{name}") is not None
 
 
-def test_a_server_of_which_something_is_withheld_is_not_whole() -> None:
+def test_a_server_with_a_withheld_tool_is_not_whole() -> None:
     """Nobody knows what its other methods would do with it."""
     server_status = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
     assert snapshot(TWO[1]).view(ALL, Surface("own", FILES)).whole == FILES

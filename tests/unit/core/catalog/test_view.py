@@ -129,7 +129,7 @@ def test_no_template_takes_a_uri_that_names_another_server(claim: str) -> None:
 
 
 @pytest.mark.parametrize("claim", [TREE, "file:///{p}", "file:///home/{path}", "{any}"])
-def test_a_uri_that_templates_of_two_servers_stand_for_must_say_whose(claim: str) -> None:
+def test_a_uri_that_matches_templates_of_two_servers_must_be_qualified(claim: str) -> None:
     seen = view(ready(templates=[template(TREE)]), ready(server="aaa", templates=[template(claim, "aaa")]))
     assert found(seen, "file:///home/me") is None
     assert found(seen, "isthmus://hub/files/file:///home/me") == (FILES, "file:///home/me")

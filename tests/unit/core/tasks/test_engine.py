@@ -569,7 +569,7 @@ def record_of_nothing() -> TaskRecord:
     return TaskRecord("none", OWNER, "", "1.0", "working", 1.0, 1.0)
 
 
-async def test_a_question_that_is_taken_back_is_not_asked_any_more() -> None:
+async def test_a_retracted_question_is_replaced_by_the_next_one() -> None:
     shop = Workshop()
     live = await shop.begin()
     replies: list[Reply] = []

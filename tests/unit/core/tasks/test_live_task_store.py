@@ -58,7 +58,7 @@ async def test_a_reader_of_another_nodes_task_finds_the_news_for_all_waiters() -
     assert heard == ["completed"]
 
 
-async def test_all_of_them_take_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_task_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_BYTES_MAX", 10)
     tasks, lives = TaskCache(), [resting(number, 6) for number in range(2)]
     for live in lives:
@@ -195,7 +195,7 @@ async def test_a_wait_that_takes_too_long_has_begun_nothing(monkeypatch: pytest.
     assert shop.sent == []
 
 
-async def test_what_is_discarded_is_none_at_once_and_taken_away_until_it_is() -> None:
+async def test_a_discarded_task_is_hidden_at_once_and_deleted_with_retries() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     journal.is_held = False

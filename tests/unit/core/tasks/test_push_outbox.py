@@ -473,7 +473,7 @@ async def test_a_journal_that_does_not_keep_what_was_sent_does_not_end_it() -> N
         assert office.post.to("http://a/") == ["t submitted", "t completed", "t over"]
 
 
-async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
+async def test_a_closed_outbox_begins_no_deliveries() -> None:
     async with sending() as office:
         office.post.receipts["http://a/"].append(PushReceipt(503, retry_after=100.0))
         await office.begin("http://a/")

@@ -241,7 +241,7 @@ def test_a_reused_id_belongs_to_its_last_owner() -> None:
     assert listed(tasks, OTHER) == [("1", "working")]
 
 
-def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() -> None:
+def test_an_id_reused_by_a_new_link_belongs_to_its_new_caller() -> None:
     place, later = LinkSession(), LinkSession()
     tasks = registered("1", "2", place=place)
     assert not tasks.belongs_to_other(ANYONE, A, "1")

@@ -209,7 +209,7 @@ def test_a_skill_takes_data_that_is_nothing_for_nothing() -> None:
         ({**COMMAND, "mcp_request_path": 5}, "command"),
     ],
 )
-def test_an_instruction_that_is_wrong_says_of_which_form_it_was(value: Any, form: str) -> None:
+def test_an_invalid_instruction_names_its_form(value: Any, form: str) -> None:
     told = read(data(value))
     assert isinstance(told, BadInstruction)
     assert told.form == form

@@ -231,7 +231,7 @@ async def test_a_client_that_connects_and_asks_nothing_is_disconnected(said: byt
         writer.close()
 
 
-async def test_there_is_room_for_so_many_connections_and_no_more() -> None:
+async def test_a_connection_over_the_limit_is_closed() -> None:
     async with counter(connections=3) as caller:
         held = [await asyncio.open_connection("127.0.0.1", caller.port) for _ in range(3)]
         for reader, writer in held:

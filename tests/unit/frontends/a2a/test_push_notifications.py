@@ -394,7 +394,7 @@ def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
     assert bare.keys() == {"content-type", "x-a2a-notification-id", "x-a2a-notification-time"}
 
 
-def test_a_generation_that_is_not_supported_any_more_is_notified_in_another_form() -> None:
+def test_an_unsupported_generation_is_notified_in_another_form() -> None:
     [(_, told)] = letters("0.0", DONE)
     assert told["kind"] == "task"
 
@@ -426,7 +426,7 @@ def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
     assert (moved.token, moved.credentials) == ("", "")
 
 
-def test_an_address_that_was_moved_to_another_task_is_none() -> None:
+def test_a_push_address_moved_to_another_task_does_not_open() -> None:
     office_less: Any = None
     pushing = PushNotifications(office_less, office_less, lambda _: False, ProcessSealer())
     kept = pushing.recipient(ANYONE, "1.0", ANN, "t")

@@ -394,7 +394,7 @@ async def test_a_key_has_a_length(key: str) -> None:
         assert told["error"]["code"] == -32602
 
 
-async def test_a_key_whose_task_is_not_kept_any_more_runs_nothing() -> None:
+async def test_a_key_with_an_expired_task_runs_nothing() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run(), KEY)

@@ -153,7 +153,7 @@ async def test_a_subscriber_stays_through_a_question() -> None:
 
 
 @pytest.mark.parametrize("method", ["SubscribeToTask", "tasks/resubscribe"])
-async def test_an_ended_task_cannot_be_followed_any_more(method: str) -> None:
+async def test_an_ended_task_cannot_be_subscribed_to(method: str) -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]

@@ -361,7 +361,7 @@ def test_a_text_that_repeats_the_structured_content_in_other_words_is_not_kept()
 
 
 @pytest.mark.parametrize("said", [FOR_PEOPLE, {"_meta": {"a": 1}}])
-def test_a_repeated_text_of_which_something_is_said_is_kept(said: Any) -> None:
+def test_a_repeated_text_with_metadata_is_kept(said: Any) -> None:
     told = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
     data, text = parts_of(told)
     assert data == DataPart(raw({"a": 1}), JSON_TYPE)
@@ -369,7 +369,7 @@ def test_a_repeated_text_of_which_something_is_said_is_kept(said: Any) -> None:
     assert json.loads(bytes(text.metadata)) == said
 
 
-def test_structured_content_that_is_null_is_none() -> None:
+def test_null_structured_content_is_left_out() -> None:
     told = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
     assert parts_of(told) == (TextPart("one"),)
 

@@ -168,7 +168,7 @@ async def test_a_bad_handshake_is_answered_as_any_bad_request(fields: dict[str, 
         assert made.sockets == []
 
 
-async def test_a_body_of_no_bytes_is_none() -> None:
+async def test_an_empty_body_does_not_prevent_an_upgrade() -> None:
     async with parlour() as (_, _, port), connect_raw(port) as raw_client:
         raw_client.say(handshake(Content_Length="0") + text(b"early"))
         assert (await raw_client.hear_head())[0] == 101

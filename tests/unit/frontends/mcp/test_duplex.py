@@ -380,7 +380,7 @@ async def test_a_level_is_not_held_up_by_a_server_that_the_caller_may_not_see(mo
 
 
 @pytest.mark.parametrize("params", [{}, {"level": "loud"}, {"level": 3}])
-async def test_a_level_that_is_none_is_refused(params: dict[str, Any]) -> None:
+async def test_an_invalid_log_level_is_refused(params: dict[str, Any]) -> None:
     hosted, talk = talking()
     assert await talk.ask("logging/setLevel", params) == INVALID
     assert hosted.level() is None

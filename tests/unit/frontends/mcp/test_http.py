@@ -452,7 +452,7 @@ async def test_another_callers_session_is_as_unknown_as_none() -> None:
     assert frontend.hosted.stage.link.sent == []
 
 
-async def test_an_ended_session_wants_nothing_any_more() -> None:
+async def test_an_ended_session_drops_its_subscriptions_and_calls() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     await frontend.ask("resources/subscribe", {"uri": NOTES}, session)

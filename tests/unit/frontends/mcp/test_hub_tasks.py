@@ -386,7 +386,9 @@ def _ask(house: House) -> None:
 
 
 @pytest.mark.parametrize(("do", "kind"), [(_finish, "complete"), (_ask, "input_required")])
-async def test_what_is_answered_while_the_task_is_written_becomes_none(do: Callable[[House], None], kind: str) -> None:
+async def test_a_call_that_ends_while_its_task_is_stored_becomes_no_task(
+    do: Callable[[House], None], kind: str
+) -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
@@ -460,7 +462,7 @@ async def test_a_server_that_decides_itself_is_left_to_it() -> None:
     assert not house.kept._slow._buckets
 
 
-async def test_switched_off_there_are_none() -> None:
+async def test_tasks_are_unavailable_when_switched_off() -> None:
     house = House()
     talk = house.talk()
     id = await begin(talk)

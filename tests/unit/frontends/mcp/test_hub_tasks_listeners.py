@@ -34,7 +34,7 @@ def waiting(shop: Workshop, live: LiveTask, *can: str) -> tuple[ResultWaiter, In
     return ResultWaiter(shop.engine, inflight, live), inflight, caller
 
 
-async def test_a_waiting_caller_gets_the_result_and_listens_no_more() -> None:
+async def test_a_waiting_caller_gets_the_result_and_stops_listening() -> None:
     shop = Workshop()
     live = await begun(shop)
     _, _, caller = waiting(shop, live)

@@ -228,7 +228,7 @@ def test_a_session_that_listens_is_in_use() -> None:
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
 
 
-async def test_a_session_that_ends_wants_nothing_any_more() -> None:
+async def test_a_session_that_ends_drops_its_subscriptions() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.subscriptions = CallerSubscriptions(McpClient(hosted.hub, ANYONE, EVERYTHING), session.resource_updated)
@@ -326,7 +326,7 @@ def test_of_tasks_without_a_listener_the_latest_are_remembered() -> None:
     assert public_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
 
 
-async def test_a_session_that_ends_gets_no_task_status_any_more() -> None:
+async def test_a_session_that_ends_gets_no_task_status() -> None:
     hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     session.task_status = TaskStatusNotifier(McpClient(hosted.hub, ANYONE, EVERYTHING), session.task_changed)

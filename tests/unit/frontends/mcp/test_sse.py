@@ -159,7 +159,7 @@ async def test_a_caller_that_leaves_withdraws_its_calls(frontend: HttpFrontend) 
 # -- how many ----------------------------------------------------------------------------------------------------
 
 
-async def test_one_caller_may_have_so_many_streams_and_no_more(
+async def test_a_stream_over_the_limit_of_its_caller_is_refused(
     frontend: HttpFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 2)

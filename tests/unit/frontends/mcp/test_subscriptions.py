@@ -87,7 +87,7 @@ async def test_following_twice_is_following_once() -> None:
     assert hosted.is_forgotten()
 
 
-async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
+async def test_ended_and_refused_subscriptions_are_forgotten() -> None:
     hosted, forgotten = Hosted(), list[str]()
     interests = CallerSubscriptions(
         McpClient(hosted.hub, ANYONE, EVERYTHING), lambda _: None, on_unsubscribe=forgotten.append

@@ -104,7 +104,7 @@ async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytes
     assert len(one.told) == 1
 
 
-async def test_a_task_that_its_server_forgot_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_stops_when_the_server_has_forgotten_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await Following(monkeypatch).begin()
     one.host.last_call.finish(ServerError(SERVER, -32602, "no such task"))
     await nothing_more(one)

@@ -121,7 +121,7 @@ def test_each_era_has_methods_of_its_own(method: str, era: Era, *, is_spoken: bo
 
 
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("own", OLD)])
-def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) -> None:
+def test_a_call_about_a_task_goes_to_the_tasks_server(surface: Surface) -> None:
     found = route_task_call(call(public_id(ANYONE, OLD, "t"), surface=surface), view(surface), known())
     assert found is not None
     assert (found.name, found.surface) == ("t", Surface("own", OLD))

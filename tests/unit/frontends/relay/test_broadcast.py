@@ -276,7 +276,7 @@ async def test_meta_that_is_no_object_is_refused() -> None:
     assert party.error["code"] == -32602
 
 
-async def test_a_question_of_a_server_is_declined_and_an_answer_that_says_a_thing_twice_is_none() -> None:
+async def test_a_broadcast_declines_questions_and_rejects_a_result_with_duplicate_keys() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     replies: list[object] = []

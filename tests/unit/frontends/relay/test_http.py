@@ -348,7 +348,7 @@ async def test_devices_of_one_agent_do_not_answer_for_each_other(house: House) -
         assert json.loads(await two.recv())["result"]["content"][0]["text"] == "two"
 
 
-async def test_a_device_whose_token_is_good_no_more_is_cut(house: House) -> None:
+async def test_a_device_with_a_revoked_token_is_disconnected(house: House) -> None:
     async with (
         house.socket("/mcp_endpoint/call/?token=device") as cut,
         house.socket("/mcp_endpoint/call/?token=both") as kept,

@@ -60,7 +60,7 @@ def test_a_skill_with_schemas_takes_and_gives_what_they_say_exactly() -> None:
 
 
 @pytest.mark.parametrize("schema", [b"7", b"{}", b'{"type":"string"}', b'{"type":["object"]}', b"true"])
-def test_a_schema_that_is_not_of_an_object_is_none(schema: bytes) -> None:
+def test_a_schema_that_is_not_of_an_object_is_ignored(schema: bytes) -> None:
     (offered,) = tools_of(
         card(AgentSkill("s", "S", "", input_schema=Raw(schema), output_schema=OBJECT)), SERVER
     ).values()

@@ -56,7 +56,7 @@ def test_an_agent_as_a_whole_gets_no_skill() -> None:
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b'{"message":7}', b'{"message":"","task_id":7}'])
-def test_arguments_that_are_none_say_what_is_wrong(arguments: bytes) -> None:
+def test_invalid_arguments_give_an_error_message(arguments: bytes) -> None:
     assert isinstance(message_for(WORDED, Raw(arguments)), str)
 
 

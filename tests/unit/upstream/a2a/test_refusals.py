@@ -80,7 +80,7 @@ async def test_a_call_that_a_proxy_refuses_may_have_run(version: str, status: in
     assert fault.executed == "unknown"
 
 
-async def test_an_error_that_is_null_is_none(plain: Scene) -> None:
+async def test_a_null_error_is_ignored(plain: Scene) -> None:
     async def answer(_: SendMessage, out: Out) -> None:
         done = out.envelope(b'{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"}}}')
         out.body(done[:-1] + b',"error":null}')

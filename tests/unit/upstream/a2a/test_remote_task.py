@@ -99,7 +99,7 @@ async def test_a_skill_with_a_schema_gets_its_arguments_unchanged(scene: Scene) 
     assert sent.message.parts == (DataPart(Raw(b'{"n": 7}'), "application/json"),)
 
 
-async def test_arguments_that_are_none_are_not_sent(scene: Scene) -> None:
+async def test_invalid_arguments_are_not_sent(scene: Scene) -> None:
     listener = await scene.outcome({"message": 7})
     assert isinstance(listener.fault, BadArguments)
     assert scene.agent.asked == []
@@ -690,7 +690,7 @@ async def test_a_tool_without_a_place_for_the_task_cannot_go_on_unasked(scene: S
 @pytest.mark.parametrize(
     "odd", [replace(WORKING, id=""), replace(WORKING, id="x" * 1001), replace(WORKING, context="x" * 1001)]
 )
-async def test_a_task_without_an_id_that_can_be_repeated_is_none(scene: Scene, odd: Task) -> None:
+async def test_a_task_without_a_usable_id_is_a_bad_reply(scene: Scene, odd: Task) -> None:
     fault = (await scene.answered(streaming(odd))).fault
     assert isinstance(fault, BadReply)
     assert "without an id" in fault.message

@@ -95,7 +95,7 @@ def test_bytes_that_were_encoded_piece_by_piece_are_the_same_bytes(pieces: list[
     assert base64.b64decode(file.content or "") == b"".join(pieces)
 
 
-def test_base64_that_is_none_stays_the_text_that_it_was() -> None:
+def test_invalid_base64_stays_the_original_text() -> None:
     all_of_it = gathered(is_hub=True)
     all_of_it.add(made(FilePart("a=", metadata=piece(0))))
     all_of_it.add(made(FilePart("b", metadata=piece(1)), is_more=True))
@@ -188,7 +188,7 @@ def test_data_is_never_a_piece() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_object_is_the_structured_content_and_several_are_none() -> None:
+def test_structured_content_is_set_only_for_a_single_object() -> None:
     one, other = DataPart(Raw(b'{"b":1,\n"a":2.50}')), DataPart(Raw(b"{}"))
     assert result_of((one,), TaskRef()).payload == Raw(
         b'{"content":[{"type":"text","text":"{\\"b\\":1,\\"a\\":2.50}"}],'

@@ -347,7 +347,7 @@ def test_the_same_caller_always_has_the_same_mark_of_its_own() -> None:
     assert mark_of("another", a_call()).caller not in marks
 
 
-def test_a_conversation_is_one_callers_and_a_call_of_none_has_none() -> None:
+def test_conversations_differ_by_caller_and_a_call_without_a_session_has_none() -> None:
     assert mark_of("robot", a_call()).session == ""
     assert len({mark_of("robot", a_call(name, session=s)).session for name in ("alice", "berta") for s in "ab"}) == 4
 
@@ -379,7 +379,7 @@ def test_no_caller_brings_its_own() -> None:
 @pytest.mark.parametrize(
     "text", [b"5", b'"x"', b"{}", b'{"caller":""}', b'{"caller":1}', b'{"caller":"%b"}' % (b"x" * 99)]
 )
-def test_what_is_no_mark_is_none(text: bytes) -> None:
+def test_an_invalid_conversation_mark_is_ignored(text: bytes) -> None:
     assert read_mark(msgspec.Raw(text)) is None
     assert read_mark(None) is None
     assert read_mark(msgspec.Raw(b'{"caller":"x"}')) == ConversationMark("x")

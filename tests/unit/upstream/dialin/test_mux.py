@@ -222,7 +222,7 @@ def test_a_client_that_does_not_keep_to_the_frames_is_closed_with_a_reason(scene
     assert scene.endings == 1
 
 
-def test_there_are_so_many_channels_and_no_more(scene: Scene) -> None:
+def test_a_channel_over_the_limit_is_refused(scene: Scene) -> None:
     for number in range(1, mux.CHANNELS_MAX + 1):
         scene.open(number)
     scene.socket.said()

@@ -870,7 +870,7 @@ async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_t
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_socket_whose_token_is_good_no_more_is_cut() -> None:
+async def test_a_socket_with_a_revoked_token_is_closed() -> None:
     async with scene() as at:
         good, bad = Claim("kitchen", id="good"), Claim("kitchen", id="bad")
         kept, cut = await at.agent_server(Dialler("kept"), claim=good), await at.agent_server(Dialler("cut"), claim=bad)

@@ -117,7 +117,7 @@ async def test_without_a_schema_an_answer_is_a_yes(scene: Scene) -> None:
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_refusal_is_none(scene: Scene, function: Callable[..., Any], action: str) -> None:
+async def test_a_declined_question_returns_none(scene: Scene, function: Callable[..., Any], action: str) -> None:
     assert await scene.answered(function, {"action": action}) == {"result": None}
 
 
@@ -154,7 +154,7 @@ async def test_a_function_can_know_beforehand(scene: Scene) -> None:
     assert await ended(scene.start(look, frozenset())) == {"result": False}
 
 
-async def test_a_function_that_asks_no_more_takes_its_question_back(scene: Scene) -> None:
+async def test_a_function_that_stops_waiting_retracts_its_question(scene: Scene) -> None:
     was_taken_back, may_end = asyncio.Event(), asyncio.Event()
 
     async def impatient(context: Context) -> str:
@@ -215,7 +215,7 @@ async def test_the_wrong_way_to_ask_says_which_is_right(
 
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, {}, {"type": "object", "properties": 3}])
-async def test_a_schema_that_is_none_is_said_so_before_anybody_is_asked(scene: Scene, schema: dict[str, Any]) -> None:
+async def test_an_invalid_schema_fails_before_the_question_is_sent(scene: Scene, schema: dict[str, Any]) -> None:
     async def ask(context: Context) -> Any:
         return await context.ask("Who?", schema)
 

@@ -496,7 +496,7 @@ async def test_no_caller_takes_all_the_room_and_servers_in_use_stay(scene: Scene
     ],
     ids=["the same", "a header less", "an address less", "another trust", "a caller less"],
 )
-async def test_what_is_not_allowed_any_more_is_let_go(
+async def test_a_target_that_is_no_longer_allowed_is_closed(
     scene: Scene, settings: TargetSettings, callers: list[Caller], *, stays: bool
 ) -> None:
     await scene.open(headers={"Authorization": "x"})

@@ -78,7 +78,7 @@ def test_an_address_is_read_and_joined_with_its_path(url: str, path: str | None,
         ("http://good.example/" + "a" * LENGTH_MAX, None),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_none(url: str, path: str | None) -> None:
+def test_ambiguous_addresses_are_rejected(url: str, path: str | None) -> None:
     with pytest.raises(ValueError, match=r"http|host|path|fragment|ASCII|longer|query"):
         read_address(url, path)
 
@@ -189,7 +189,7 @@ def test_it_covers_nothing_else(pattern: str, url: str) -> None:
         "https://127.1",
     ],
 )
-def test_a_pattern_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_pattern_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be like https://host"):
         read_pattern(text)
 

@@ -270,7 +270,7 @@ def test_what_is_of_another_type_is_left_out() -> None:
         [{"uri": "urn:other", "params": {}}],
     ],
 )
-def test_schemas_that_cannot_be_read_are_none(extensions: Json) -> None:
+def test_unreadable_schemas_are_ignored(extensions: Json) -> None:
     card = read({**MINIMUM, "skills": [{"id": "s"}], "capabilities": {"extensions": extensions}})
     assert not card.skills[0].input_schema
 

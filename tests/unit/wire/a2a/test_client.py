@@ -191,7 +191,7 @@ def test_an_unknown_error_is_internal_and_keeps_its_text() -> None:
 
 @pytest.mark.parametrize("client", GENERATIONS.values(), ids=GENERATIONS)
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"null", b'"\\ud800"', b'{"task":7}', b'{"kind":"x"}', b"7"])
-def test_an_answer_that_is_none_is_the_agents_fault(client: A2aClient, answer: bytes) -> None:
+def test_an_invalid_answer_is_the_agents_fault(client: A2aClient, answer: bytes) -> None:
     for read in (partial(read_sent, client), client.read_task, client.read_update):
         problem = read(answer)
         assert isinstance(problem, A2aProblem)
@@ -252,7 +252,7 @@ def test_what_an_agent_calls_its_things_is_one_step_of_a_path(text: str, step: s
     assert escape_segment(text) == step
 
 
-def test_there_is_none_for_others() -> None:
+def test_unknown_versions_have_no_client() -> None:
     assert [client_of(version) for version in ("2.0", "0.1", "", "1")] == [None] * 4
 
 
@@ -303,7 +303,7 @@ def test_a_tenant_is_named_with_every_request() -> None:
     assert RestClientBinding(ClientV10(), "a/b").write(1, SAY).path == "/a%2Fb/message:stream"
 
 
-def test_an_error_that_is_null_beside_a_result_is_none() -> None:
+def test_a_null_error_beside_a_result_is_ignored() -> None:
     body = envelope(TASK)[:-1] + b',"error":null}'
     assert isinstance(RPC.read(1, GetTask("t"), 200, body), Task)
     assert isinstance(RPC.read_event(1, event(envelope(STATUS)[:-1] + b',"error":null}')), TaskStatusUpdate)
@@ -451,7 +451,7 @@ def test_an_unknown_state_is_not_an_end_over_rest() -> None:
         b'{"statusUpdate":{"status":{"message":{"metadata":7}}}}',
     ],
 )
-def test_an_answer_that_is_none_is_the_agents_fault_over_rest(answer: bytes) -> None:
+def test_an_invalid_answer_over_rest_is_the_agents_fault(answer: bytes) -> None:
     for read in (partial(read_sent, REST_CLIENT), REST_CLIENT.read_task, REST_CLIENT.read_update):
         problem = read(answer)
         assert isinstance(problem, A2aProblem)

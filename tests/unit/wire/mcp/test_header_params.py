@@ -180,7 +180,7 @@ def test_nothing_is_demanded_of_callers_where_one_annotation_breaks_the_rules(pa
     assert validate_mcp_param_headers(schema, {"region": "eu"}, {}) is None
 
 
-def test_a_description_that_speaks_of_the_annotation_is_none() -> None:
+def test_a_description_that_mentions_the_annotation_is_not_one() -> None:
     schema = annotated_with({"type": "string", "description": 'see "x-mcp-header": it is new', "const": "x-mcp-header"})
     assert required_params(raw(schema)) == ((("region",), "mcp-param-region"),)
     assert required_params(None) == ()

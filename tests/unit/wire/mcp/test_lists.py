@@ -81,7 +81,7 @@ def test_a_bad_entry_costs_only_itself(shape: ListShape, entry: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x\n", "a\x00b", "x\u2028", "\x9f"])
-def test_a_name_that_cannot_be_shown_is_none(name: str) -> None:
+def test_an_entry_with_an_unprintable_name_is_left_out(name: str) -> None:
     assert read(TOOLS, {"tools": [{"name": name}]}).entries == []
 
 

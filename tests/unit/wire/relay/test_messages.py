@@ -19,7 +19,7 @@ from isthmus.wire.relay.messages import (
 )
 
 
-def test_null_params_are_none() -> None:
+def test_null_params_count_as_empty() -> None:
     message = decode(b'{"jsonrpc":"2.0","method":"tools/list","params":null,"id":2}', max_depth=64)
     assert isinstance(message, Request)
     assert (bytes(message.id), message.method, message.params) == (b"2", "tools/list", {})
@@ -94,7 +94,7 @@ def test_a_tool_that_said_no_says_so_where_devices_look(result: dict[str, object
 @pytest.mark.parametrize(
     "result", [b"[]", b"{}", b'{"prompts":{}}', b'{"prompts":[],"nextCursor":7}', b'{"a":1,"a":1}']
 )
-def test_what_is_no_list_is_none(result: bytes) -> None:
+def test_an_invalid_list_is_ignored(result: bytes) -> None:
     assert read_entries(result, "prompts") is None
 
 
