@@ -1,4 +1,4 @@
-"""Starts hubs in a tenth of the time: a process that has loaded all that a hub loads, and forks one on request.
+"""Starts hubs in a tenth of the time: a process that has imported the hub, and forks one on request.
 
 Most of a hub's start are imports, and the suite starts hundreds of hubs. `tests.hubs` uses this for those that need
 nothing special of their process; a forked hub runs `isthmus serve` from there on, in a process, a folder and an

@@ -1,4 +1,4 @@
-"""Clients that need a key: each puts it where the card says, and sees what is its own."""
+"""Clients that need a key: each sends it as the card says, and sees only its own tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agents' clients have done, and at which servers; known to the tests and to every client.
+"""The tool requests of the agents' clients and their servers, shared by the tests and every client.
 
 Clients run in environments with different SDKs, so this knows none of them.
 """

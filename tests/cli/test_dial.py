@@ -1,4 +1,4 @@
-"""`isthmus dial` at a terminal and in scripts: what it shows, and how it ends."""
+"""`isthmus dial` at a terminal and in scripts: its output and its exit codes."""
 
 from __future__ import annotations
 

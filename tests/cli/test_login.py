@@ -1,4 +1,4 @@
-"""`isthmus login` as a person uses it: what it prints, what it keeps, and what it says when nothing came of it."""
+"""`isthmus login` as a person uses it: its output, the stored login, and its messages after a failure."""
 
 from __future__ import annotations
 

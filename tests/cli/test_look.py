@@ -1,4 +1,4 @@
-"""What a person at a terminal of 80 columns sees of a running hub: its log, its tools, its servers, its figures."""
+"""Commands that show a running hub on a terminal of 80 columns: log, tools, servers and figures."""
 
 from __future__ import annotations
 

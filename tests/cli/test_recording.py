@@ -1,4 +1,4 @@
-"""The recording in the README is what its commands show, and small."""
+"""The recording in the README matches the output of its commands, and is small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `isthmus.cluster.bus` promises, over both implementations."""
+"""The contract of `isthmus.cluster.bus`, over both implementations."""
 
 from __future__ import annotations
 

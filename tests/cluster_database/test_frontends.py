@@ -1,4 +1,4 @@
-"""What callers of every kind see of tasks that another node runs, and what continues when that node dies."""
+"""Callers of every frontend see tasks that another node runs, and tasks continue when that node dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes are killed and stopped at random under load: what was acknowledged ends, once, and the history is sound."""
+"""Nodes are killed and stopped at random under load: acknowledged tasks end once, with a sound history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node dies that owns many servers: callers are told soon, what waited runs elsewhere, and nothing runs twice.
+"""A node that owns many servers dies: callers get errors soon, waiting tasks run elsewhere, nothing runs twice.
 
 The long form kills twenty nodes with a thousand servers each: `make crowdkill`.
 """

@@ -1,4 +1,4 @@
-"""Nodes, NATS and sockets that die while calls cross: callers are told soon, and what they are told is true."""
+"""Nodes, NATS and sockets die while calls cross: callers get an error soon, and it is true."""
 
 from __future__ import annotations
 

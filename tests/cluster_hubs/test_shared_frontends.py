@@ -1,4 +1,4 @@
-"""What a caller gets or does at one node counts at another: two nodes, NATS and PostgreSQL.
+"""State that a caller creates at one node counts at another: two nodes, NATS and PostgreSQL.
 
 `make affinity` runs the tests of all frontends like this; here is one test for each thing that nodes share.
 """

@@ -1,4 +1,4 @@
-"""`isthmus serve --workers N`: several processes behind one port, which callers cannot tell from one."""
+"""`isthmus serve --workers N`: several processes behind one port that look like one to callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client that the conformance suite examines: the hub, with a caller who wants of it what a scenario needs.
+"""The client that the conformance suite examines: the hub, with a caller that runs each scenario.
 
 The suite starts `python -m tests.conformance.client ADDRESS` beside a server of its own, names the scenario in the
 environment, and checks what reaches that server. So a hub is started with that address as its only server, and the

@@ -1,4 +1,4 @@
-"""What counts as lost, as known and as mended."""
+"""Which checks count as lost, as known gaps and as fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fixture's tools do; `listings` has their names and schemas, `fixture` calls them through `run`.
+"""The behaviour of the fixture's tools; `listings` has names and schemas, `fixture` calls them through `run`.
 
 Every tool that asks does so in both eras (`questions`), so that a caller of one can be joined with a server of the
 other. The changes of lists are real: after each one the list is different from before.

@@ -1,4 +1,4 @@
-"""What the hub loses: the checks that pass without it and not through it, beside the gaps that are known.
+"""Checks that pass without the hub and fail through it, compared with the known gaps.
 
 Plain values in, plain values out. `run` gets the findings and prints the verdict; `gaps.toml` is what is known.
 """

@@ -1,4 +1,4 @@
-"""The console with long lists, and with nobody looking. `make console` measures the rest at full size."""
+"""The console with long lists, and without a browser. `make console` measures the rest at full size."""
 
 from __future__ import annotations
 

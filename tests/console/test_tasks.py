@@ -1,4 +1,4 @@
-"""Tasks and sessions over REST: each caller its own, operators all of them, and no more than they should."""
+"""Tasks and sessions over REST: callers reach their own, operators reach all, and nothing beyond that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server over stdio that asks thousands of things before it reads again, and then tells how many answers it got."""
+"""A server over stdio that asks thousands of questions before it reads, and then reports how many were answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the earlier era that asks in the middle of a call and thinks better of it; over any carrier.
+"""A server of the earlier era that asks in the middle of a call and retracts the question; over any transport.
 
 `doubt` asks, and takes the question back as soon as the file `back` is in the folder that it was given (not if it is to
 `leave` it open); when `end` is there it answers, and tells how many answers it got. If it is to be `silent`,

@@ -1,4 +1,4 @@
-"""A server over stdio, of the earlier era, that asks once, as soon as it is greeted, and cannot work before it knows.
+"""A server over stdio, of the earlier era, that asks once after `initialize`, and works only after the answer.
 
 It notes every answer in the file that is its argument. An error tells it nothing, and it does not ask again.
 """

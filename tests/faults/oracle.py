@@ -1,4 +1,4 @@
-"""The honesty oracle: what callers were told, against what the server's ledger says ran.
+"""The honesty oracle: compares the outcomes that callers got with the server's ledger of what ran.
 
 Plain values in, a list of violations out; empty means that nothing was lost, doubled or invented. Fault tests
 build a history while they call, and hand it over with the ledger at the end.

@@ -1,4 +1,4 @@
-"""A server over Streamable HTTP whose calls take as long as the test wants, and report, and may ask."""
+"""A server over Streamable HTTP whose calls last until the test ends them, report progress, and may ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy itself: what it passes, what it cuts, and exactly where."""
+"""The proxy itself: it passes bytes unchanged, and cuts exactly where configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk fails at one write or sync of the journal, again and again: what was acknowledged stays (R20).
+"""The disk fails at one write or sync of the journal, again and again: acknowledged tasks stay (R20).
 
 strace has the system call fail, with EIO or as if the disk were full, in a hub that runs and is sent tasks. It may not
 attach everywhere, so this is for `make soak`; `make test` refuses writes by a limit (T69).

@@ -1,4 +1,4 @@
-"""What a server asks once, before any call, reaches the program that calls next, however long that takes."""
+"""Questions that a server asks before any call reach the next caller, after any delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that repeats what it was shown, where it says that something failed, does not thereby tell callers."""
+"""A server that repeats its credentials in an error message does not disclose them to callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user that a server sends elsewhere: the caller hears that they are done there, and no other caller does."""
+"""A server sends a user to another page: its caller alone is notified when the user is done there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks, or is asked, without end costs nobody else anything: slots, processes and lists have their shares."""
+"""Endless questions and calls do not hurt others: slots, processes and lists have quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub is killed while it keeps tasks of MCP callers: what it acknowledged is found, and nothing ran twice."""
+"""The hub is killed while it stores tasks of MCP callers: acknowledged tasks are found, and nothing ran twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller goes away in the middle of its call: what its era says about that reaches the server."""
+"""A caller disconnects in the middle of its call: the server is cancelled as the caller's era defines."""
 
 from __future__ import annotations
 

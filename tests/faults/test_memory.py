@@ -1,4 +1,4 @@
-"""What a finished call leaves behind, and what a server can make the hub hold."""
+"""Memory after finished calls, and the memory that a server can make the hub hold."""
 
 from __future__ import annotations
 

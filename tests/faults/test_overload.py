@@ -1,4 +1,4 @@
-"""A server that is full refuses at once, and is nobody else's trouble (R05)."""
+"""A full server refuses at once, and other servers are unaffected (R05)."""
 
 from __future__ import annotations
 

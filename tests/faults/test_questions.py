@@ -1,4 +1,4 @@
-"""Every question and every answer reaches its own caller; what a caller carries for the hub is its own, and once."""
+"""Questions and answers reach their own callers; a `requestState` works once, for its own caller."""
 
 from __future__ import annotations
 

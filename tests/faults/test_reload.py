@@ -1,4 +1,4 @@
-"""A hub that is told new things while it works: nobody notices but those who are meant, and nothing is left over."""
+"""The configuration changes while the hub works: only affected callers notice, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that a server forgets, and what happens to calls, cancellations and the link meanwhile."""
+"""Sessions that a server forgets, and their calls, cancellations and link meanwhile."""
 
 from __future__ import annotations
 

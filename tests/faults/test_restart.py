@@ -1,4 +1,4 @@
-"""A server over HTTP goes and comes back: what it still works on is not given up, and it is found again."""
+"""A server over HTTP restarts: calls that it still works on continue, and the hub reconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A legacy caller whose connection breaks in the middle of a call: nothing is lost, nothing doubled, and it ran once.
+"""A legacy caller's connection breaks in the middle of a call: nothing is lost or doubled, and the call ran once.
 
 The caller is raw, the server scripted and the hub in this process, so that each break is exactly where the test says.
 """

@@ -1,4 +1,4 @@
-"""A question that its server takes back, or that ends with its call, is taken back from whoever was asked."""
+"""A question that its server retracts, or that ends with its call, is retracted at the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM: what runs comes to its end, streams are ended, nothing is left; a second one does not wait."""
+"""SIGTERM: running calls finish, streams end, nothing is left; a second signal ends the hub at once."""
 
 from __future__ import annotations
 

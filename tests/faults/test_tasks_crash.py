@@ -1,4 +1,4 @@
-"""The hub is killed under load: what it acknowledged is found again, all of it has ended, and nothing ran twice."""
+"""The hub is killed under load: acknowledged tasks are found and have ended, and nothing ran twice."""
 
 from __future__ import annotations
 

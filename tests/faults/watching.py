@@ -1,4 +1,4 @@
-"""Looking at the hub's process from outside: its memory, descriptors and children, and waiting for what one sees."""
+"""Watching a process from outside: its memory, descriptors and children, and waiting for conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check of the environments says of what was installed; pip itself is asked by `make resolve` alone."""
+"""The check of the environments reads installed versions right; `make resolve` alone runs pip itself."""
 
 from __future__ import annotations
 

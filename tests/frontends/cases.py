@@ -1,4 +1,4 @@
-"""Malformed messages, generated from valid ones, and what must be answered to each.
+"""Malformed messages, generated from valid ones, with the expected answers.
 
 `mutations` changes one member at a time; `expected` is the rule of the protocol, written down a second time and in
 plain words, for what then has to happen. `TEXTS` are bodies that are no message at all.

@@ -1,4 +1,4 @@
-"""A stdio server that answers nothing until its gate opens: a file that the test makes.
+"""A stdio server that answers nothing until its gate opens: a file that the test creates.
 
 The second argument is a JSON file with what it lists: `tools` by name with their descriptions, and `prompts`. If it
 says `"dies": true`, the server ends instead, with a word on standard error.

@@ -1,4 +1,4 @@
-"""Somebody who is told of tasks: takes what is posted to it, and answers as the test wants."""
+"""A push receiver: it accepts posted task updates, and answers as the test configures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large answers over real sockets: they come in pieces, and who reads slowly does not fill the hub's memory."""
+"""Large answers over real sockets are sent in pieces, and slow readers do not fill the hub's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that lets nobody in before they were somewhere else: the task says where, waits, and goes on."""
+"""A server that requires a login: the task shows the address, waits, and continues."""
 
 from __future__ import annotations
 

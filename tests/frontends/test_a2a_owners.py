@@ -1,4 +1,4 @@
-"""Whose a task is, and whose an id: others find nothing by any way in, and servers hear no caller's ids."""
+"""Owners of tasks and ids: others find nothing on any frontend, and servers never see callers' ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of tasks reach those who are to be told of them: in order, whatever happens to them or to the hub."""
+"""Task updates reach their push receivers in order, whatever happens to receivers or to the hub."""
 
 from __future__ import annotations
 

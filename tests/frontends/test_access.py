@@ -1,4 +1,4 @@
-"""Who comes in, what they see, and that what they cannot see is not there."""
+"""Authentication, visible tools, and that hidden tools look missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naming a tool of a server that was never reached: some callers hear why, others of no such tool."""
+"""Calling a tool of a server that was never reached: permitted callers get the reason, others an unknown tool."""
 
 from __future__ import annotations
 

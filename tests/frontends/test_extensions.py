@@ -1,4 +1,4 @@
-"""What callers are told of extensions, and apps (`ui://` resources, members of `_meta`) on their way through."""
+"""The extensions that the hub announces, and apps (`ui://` resources, members of `_meta`) that pass through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MCP callers of both eras are told by the hub itself: greetings, lists, sessions, streams of changes."""
+"""MCP callers of both eras and the hub itself: initialize, lists, sessions, streams of changes."""
 
 from __future__ import annotations
 

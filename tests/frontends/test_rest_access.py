@@ -1,4 +1,4 @@
-"""Who can reach what, over REST: the matrix is what callers get, with reasons; a preview is what a reload gives."""
+"""Access reports over REST: the matrix matches real access, with reasons; a preview matches the next reload."""
 
 from __future__ import annotations
 

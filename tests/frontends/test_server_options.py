@@ -1,4 +1,4 @@
-"""What an operator can say of a server, from the file to a call: functions, isolation, defaults, caches, filters."""
+"""Settings of a server, from the file to a call: functions, isolation, defaults, caches, filters."""
 
 from __future__ import annotations
 

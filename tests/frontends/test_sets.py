@@ -1,4 +1,4 @@
-"""Sets: what they list can be called and nothing else, on every frontend, for callers of a path and for bound ones."""
+"""Sets: exactly the listed tools can be called, on every frontend, by path and for bound callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSockets at the listener, with a real client: what it asks for, what it sends, and how either side leaves."""
+"""WebSockets at the listener with a real client: handshake, messages, and closing from either side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and batches of earlier callers at a running hub: what begins them, what ends them, who hears what."""
+"""Streams and batches of legacy callers at a running hub: how they begin, end, and deliver messages."""
 
 from __future__ import annotations
 

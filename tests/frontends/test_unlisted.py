@@ -1,4 +1,4 @@
-"""Plain JSON-RPC servers without a list: who calls their methods by name, by which frontends, and what comes back."""
+"""Plain JSON-RPC servers without a list: callers name methods directly, on every frontend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hub publishes of itself, to strangers and to those with a key."""
+"""Public documents of a hub, for strangers and for callers with a key."""
 
 from __future__ import annotations
 

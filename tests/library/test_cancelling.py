@@ -1,4 +1,4 @@
-"""Calls cancelled at random moments raise nothing but that, and what had begun is cancelled at its server."""
+"""Calls cancelled at random moments raise only the cancellation, and their servers are cancelled."""
 
 from __future__ import annotations
 

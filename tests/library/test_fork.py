@@ -1,4 +1,4 @@
-"""A forked child has a loop of its own; what it inherited refuses with advice, and the parent does not notice."""
+"""A forked child has a loop of its own; inherited services refuse with advice, and the parent is unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers ask back while a tool runs: who is asked, where, in whose name, and when no more."""
+"""Questions of servers while a tool runs: the program that answers, the user it answers for, and when they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service and its real servers: how a tool ended, what came while it ran, and what servers have beside tools."""
+"""A service and its real servers: outcomes of tools, events while they run, and features beside tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people type who have read how a tool service is used: from servers by address to tools, tasks and streams."""
+"""Typical programs with a tool service: from servers by address to tools, tasks and streams."""
 
 from __future__ import annotations
 

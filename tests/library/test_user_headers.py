@@ -1,4 +1,4 @@
-"""Headers of the user for whom a program asks: given with a request, sent where a server is configured for them."""
+"""Headers of a program's user: given with a request, sent where a server is configured for them."""
 
 from __future__ import annotations
 

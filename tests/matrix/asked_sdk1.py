@@ -1,4 +1,4 @@
-"""A client on the official SDK, mcp 1.x, that answers what servers ask: a script in an environment of its own.
+"""A client on the official SDK, mcp 1.x, that answers questions of servers: a script in an environment of its own.
 
 On stdin: behaviours (capabilities and answers) and visits (an address, and steps: a tool and its arguments). For each
 visit it prints one JSON object: the results and questions of every behaviour, by step. Run by `answering_clients.run`.

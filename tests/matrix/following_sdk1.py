@@ -1,4 +1,4 @@
-"""Two clients on the official SDK, mcp 1.x, that can be asked something and follow a resource: a script of its own.
+"""Two clients on the official SDK, mcp 1.x, with elicitation, that follow a resource: a script of its own.
 
 On stdin: an address, a resource, and a tool that updates it in the process of who calls it. The first calls, waits
 until it is told, and then the second does. One JSON object comes out: how often each was told, and what each read.

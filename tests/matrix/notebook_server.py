@@ -1,4 +1,4 @@
-"""A server of the earlier era over stdio whose pages are its process's own: what one process writes no other knows.
+"""A server of the earlier era over stdio with pages that belong to one process; other processes do not see them.
 
 `touch` writes on a page, tells so if it was asked to, and only then answers. On SIGUSR1 it tells of its first page as
 if that had changed for everybody. What each process is asked is written to a file, in order, with its pid.

@@ -1,4 +1,4 @@
-"""Every official client × every official server × every way in: what a caller gets is what the server gives."""
+"""Every official client × every official server × every way in: callers get exactly the server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told what, when and how often: lists that change, resources that are updated, and what was missed."""
+"""Notifications of changed lists and updated resources: their receivers, timing, number, and gaps."""
 
 from __future__ import annotations
 

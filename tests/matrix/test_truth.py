@@ -1,4 +1,4 @@
-"""What the hub shows is what the servers have: no capability that none of them has, and no list with a silent gap."""
+"""The hub shows exactly the capabilities of its servers, and no list has a silent gap."""
 
 from __future__ import annotations
 

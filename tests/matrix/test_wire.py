@@ -1,4 +1,4 @@
-"""What the SDKs' models might hide: the same matrix read as plain JSON, in both eras, from every server."""
+"""The same matrix read as plain JSON, because models of the SDKs might hide differences."""
 
 from __future__ import annotations
 

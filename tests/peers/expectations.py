@@ -1,4 +1,4 @@
-"""What a survey of a full server must have found, whether or not a hub was between."""
+"""The expected survey of a full server, with or without a hub in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server on FastMCP 4, with everything that it offers; what it holds is in `content`.
+"""A full server on FastMCP 4; `content` has its content.
 
 It serves both eras, or one if told so. FastMCP has no resource subscriptions in either era and answers no
 `subscriptions/listen`; it keeps levels itself.

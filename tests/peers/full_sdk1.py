@@ -1,4 +1,4 @@
-"""A server on the official SDK, mcp 1.x, with everything its era has; what it holds is in `content`.
+"""A full server on the official SDK, mcp 1.x, of the legacy era; `content` has its content.
 
 It runs in an environment of its own (`launch.mcp1_python`). Subscriptions and levels are kept for each session, as
 the SDK leaves both to the server.

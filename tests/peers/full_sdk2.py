@@ -1,4 +1,4 @@
-"""A server on the official SDK, mcp 2.x, with everything that either era has; what it holds is in `content`.
+"""A full server on the official SDK, mcp 2.x, of both eras; `content` has its content.
 
 It serves both eras, or one if told so. In the legacy era subscriptions and levels are kept for each connection, as the
 SDK leaves both to the server; in the modern era the SDK does both.

@@ -1,4 +1,4 @@
-"""What a raw server says: both eras of MCP for tools, without I/O and without any SDK.
+"""The messages of a raw server: both eras of MCP for tools, without I/O and without any SDK.
 
 `RawProtocol` answers everything except `tools/call`, which `raw_calls` performs. It keeps the tools and the ledger.
 """

@@ -1,4 +1,4 @@
-"""The hand-written server: what it says in each era, and that each mode does what its name says."""
+"""The hand-written server: its answers in each era, and that each mode does what its name says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration files of any shape: never a crash, findings that name their place, no secret told."""
+"""Configuration files of any shape never crash the reader, and findings name their place and disclose no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every endpoint and every parser of what servers answer, with inputs that are kept and some that are made up.
+"""Every endpoint and every parser of servers' answers, with stored and generated inputs.
 
 The targets are those of `make fuzz`, which gives them hours: what it finds is kept in `fuzz/corpus`, and tried here for
 ever. Here each also has a few inputs of hypothesis: kept ones with something changed, and any bytes.

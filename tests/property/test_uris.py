@@ -1,4 +1,4 @@
-"""Resources of many servers side by side: what is listed is read where it was listed, and nobody stands in."""
+"""Resources of many servers side by side: each is read from the server that lists it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small MCP server on stdin and stdout for what is brought to a hub; it imports nothing that takes time.
+"""A small MCP server on stdin and stdout for `isthmus dial`; it imports only fast modules.
 
 `dial_child.py NAME`: `echo` gives its `text` back, `pid` its process, `hold` never answers (and makes a `file` if it is
 named one), `ask` asks the caller for a colour (with `after`, once that file is there) and gives back what it said,

@@ -1,4 +1,4 @@
-"""`isthmus dial` as people run it: a process of its own with local servers behind it, and what it says."""
+"""`isthmus dial` as a process of its own with local servers behind it, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub to dial that is not ours: a WebSocket server that does what a test says.
+"""A stand-in for a foreign hub: a WebSocket server with scripted behaviour.
 
 It behaves as the original relay does: it sends nothing by itself and chooses no subprotocol, unless it is to share
 sockets. Each connection that comes is a `Guest`.

@@ -1,4 +1,4 @@
-"""Servers that have just arrived, never answer, or leave: how long devices wait for them and what they are shown."""
+"""Servers that have just connected, never answer, or leave: how long devices wait, and the lists that they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices are shown and told beyond their calls: names, other servers, progress, and the original's addresses."""
+"""Devices beyond their calls: names, other servers, progress, and the original's addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the relay does when its peers, or the ways to them, fail: nobody else pays, and nothing is left behind."""
+"""The relay when its peers or connections fail: others are unaffected, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent's calls while another agent's peers misbehave: they stay right and take no longer than without that.
+"""One agent's calls while another agent's peers misbehave: they stay correct and equally fast.
 
 Rounds of calls in quiet and in trouble take turns, so that what else the machine does is in both; the time for which
 the hub or this process was ready to run while another one ran is taken off. The bound is read off resampled rounds, of

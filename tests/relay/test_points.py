@@ -1,4 +1,4 @@
-"""What the relay promises its clients, point by point: each as the unmodified program at the other end would see it."""
+"""The relay's promises to its clients, point by point, as the unmodified program at the other end sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the relay holds as soon as the file says it, for whoever is connected already."""
+"""Settings of the relay take effect as soon as the file changes, for connected peers too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What REST shows of the relay of a hub that runs: who dialled in, their tools, and devices."""
+"""The relay over REST at a running hub: connected servers, their tools, and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clients by what they were heard to say to the original relay: it is said again, byte for byte.
+"""Recorded messages of real clients to the original relay are sent again, byte for byte.
 
 `device_and_pipe` is the xiaozhi server's client beside `mcp_pipe.py` with its calculator, `two_pipes` the same with two
 servers in the pipe's file, `child_crash` one whose child dies, twice. Of every line only the token is put in, and the

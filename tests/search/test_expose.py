@@ -1,4 +1,4 @@
-"""`expose = "search"`: lists have two tools of the hub, and what the caller's view has can be called, nothing else."""
+"""`expose = "search"`: lists have two tools of the hub, and exactly the caller's own view can be called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An authorization server for tests, and an MCP server that lets nobody in without a token of its.
+"""An authorization server for tests, and an MCP server that accepts only its tokens.
 
 Both are real listeners in the test's own loop. `Authority` writes down every form that it is sent, and gives tokens as
 a test wants it to; `visit` is the person with a browser.

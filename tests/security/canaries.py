@@ -1,4 +1,4 @@
-"""Secrets that are looked for afterwards: one for each place that a secret can be in, and what finds them again."""
+"""Secrets to look for afterwards: one for each place that can hold a secret, and a search for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process as the hub starts it, for tests of what it can see, use and leave behind."""
+"""A child process as the hub starts it, for tests of its access, its limits and its leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way into a hub by HTTP: one request for each that a caller with a key would make, and what answers it.
+"""Every HTTP endpoint of a hub: one valid request for each, and its answer.
 
 The list is held against the frontends' own paths, so that a way in without a row here fails a test.
 """

@@ -1,4 +1,4 @@
-"""Every way to call a tool, as one function each, and what is listed there; an answer without what is chance in it."""
+"""Every way to call a tool, as one function each, with the names listed there and answers without random parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of legal input of T71: each way in, and each kind of server, with each shape of what is sent through it.
+"""The kinds of legal input of T71: each frontend, and each kind of server, with each shape of payload.
 
 `open_field` starts a hub with a server of every kind, a device, a server that dialled in and a channel of gRPC. `KINDS`
 names what is driven through it. `tests/security/test_T71_held_loop.py` drives each once, and for long in a soak.

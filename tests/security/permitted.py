@@ -1,4 +1,4 @@
-"""Callers with every kind of permission, and what each may reach: the rules as they are documented, a second time."""
+"""Callers with every kind of permission, and their access: a second implementation of the documented rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that answers calls late and out of order, each with the word that it was given.
+"""A server that answers calls late and out of order, each with its own word.
 
 `stdio` speaks on standard streams; `listen` on a WebSocket, whose port it prints; `dial URL` goes to a hub and is its
 server from there. Most answers come at once but behind those of later calls; some take up to half a second.

@@ -1,4 +1,4 @@
-"""Ears that must hear nothing: a listener on every kind of local address, and a record of whom this process dials.
+"""Listeners that must receive nothing, on every kind of local address, and a record of this process's connections.
 
 `Sink` is the deny-all sink of the threat table: one port on 127.0.0.1, on ::1 and on an address of this machine that
 others can reach, where there is one. `dialled` is stronger: it sees every address that is connected to before a packet

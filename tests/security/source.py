@@ -1,4 +1,4 @@
-"""The package as text and as syntax trees, for tests of what the code does not do.
+"""The package as text and as syntax trees, for tests that forbid certain code.
 
 Only files that have a word in question are parsed, and each once.
 """

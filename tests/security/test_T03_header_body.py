@@ -1,4 +1,4 @@
-"""T03: headers that name a harmless tool, for whoever routes by them, around a body that names another one.
+"""T03: headers name a harmless tool, for routers that read them, and the body names another one.
 
 A modern request whose headers do not say what its body says is answered 400 with -32020 and reaches no server.
 `tests/frontends/test_bad_input.py` covers every way to disagree, with a tool of the hub itself; here a server

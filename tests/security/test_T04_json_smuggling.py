@@ -1,4 +1,4 @@
-"""T04: a body that says one thing to who decides and another to who acts.
+"""T04: a body that two parsers read differently, one that authorises and one that executes.
 
 A protocol member that is there twice, or in two spellings of its case, is refused; so is what is not one JSON object in
 UTF-8. What goes to a server is written anew from what was decided on. `tests/property/test_smuggling.py` makes 100,000

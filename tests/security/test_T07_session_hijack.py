@@ -1,4 +1,4 @@
-"""T07: whoever knows a handle (of a session, a task, a context, an SSE stream, or where one left off) uses it.
+"""T07: a stranger uses a known handle (of a session, a task, a context, an SSE stream, or an event id).
 
 Answer: a handle is looked up among the caller's own, by tenant and name, and a session also by the key that opened
 it; another's is answered as one that never was, to the byte, by the same code. Handles are random, of 128 bits or

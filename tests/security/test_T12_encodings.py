@@ -1,4 +1,4 @@
-"""T12: the address is spelt so that a check reads it otherwise than whoever dials it.
+"""T12: an address is spelt so that a check reads it differently from the dialler.
 
 The answer: nothing is concluded from how a host is spelt. What the system makes of it is checked, against a table that
 knows every form of IPv6 with an IPv4 address inside, and the checked address itself is dialled. What two parsers could

@@ -1,4 +1,4 @@
-"""T13: a server, or whoever took its place, redirects the hub into its own network, or to where its credentials leak.
+"""T13: a server, or its impostor, redirects the hub into its own network, or to where its credentials leak.
 
 The answer: the client itself follows nothing. While a link is made, 307 and 308 to an address at the same origin are
 believed, twice at most (and 301 and 302 of the earlier transport's stream, which is a GET); any other is told to the

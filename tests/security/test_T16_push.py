@@ -1,4 +1,4 @@
-"""T16: who may name where changes are sent has the hub post into its network, or carry a credential to somebody else.
+"""T16: a caller that names a push address makes the hub post into its network, or leak a credential.
 
 The answer: an address is looked at when it is named, by whichever way and in whichever generation, and again each time
 that something is sent there, which goes to the address that was looked at; no redirect is followed; an attempt takes

@@ -1,4 +1,4 @@
-"""T18: a tool's schema refers to an address, and whoever checks arguments against it fetches that.
+"""T18: a tool's schema refers to an address, and the validator fetches it.
 
 The answer: nothing is ever fetched for a schema, and a tool of which one points outside itself is left out, on every
 frontend, for a reason that the operator finds in the server's state, in `isthmus access`, in the log and in the audit;

@@ -1,4 +1,4 @@
-"""T19: what a caller or a server says ends up in a path, a query or a header, and means something else there.
+"""T19: text of a caller or a server lands in a path, a query or a header, with another meaning there.
 
 The answer: to MCP servers and JSON-RPC endpoints everything goes in a JSON body, at a target that is fixed when a link
 is made. What has a path of its own, tasks and tenants of A2A agents over plain HTTP, is one percent-encoded segment

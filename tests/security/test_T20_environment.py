@@ -1,4 +1,4 @@
-"""T20: a proxy in the environment, a password in `.netrc` or a scheme that nobody thought of sends traffic elsewhere.
+"""T20: a proxy in the environment, a password in `.netrc` or an unexpected scheme diverts traffic.
 
 The answer: the client is our own and reads neither. Only http, https, ws and wss are dialled, whoever names the
 address. There is no setting for a proxy.

@@ -1,4 +1,4 @@
-"""T21: somebody on the way speaks for a server: by a certificate that is not its own or has expired, or by broken TLS.
+"""T21: an attacker on the network impersonates a server: by a wrong or expired certificate, or by broken TLS.
 
 The answer: TLS 1.2 at least, names and dates verified, by the system's roots or by what `[servers.X] ca` names for one
 server, which then trusts nothing else. There is no setting that skips it, for one server or for all.

@@ -1,4 +1,4 @@
-"""T22: somebody who can reach the hub gives it a `command`, and the hub runs it.
+"""T22: a client over the network gives the hub a `command`, and the hub runs it.
 
 Answer: what a server is started with comes from the operator's files and command line, or from the program that has the
 hub inside itself, and from nowhere else. No frontend can reach what starts processes: that is shown by who imports

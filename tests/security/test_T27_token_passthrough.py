@@ -1,4 +1,4 @@
-"""T27: a token that was made for somebody else, and a caller's token that reaches a server.
+"""T27: a token with another audience, and a caller's token that reaches a server.
 
 A token must name the hub as its audience; another one is refused with a challenge that says where a right one is to be
 had (RFC 9728). What a caller shows ends here: the hub's requests to servers are written from what is configured for

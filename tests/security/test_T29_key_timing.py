@@ -1,4 +1,4 @@
-"""T29: a key, or what proves a message, found out letter by letter from how long it takes to refuse a wrong one.
+"""T29: a key, or a signature, is guessed letter by letter from the time that a refusal takes.
 
 Of keys only SHA-256 digests are kept. What is shown is digested first, so that nobody can choose what is compared, and
 then compared in constant time; good and bad keys go the same way. Shown by structure, since time on a shared machine

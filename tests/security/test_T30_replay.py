@@ -1,4 +1,4 @@
-"""T30: something that was captured is sent once more, and believed once more.
+"""T30: a captured message is sent again, and accepted again.
 
 What a device or a server shows when it dials in is a token: it is good for whoever has it, and so it has an end and
 can be revoked, and travels by TLS; there is no greeting beside it that could be captured. There are no one-time tickets

@@ -1,4 +1,4 @@
-"""T31: a caller reaches something that no list shows it, or learns from an answer that it exists.
+"""T31: a caller reaches a tool that no list shows it, or learns from an answer that it exists.
 
 Answer: there is one table for each permission set (`Snapshot.view`), which lists are written from and calls are looked
 up in, by every way in. Here each caller × entry × tool is tried: everything that is listed runs, and everything else is

@@ -1,4 +1,4 @@
-"""T33: what a server answered one caller, or lists to it, is given to another from a cache.
+"""T33: a result or a list for one caller is given to another from a cache.
 
 Answer: a kept result belongs to one tenant, caller, set of headers and arguments. What a server calls public is
 shared only if the operator trusts that server; what it asks, what is an error or names a task is never kept; lists

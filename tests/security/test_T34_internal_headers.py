@@ -1,4 +1,4 @@
-"""T34: somebody is let in because of a header that only a proxy should send, or because of where they call from.
+"""T34: a request is accepted because of a header that only a proxy should send, or because of its address.
 
 There are no such headers: nothing but a key or a token says who calls, and nothing that is sent beside it is believed.
 Where callers are known, a program on the same machine has to show a key like everybody else. What the hub itself marks

@@ -1,4 +1,4 @@
-"""T35: what says who is revoked cannot be read, and so everybody who ever was in stays in, or everybody is.
+"""T35: the list of revoked keys cannot be read, and revoked keys, or all keys, are accepted.
 
 A hub does not start with a list of keys that it cannot read. One that runs goes by what it knew for at most thirty
 seconds; then nobody comes in by a key of that list, what they had open is ended, and they are told 503 with the

@@ -1,4 +1,4 @@
-"""T36: a hub with keys that anybody could guess, or that came with it.
+"""T36: a hub with keys that are guessable, or that came with it.
 
 No key comes with the hub, and none is in its documentation: what it needs for itself it makes at random, in a folder
 of its own. A key below 16 characters is refused wherever the hub listens; its caller is left out, and a hub all of

@@ -1,4 +1,4 @@
-"""T38: orders to a model in what a server says of its tools.
+"""T38: orders to a model in a server's descriptions of its tools.
 
 Plain words that deceive cannot be told from plain words that describe, so that detection is best effort and nothing
 rests on it: what reads like orders, cannot be seen, or is far too long is marked in `_meta` for the model's program and

@@ -1,4 +1,4 @@
-"""T43: a caller or a server writes into the log what looks like lines of the hub's own.
+"""T43: a caller or a server writes lines into the log that look like the hub's own.
 
 Answer: whatever is logged goes through one place (`telemetry.logs`), which makes one line of JSON of each event,
 escapes what could end or forge a line, and bounds its length. Shown for that place with every kind of value, and for a

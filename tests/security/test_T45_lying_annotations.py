@@ -1,4 +1,4 @@
-"""T45: a server says of a dangerous tool that it is harmless (`readOnlyHint`, `idempotentHint`), and is believed.
+"""T45: a server claims that a dangerous tool is harmless (`readOnlyHint`, `idempotentHint`), and is believed.
 
 Answer: what a server says of its tools counts only if the operator trusts it (`trusted = true`), and then only where
 the operator asks for it: in `allow`, and for whether an answer to a question may be given twice. Nothing is ever sent

@@ -1,4 +1,4 @@
-"""T47: JSON that nests too deep, holds numbers that nobody can hold, or has a million members.
+"""T47: JSON that nests too deep, has numbers out of range, or has a million members.
 
 Depth, members and size are bounded before anything is decoded, in what callers send and in what servers answer, by
 whatever carrier. What one server answers costs its own call.

@@ -1,4 +1,4 @@
-"""T52: a server writes a line without end, something that is no text, or a flood to its standard error.
+"""T52: a server writes a line without end, bytes that are not text, or a flood to its standard error.
 
 Answer: a line may have 16 MiB (`reply_bytes`, as any answer); one byte more and the process is ended, the calls on it
 are told `executed: unknown`, and it is started again after a pause. Reading costs the same per byte however long the

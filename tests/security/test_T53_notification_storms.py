@@ -1,4 +1,4 @@
-"""T53: a server tells of changes a hundred thousand times a second, or a caller follows ten thousand resources.
+"""T53: a server announces a hundred thousand changes a second, or a caller follows ten thousand resources.
 
 Answer: of a storm of `list_changed` the first is acted on at once and then at most one a second; of updates a caller is
 told the last, at the rate at which it reads. A session follows a thousand resources at most, and a caller has a

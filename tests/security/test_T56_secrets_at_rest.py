@@ -1,4 +1,4 @@
-"""T56: whoever gets hold of the disk, a backup of it or a file of the hub must not find a credential there.
+"""T56: the disk, a backup of it or a file of the hub is stolen; no credential must be readable there.
 
 Logins at servers are sealed by ChaCha20-Poly1305, one file each, under a key that has an id; what a file is of (its id,
 tenant, caller, server and key) is bound to it. Files are 0600 in a folder that is 0700, the key may be kept elsewhere

@@ -1,4 +1,4 @@
-"""T57: a secret gets into a log, an error, a list, a command line, a database or a file where it does not belong.
+"""T57: a secret gets into a log, an error, a list, a command line, a database or a file.
 
 Answer: secrets are known as such from where they come in, and are redacted or never passed on. Shown by a hub with a
 canary in each place that a secret can be in, which is used well and badly at the level `debug`; then everything that it

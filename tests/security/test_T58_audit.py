@@ -1,4 +1,4 @@
-"""T58: the audit log is tampered with, or loses what happened.
+"""T58: the audit log is tampered with, or misses events.
 
 Answer: each record's digest covers the one before, how far the log goes is signed outside of the database, and
 `isthmus audit verify` names the first record that is not as it was written. With `audit = "strict"` a call is in the

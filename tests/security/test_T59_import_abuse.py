@@ -1,4 +1,4 @@
-"""T59: a file that is imported stands for more than it says, or brings along what is not its to decide.
+"""T59: an imported file expands beyond its size, or brings settings that it must not set.
 
 The answer: files are read by safe loaders, up to 32 MiB, 200 levels and 100,000 values with their aliases followed;
 what is no regular file is not read. From another program's file come servers and nothing else: no callers, no keys, no

@@ -1,4 +1,4 @@
-"""T72: a server, a caller or a device puts a script into what the console shows.
+"""T72: a server, a caller or a device puts a script into a text that the console shows.
 
 Names, descriptions, results, errors, log lines and images come from others. The console writes them as text, and its
 Content-Security-Policy allows no script but its own files.

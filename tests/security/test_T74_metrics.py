@@ -1,4 +1,4 @@
-"""T74: `/metrics` tells a stranger what the hub does, or is made to lie or to grow by names that others choose.
+"""T74: `/metrics` discloses the hub's work to a stranger, or lies or grows because of names that others choose.
 
 The answer: operators only, or a key that opens nothing else, or whoever the operator says; a web page never. Label
 values are escaped, and callers, URIs and names that no server has are no labels.

@@ -1,4 +1,4 @@
-"""T77: a caller finds or calls by `search_tools` and `call_tool` what it may not call, or a text breaks the search.
+"""T77: a caller finds or calls a forbidden tool by `search_tools` and `call_tool`, or a text breaks the search.
 
 Answer: both use the caller's own view. The index of a search has the tools of that view and no others, so that neither
 ranks, counts nor suggestions depend on hidden ones: here every answer is the same, to the byte, as that of a hub that

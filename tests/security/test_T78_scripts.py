@@ -1,4 +1,4 @@
-"""T78: a script that a model wrote tries to reach the host, to exhaust it, or to call what its caller may not."""
+"""T78: a script of a model tries to reach the host, to exhaust it, or to call a tool that its caller may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every odd address in every place that takes one: on a frontend, in what a server says, or behind a name that changes.
+"""Every odd address in every place that takes one: on a frontend, from a server, or behind a changing name.
 
 What counts is not what is answered but who is dialled. Everything that a process connects to is noted before a packet
 leaves it (`sink.dialled`), and a sink listens on this machine's own addresses. Which places take an address is found by

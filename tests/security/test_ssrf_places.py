@@ -1,4 +1,4 @@
-"""Every place in the package that can hold an address is known here, with what keeps it from being dialled unasked.
+"""Every place in the package that can hold an address is listed here, with its protection.
 
 Found by walking the package: fields of values, and names of members that are read by hand. A new one fails this test
 until somebody has said what it is, and put it into the matrix if callers or servers write it.

@@ -1,4 +1,4 @@
-"""What the code does nowhere, or in one place only, read from the code itself.
+"""Code that must not appear anywhere, or in one place only, checked in the source.
 
 A new way out, a new way to start a program or an address that is taken from a request fails here before anybody has to
 find it in a review. Where an exception is right it is listed by name, with its reason. That secrets are compared in

@@ -1,4 +1,4 @@
-"""`python -m tests.supply.audit [--strict]`: are there known vulnerabilities in what is pinned?
+"""`python -m tests.supply.audit [--strict]`: look for known vulnerabilities in the pinned packages.
 
 pip-audit, which is in the same environment, asks the package index and then the OSV database about each pin of each
 requirement file. Ends with 1 when something that is shipped has one; of what only tests run on it is told. pip-audit

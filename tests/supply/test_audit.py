@@ -1,4 +1,4 @@
-"""What is asked after known vulnerabilities: a finding fails, and silence is not taken for health."""
+"""The check for known vulnerabilities: a finding fails, and a missing answer is not a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what was pinned: every package by the hashes of its files, and from no address of ours."""
+"""Exactly the pinned packages are installed: by the hashes of their files, and from no address of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people install is this source and nothing else.
+"""The wheel and the sdist contain this source and nothing else.
 
 Others were robbed by a release whose repository was clean: the wheel had one file more, a `.pth`, which Python runs at
 every start.

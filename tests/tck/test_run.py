@@ -1,4 +1,4 @@
-"""What is said of a kit's run: nothing fails unknown, and nothing is excused that passes."""
+"""The verdict on a kit's run: no unknown failure passes, and no passing test is listed as a gap."""
 
 from __future__ import annotations
 

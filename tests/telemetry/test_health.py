@@ -1,4 +1,4 @@
-"""What the health probes say about broken servers, to operators and to others."""
+"""The health probes report broken servers, to operators in detail and to others in brief."""
 
 from __future__ import annotations
 

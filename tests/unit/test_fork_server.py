@@ -1,4 +1,4 @@
-"""The server that forks hubs for the tests: what it reports, what it gives them, and what it refuses to share."""
+"""The server that forks hubs for the tests: its reports, its resources, and its refusals."""
 
 from __future__ import annotations
 

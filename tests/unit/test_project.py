@@ -1,4 +1,4 @@
-"""What the project promises about itself, where no linter has a rule for it.
+"""Conventions of the project that no linter checks.
 
 The sources are read as syntax trees, never imported, so a module that cannot load is still checked.
 """

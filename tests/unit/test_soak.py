@@ -1,4 +1,4 @@
-"""The runner of long tests: it continues where it was ended, and its report says what failed and what was not run."""
+"""The runner of long tests continues after an interruption, and its report names failed and skipped sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers whose lists are huge, run in circles or never stand still: bounded work, and right answers."""
+"""Servers with lists that are huge, circular or always changing: bounded work, and right answers."""
 
 from __future__ import annotations
 

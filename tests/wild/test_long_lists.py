@@ -1,4 +1,4 @@
-"""Servers with 10,000 tools, and with pages of 6 MiB: everybody sees all of it. What is longer is cut, and says so."""
+"""Servers with 10,000 tools, and with pages of 6 MiB: every caller sees all. Longer lists are cut, with a note."""
 
 from __future__ import annotations
 

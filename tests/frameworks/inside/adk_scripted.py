@@ -1,4 +1,4 @@
-"""What the tests of google-adk share: a model that says what it is told to, and a server to call."""
+"""Shared by the tests of google-adk: a model with scripted responses, and a server to call."""
 
 from __future__ import annotations
 

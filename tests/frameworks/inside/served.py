@@ -1,4 +1,4 @@
-"""What the tests of several frameworks share: a service over two real servers, and what a user may do.
+"""Shared by the tests of several frameworks: a service over two real servers, and the permissions of a user.
 
 `docs` is on the official SDK (`served_stdio`, which tells what it is sent); `raw` has none, and dies when told to.
 """

@@ -1,4 +1,4 @@
-"""When the cycle collector looks at a crowd of servers, and at what; `test_gc_tuning` runs these tests."""
+"""The cycle collector with many servers: its timing and its work; `test_gc_tuning` runs these tests."""
 
 from __future__ import annotations
 

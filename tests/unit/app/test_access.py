@@ -1,4 +1,4 @@
-"""What a new configuration means at the listener, and what is said of who may come in."""
+"""A new configuration takes effect at the listener, and its effect on access is reported."""
 
 from __future__ import annotations
 

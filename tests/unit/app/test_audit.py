@@ -1,4 +1,4 @@
-"""The audit log of a hub: what it looks like when it is opened, and what it is told of besides calls."""
+"""The audit log of a hub: its checks at start, and its events beside calls."""
 
 from __future__ import annotations
 

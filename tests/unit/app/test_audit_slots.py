@@ -1,4 +1,4 @@
-"""Logs of hubs beside the one that serves, and what a hub that was killed left open in a log."""
+"""Logs of hubs beside the one that serves, and open records of a hub that was killed."""
 
 from __future__ import annotations
 

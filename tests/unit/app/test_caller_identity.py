@@ -1,4 +1,4 @@
-"""Who is known: by the file, by the list of keys as it changes, and by whatever else proves it."""
+"""Known callers: from the file, from the changing list of keys, and by other proofs."""
 
 from __future__ import annotations
 

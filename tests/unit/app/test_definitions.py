@@ -1,4 +1,4 @@
-"""What a hub keeps of definitions, and what it tells, when the file does not take it or there is much of it."""
+"""Stored definitions of a hub, and its reports when the file cannot be written or becomes large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local servers brought to a hub: what the hub finds at the other end of its socket, and what becomes of a lost one."""
+"""Local servers connected to a hub by `dial`: the hub's view of the socket, and reconnecting."""
 
 from __future__ import annotations
 

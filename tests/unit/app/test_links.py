@@ -1,4 +1,4 @@
-"""Links of a hub: programs are told how many hubs started each other down to them, and there is an end to it."""
+"""Links of a hub: started programs get the number of hubs above them, and it is limited."""
 
 from __future__ import annotations
 

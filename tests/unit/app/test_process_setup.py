@@ -1,4 +1,4 @@
-"""What a killed hub left is ended by the next one on its state folder, and nothing else is."""
+"""Processes left by a killed hub are ended by the next one on its state folder, and no others."""
 
 from __future__ import annotations
 

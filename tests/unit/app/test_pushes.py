@@ -1,4 +1,4 @@
-"""The outbox of a running hub: who may have what sent where, and that it starts and ends with the hub."""
+"""The outbox of a running hub: permitted push addresses, and its start and end with the hub."""
 
 from __future__ import annotations
 

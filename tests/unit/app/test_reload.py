@@ -1,4 +1,4 @@
-"""From changed files to a changed hub: what is taken, what is refused, and what is said of it."""
+"""From changed files to a changed hub: accepted and refused changes, and their log lines."""
 
 from __future__ import annotations
 

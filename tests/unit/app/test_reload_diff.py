@@ -1,4 +1,4 @@
-"""What lies between two configurations, and what of a newer one a running hub can take."""
+"""The difference between two configurations, and the part that a running hub can apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks as people look at them: what is left out, how far a request reads, and what a slow reader gets."""
+"""Listing tasks: filters, how far a request reads, and slow readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens for keys end with these, whoever keeps them; issuers come and go with the configuration."""
+"""Tokens for keys end with their keys; issuers come and go with the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench's own WebSocket frames, read by a library that is nobody's here."""
+"""The bench's own WebSocket frames, read by an independent library."""
 
 from __future__ import annotations
 

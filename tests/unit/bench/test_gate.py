@@ -1,4 +1,4 @@
-"""The gate lets through what costs as much as before, and nothing that has begun to do more."""
+"""The gate passes equal costs, and fails calls that do more work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the library's bench concludes from its rounds, and that it measures at all."""
+"""Conclusions of the library's bench from its rounds, and a small measurement."""
 
 from __future__ import annotations
 

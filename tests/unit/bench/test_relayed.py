@@ -1,4 +1,4 @@
-"""What the relay's bench concludes from its rounds."""
+"""Conclusions of the relay's bench from its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller can reach and why, and what another configuration would change of that."""
+"""Reports of a caller's access with reasons, and of the changes by another configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print of approvals, and what they keep to themselves."""
+"""Commands that print approvals, and secrets that they do not print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is shown of definitions that wait, and what becomes of them."""
+"""Definitions that wait for approval: their display to an operator, and the decision."""
 
 from __future__ import annotations
 

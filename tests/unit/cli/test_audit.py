@@ -1,4 +1,4 @@
-"""`isthmus audit`: what it prints of a log, and how it ends."""
+"""`isthmus audit`: its output and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hub's documents say is read, and what is none of them is refused."""
+"""Documents of a hub are read, and invalid ones are refused."""
 
 from __future__ import annotations
 

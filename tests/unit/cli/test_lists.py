@@ -1,4 +1,4 @@
-"""The listing: tools on stdout, who is missing beside it."""
+"""Lists: tools on stdout, missing servers on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal cannot drive it."""
+"""Output to a terminal contains no control sequences from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving: what is said before it begins, and what keeps it from beginning."""
+"""Serving: messages before the start, and reasons not to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts: how their calls start, what is stored of durable ones, and what the next hub makes of it."""
+"""Scripts: how their calls start, the stored state of durable ones, and recovery by the next hub."""
 
 from __future__ import annotations
 

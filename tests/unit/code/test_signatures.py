@@ -1,4 +1,4 @@
-"""Signatures from schemas: what Python has no words for, and what is too much, becomes a wider type."""
+"""Signatures from schemas: schemas that Python cannot express, or that are too large, become wider types."""
 
 from __future__ import annotations
 

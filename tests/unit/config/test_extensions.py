@@ -1,4 +1,4 @@
-"""What a file names under `[extensions]`: found, told its settings, and refused with its name if it cannot be used."""
+"""Extensions in a file's `[extensions]`: loaded with their settings, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text stands for: no value is another one than its author wrote."""
+"""Parsing of file formats: no value differs from the one that its author wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of mistake, made once: told by its code, where it is and in which words."""
+"""Every kind of mistake, made once: its code, its place and its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Approvals, budgets, sets and fleets of a file: what they fill in, and that a mistake never widens anything."""
+"""Approvals, budgets, sets and fleets of a file: their defaults, and that a mistake never widens access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file borrows from its surroundings."""
+"""Variables and files that a configuration refers to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources that are followed at a server which callers have credentials of their own at: nobody hears by others'."""
+"""Resources followed with callers' own credentials: nobody is notified by another caller's subscription."""
 
 from __future__ import annotations
 

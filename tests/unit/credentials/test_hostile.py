@@ -1,4 +1,4 @@
-"""Logins among authorization servers and servers that lie, echo and hurry, and people who act while one is renewed."""
+"""Logins with authorization servers and servers that lie, echo and hurry, and people who act during a renewal."""
 
 from __future__ import annotations
 

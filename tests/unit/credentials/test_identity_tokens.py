@@ -1,4 +1,4 @@
-"""Tokens for somebody else's signed word: a workload's identity (RFC 7523), and a company's identity provider."""
+"""Tokens for signed assertions: a workload's identity (RFC 7523), and a company's identity provider."""
 
 from __future__ import annotations
 

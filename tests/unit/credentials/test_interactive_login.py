@@ -1,4 +1,4 @@
-"""A login in a browser: what is asked, and what is believed of what comes back."""
+"""A login in a browser: the request, and the validation of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealing for what is written down."""
+"""Sealing of stored credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sealed opens unchanged, for what it is bound to, in this process, and in no other way."""
+"""Sealed text opens unchanged, with its own context, in this process, and in no other way."""
 
 from __future__ import annotations
 

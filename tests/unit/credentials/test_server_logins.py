@@ -1,4 +1,4 @@
-"""What servers are shown while a hub runs: had by itself, renewed in time, refused for good, and never mixed up."""
+"""Credentials for servers while a hub runs: obtained, renewed in time, refused for good, and never mixed up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the hub proves which client it is, and what a token endpoint's answers come to."""
+"""Client authentication of the hub, and answers of a token endpoint."""
 
 from __future__ import annotations
 

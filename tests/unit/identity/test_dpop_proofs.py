@@ -1,4 +1,4 @@
-"""Whether who shows a bound token has its key (RFC 9449): the document's own examples, and all that can be wrong."""
+"""Proofs of possession (RFC 9449): the document's own examples, and every kind of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shows a good token of a configured issuer is a caller; who does not is told why, and by nobody else's word."""
+"""Valid tokens of a configured issuer identify a caller; invalid ones are rejected with a reason."""
 
 from __future__ import annotations
 

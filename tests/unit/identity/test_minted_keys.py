@@ -1,4 +1,4 @@
-"""Keys that were made: what is kept of them, what becomes of them, and what a damaged list is taken for."""
+"""Minted keys: their stored form, their life, and damaged lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator says of an issuer is checked where it is kept."""
+"""Settings of an issuer are checked when they are created."""
 
 from __future__ import annotations
 

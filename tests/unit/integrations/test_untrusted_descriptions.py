@@ -1,4 +1,4 @@
-"""What a server says of its tools stays between its markers, whatever it says."""
+"""A server's descriptions of its tools stay between their markers."""
 
 from __future__ import annotations
 

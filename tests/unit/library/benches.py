@@ -1,4 +1,4 @@
-"""A service without a hub: it has the tools that it is told, and ends every call as it is told."""
+"""A service without a hub, with given tools and given outcomes."""
 
 from __future__ import annotations
 

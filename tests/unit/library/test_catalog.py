@@ -1,4 +1,4 @@
-"""A catalog finds the one tool that is meant, or says why there is none, and shows tools as their servers gave them."""
+"""A catalog finds the one matching tool, or says why there is none, and keeps definitions unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub's log lines inside somebody else's program."""
+"""The hub's log lines inside another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing the library brings along, and what it does not."""
+"""The modules that importing the library loads, and those that it does not."""
 
 from __future__ import annotations
 

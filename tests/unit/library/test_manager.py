@@ -1,4 +1,4 @@
-"""How a registry follows what servers offer."""
+"""A registry follows the changing tools of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program says of its users becomes the hub's own grants, whatever it looks like."""
+"""A program's permissions for its users become the hub's own grants, in any form."""
 
 from __future__ import annotations
 

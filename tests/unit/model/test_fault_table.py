@@ -1,4 +1,4 @@
-"""Every fault has one complete row in the table, and says what happened and whether the tool ran."""
+"""Every fault has one complete row in the table, with a message and whether the tool ran."""
 
 from __future__ import annotations
 

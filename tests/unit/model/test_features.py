@@ -1,4 +1,4 @@
-"""What servers offer: known by kind, server and name, and by a digest of how it is described."""
+"""Features of servers: identified by kind, server and name, and by a digest of their definition."""
 
 from __future__ import annotations
 

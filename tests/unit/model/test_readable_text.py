@@ -1,4 +1,4 @@
-"""What people see of text that servers and programs wrote."""
+"""Text of servers and programs as people see it."""
 
 from __future__ import annotations
 

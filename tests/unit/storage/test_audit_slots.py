@@ -1,4 +1,4 @@
-"""Seats: one log for each hub that runs at the same time, taken again once nobody has it."""
+"""Audit slots: one log for each running hub, reused when its hub has ended."""
 
 from __future__ import annotations
 

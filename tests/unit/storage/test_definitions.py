@@ -1,4 +1,4 @@
-"""What is kept of definitions, by two programs at once."""
+"""Stored definitions, written by two programs at once."""
 
 from __future__ import annotations
 

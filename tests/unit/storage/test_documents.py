@@ -1,4 +1,4 @@
-"""Documents in every journal: what is kept, in which order, and that of two changes only the first counts."""
+"""Documents in every journal: their content and order, and only the first of two conflicting writes counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who wait for a verdict hear theirs, whatever others do with theirs."""
+"""Every waiter of a write result gets its own, whatever other waiters do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal in a database: what it says is kept is there, whatever ends the hub or the database."""
+"""The journal in a database: confirmed writes survive the end of the hub or the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several journals in one schema: who may write what, and who takes over from whom."""
+"""Several journals in one schema: leases for writing, and takeovers."""
 
 from __future__ import annotations
 

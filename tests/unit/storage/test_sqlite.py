@@ -1,4 +1,4 @@
-"""The journal in a file: what it says is kept is there, whatever ends it, and one bad write costs only itself."""
+"""The journal in a file: confirmed writes survive every crash, and one bad write costs only itself."""
 
 from __future__ import annotations
 

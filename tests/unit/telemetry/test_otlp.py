@@ -1,4 +1,4 @@
-"""OTLP: what the variables say, and what happens to what cannot be sent."""
+"""OTLP: the environment variables, and batches that cannot be sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other side of the wire: a listener whose connections a test holds, and a sink that remembers."""
+"""The other side of the wire: a listener whose connections a test holds, and a sink that records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WebSocket that a client opened, against a peer whose every byte the test writes."""
+"""A WebSocket opened by a client, with a peer that the test scripts byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dialled WebSocket, against `websockets`' own server and against one whose every byte the test writes."""
+"""A dialled WebSocket, with `websockets`' own server and with one that the test scripts byte by byte."""
 
 from __future__ import annotations
 

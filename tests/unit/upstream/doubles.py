@@ -1,4 +1,4 @@
-"""What tests of links share: a hub with one caller on a link, and the words that servers say to it."""
+"""Shared by tests of links: a hub with one caller on a link, and messages of servers."""
 
 from __future__ import annotations
 

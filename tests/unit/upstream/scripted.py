@@ -1,4 +1,4 @@
-"""A link to a server that does what the test says, and a hub that keeps such servers."""
+"""A scripted link to a server, and a hub that keeps such servers."""
 
 from __future__ import annotations
 

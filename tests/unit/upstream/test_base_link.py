@@ -1,4 +1,4 @@
-"""What links over one stream share: questions, subscriptions, what is held and what has left.
+"""Shared behaviour of links over one stream: questions, subscriptions, held and sent messages.
 
 The channel is a small double that remembers what was written and takes only as much as it is told to.
 """

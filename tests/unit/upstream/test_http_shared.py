@@ -1,4 +1,4 @@
-"""What replies over HTTP say of themselves."""
+"""Properties of replies over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links for single callers and calls: nobody's is another's, nothing is sent too early, and nothing is left."""
+"""Links for single callers and calls: never shared, nothing sent too early, and nothing leaked."""
 
 from __future__ import annotations
 

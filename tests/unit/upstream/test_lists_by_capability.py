@@ -1,4 +1,4 @@
-"""What a server lists to callers that it can ask something: found out once, kept apart, and for few kinds of them."""
+"""Lists for callers with elicitation: read once, kept apart, and for few capability sets."""
 
 from __future__ import annotations
 

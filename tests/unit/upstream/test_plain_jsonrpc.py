@@ -1,4 +1,4 @@
-"""Plain JSON-RPC servers, over real sockets: what is sent, and what each answer means for a call."""
+"""Plain JSON-RPC servers, over real sockets: the requests, and the outcome of each answer."""
 
 from __future__ import annotations
 

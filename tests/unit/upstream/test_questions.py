@@ -1,4 +1,4 @@
-"""Users that a question sent elsewhere: their caller, and nobody else, is told once that they are done there."""
+"""Users that a question sent to another page: their caller alone is notified, once, when they are done there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server was shown is taken out of what it says went wrong, and nothing else is changed."""
+"""Credentials shown to a server are removed from its error messages, and nothing else is changed."""
 
 from __future__ import annotations
 

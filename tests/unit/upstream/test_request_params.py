@@ -1,4 +1,4 @@
-"""How requests are written in each era: from what was authorised, with what must travel and nothing else."""
+"""Requests in each era are written from the authorised call, with the required members and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer, an error or a loss on the wire means for who waits."""
+"""Outcomes of an answer, an error or a lost connection for waiting calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers come, change and go: nobody waits for it, no call is lost, and nothing is left behind."""
+"""Servers come, change and go: no call waits for it or is lost, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link over HTTP+SSE, against a server whose every byte the test writes, and against real ones."""
+"""The link over HTTP+SSE, with a server that the test scripts byte by byte, and with real ones."""
 
 from __future__ import annotations
 

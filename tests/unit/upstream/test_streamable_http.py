@@ -1,4 +1,4 @@
-"""The link over Streamable HTTP: whether it is the right carrier, and the stream that tells of changes."""
+"""The link over Streamable HTTP: detection of the transport, and the stream of notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the links of one server are asked to tell, and on whose behalf what they tell is passed on."""
+"""Subscriptions on the links of one server, and the callers that get their notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server is asked to tell of: one request at a time, and a resource that is refused costs only itself."""
+"""Subscriptions at a server: one request at a time, and a refused resource costs only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link over a WebSocket: both eras, real servers, and what is known of calls when it breaks."""
+"""The link over a WebSocket: both eras, real servers, and the outcome of calls when it breaks."""
 
 from __future__ import annotations
 

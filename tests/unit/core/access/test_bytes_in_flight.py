@@ -1,4 +1,4 @@
-"""Callers and tenants have so many bytes of requests under way, and no more."""
+"""Requests in flight of callers and tenants are bounded in bytes."""
 
 from __future__ import annotations
 

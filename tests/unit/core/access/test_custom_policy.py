@@ -1,4 +1,4 @@
-"""What an operator's own code refuses is neither listed nor called nor read, by whichever way; it allows nothing."""
+"""Tools that an operator's policy code refuses are not listed, called or read; the code cannot allow more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a permission set covers."""
+"""The tools that a permission set covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls wait until a person allows exactly them, and what was allowed once serves once."""
+"""Calls wait until a person allows exactly them, and an allowed call runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets count what is sent, refuse what has no room, and are renewed by the clock on the wall."""
+"""Budgets count sent calls, refuse calls beyond the limit, and are renewed by the wall clock."""
 
 from __future__ import annotations
 

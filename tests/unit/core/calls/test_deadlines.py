@@ -1,4 +1,4 @@
-"""One timer for all deadlines: never early, a tick late at most, and one's failure costs nobody else theirs."""
+"""One timer for all deadlines: never early, a tick late at most, and independent of failing callbacks."""
 
 from __future__ import annotations
 

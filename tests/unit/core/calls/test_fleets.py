@@ -1,4 +1,4 @@
-"""Calls of fleets: what becomes of them when members fail, ask, report, or are too many for one turn of the loop."""
+"""Calls of fleets whose members fail, ask, report, or are too many for one turn of the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be given again: to whom, for what, for how long, and never an error."""
+"""Cached results: for which caller and call, for how long, and never an error."""
 
 from __future__ import annotations
 

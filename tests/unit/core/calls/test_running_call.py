@@ -1,4 +1,4 @@
-"""A call in flight ends exactly once, whoever is first."""
+"""A call in flight ends exactly once, by the first outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server's slots, queue and breaker: what happens on one server queue stays on it."""
+"""One server's slots, queue and breaker do not affect other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tools are withheld: what is known of each, to whom it is listed, and how much is remembered."""
+"""Withheld tools: their known definitions, the callers that see them, and the bounds of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers see of all servers at one moment, and why."""
+"""Views of callers over all servers at one moment, with the reasons."""
 
 from __future__ import annotations
 

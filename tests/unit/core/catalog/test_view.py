@@ -1,4 +1,4 @@
-"""Finding what a caller asks for: listed, behind a template, or listed nowhere; and never at another server."""
+"""Finding a named tool or resource: listed, by a template, or unlisted; never at another server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine of tasks has around it, small in a test's hands: a journal that waits, a listener that remembers."""
+"""Doubles around the task engine: a journal that waits, a listener that records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: nothing is told before it is kept, nothing is sent before that is kept, nothing is sent twice."""
+"""The engine reports and sends nothing before it is stored, and sends nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks whose servers are away: what was not sent is kept as such, is sent once its server is back, and never twice."""
+"""Tasks with offline servers: unsent calls are stored, sent once when the server is back, and never twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be sent of a change, and what comes of an attempt."""
+"""The payload of a push, and the outcome of an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is due is sent: in order, again where that helps, and found again after a crash."""
+"""Due deliveries are sent in order, retried where that helps, and recovered after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored of a task, and which outcomes ask the user to log in."""
+"""The stored record of a task, and which outcomes ask the user to log in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as the same message said again, and for how long."""
+"""Which messages count as repeats, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old tasks are deleted, with what belongs to them."""
+"""Old tasks are deleted, with their documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much servers are asked to log: as much as the most curious caller wants, and all for who never chose."""
+"""Log levels of servers: the lowest level that a caller wants, and all lines if a caller chose no level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks callers were given: listed and told to their own, forgotten in time, and never confused."""
+"""Tasks of servers and their callers: listed and announced to the owner, forgotten in time, never confused."""
 
 from __future__ import annotations
 

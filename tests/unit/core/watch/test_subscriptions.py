@@ -1,4 +1,4 @@
-"""Who hears that a resource was updated: many listen, and its server is asked once."""
+"""Updates of resources: many callers follow one, and its server gets one subscription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message tells the agent to do, in each of the forms that there are."""
+"""Instructions in a message to the agent, in each of their forms."""
 
 from __future__ import annotations
 

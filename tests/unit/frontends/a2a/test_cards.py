@@ -1,4 +1,4 @@
-"""The card: true, in each generation's form, and of what the one who asks may see."""
+"""The card: in each generation's form, with the tools that its reader may see."""
 
 from __future__ import annotations
 

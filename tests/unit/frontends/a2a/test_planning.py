@@ -1,4 +1,4 @@
-"""From an instruction to a call, over what the caller sees."""
+"""From an instruction to a call, within the caller's view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where changes are sent, as callers say it in each generation, and what is written there."""
+"""Push settings as callers send them in each generation, and the notifications sent."""
 
 from __future__ import annotations
 

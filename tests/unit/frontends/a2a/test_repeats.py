@@ -1,4 +1,4 @@
-"""Who says the same again gets what came of the first, and nothing runs twice for it."""
+"""A repeated message gets the outcome of the first, and nothing runs twice."""
 
 from __future__ import annotations
 

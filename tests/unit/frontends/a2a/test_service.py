@@ -1,4 +1,4 @@
-"""What callers can do with tasks, each with its own only."""
+"""Operations on tasks; each caller reaches only its own."""
 
 from __future__ import annotations
 

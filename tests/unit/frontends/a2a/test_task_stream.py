@@ -1,4 +1,4 @@
-"""Streams: who follows a task hears how it stands and all that follows, in order, whoever else listens or leaves."""
+"""Streams: a follower gets the current state and all later updates in order, independent of other followers."""
 
 from __future__ import annotations
 

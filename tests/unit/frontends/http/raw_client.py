@@ -1,4 +1,4 @@
-"""Both sides of a listener for its tests: an open listener, and a client that says exactly what it is told to."""
+"""Both sides of a listener for its tests: an open listener, and a client that sends exact bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client may cost a listener, and what it is told when it asks for more."""
+"""Limits of one client at a listener, and the answers beyond them."""
 
 from __future__ import annotations
 

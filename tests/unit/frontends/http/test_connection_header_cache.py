@@ -1,4 +1,4 @@
-"""A head that a connection knows again means what the parser said, and nothing else is taken for it."""
+"""A cached request head means exactly what the parser read, and no other head matches it."""
 
 from __future__ import annotations
 

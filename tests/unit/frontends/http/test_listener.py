@@ -1,4 +1,4 @@
-"""Opening, draining and closing: nobody is dropped before the time, and nothing holds the end up."""
+"""Opening, draining and closing: no request is dropped early, and none delays the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses a host stands for, and what somebody is told who cannot have one."""
+"""The addresses of a host, and the error if one cannot be bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host and Origin: who may talk to a hub, and who only made a browser do it."""
+"""Host and Origin: requests of clients pass, and those of foreign web pages are refused."""
 
 from __future__ import annotations
 

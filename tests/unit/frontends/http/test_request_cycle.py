@@ -1,4 +1,4 @@
-"""How an answer is framed and written, and what a broken application leaves its client with."""
+"""Framing and writing of a response, and the response of a broken application."""
 
 from __future__ import annotations
 

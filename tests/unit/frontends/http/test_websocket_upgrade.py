@@ -1,4 +1,4 @@
-"""How a connection becomes a WebSocket, or does not: what the listener answers, byte for byte, and what it keeps."""
+"""Upgrades to WebSocket: the listener's answers, byte for byte, and its state afterwards."""
 
 from __future__ import annotations
 

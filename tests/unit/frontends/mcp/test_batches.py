@@ -1,4 +1,4 @@
-"""Batches: what their parts say becomes one array, one stream, or nothing."""
+"""Batches: the answers become one array, one stream, or nothing."""
 
 from __future__ import annotations
 

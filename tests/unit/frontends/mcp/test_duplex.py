@@ -1,4 +1,4 @@
-"""A conversation in both eras: every method, what is told unasked, and that nothing is left when it ends."""
+"""A conversation in both eras: every method, notifications, and that nothing is left when it ends."""
 
 from __future__ import annotations
 

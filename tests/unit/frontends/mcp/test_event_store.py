@@ -1,4 +1,4 @@
-"""Streams that can be come back to: every cut of a stream log, its limits, and what a session missed."""
+"""Resumable streams: every cut of a stream log, its limits, and the events that a session missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller's side of a call does alike on every carrier: progress of what goes on after the answer."""
+"""The caller's side of a call on every transport: progress of work that continues after the answer."""
 
 from __future__ import annotations
 

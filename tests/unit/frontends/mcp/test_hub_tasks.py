@@ -1,4 +1,4 @@
-"""Tasks of the hub's own: begun before they are acknowledged, told to their callers, forgotten in time."""
+"""Tasks of the hub: begun before they are acknowledged, announced to their callers, forgotten in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who listen to a task of the hub's own: asked once, told what concerns them, and gone without a trace."""
+"""Listeners of the hub's tasks: asked once, notified of their own tasks, and removed without a trace."""
 
 from __future__ import annotations
 

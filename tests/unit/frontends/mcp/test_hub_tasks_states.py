@@ -1,4 +1,4 @@
-"""How tasks of the hub's own are told: every state in the words of each era."""
+"""States of the hub's tasks, in the form of each era."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A modern caller is asked by the result of its call: it comes back to what is its own, once, and to nothing else."""
+"""A modern caller gets a question as its result, and continues its own call once, and no other call."""
 
 from __future__ import annotations
 

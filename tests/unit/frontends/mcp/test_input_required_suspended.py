@@ -1,4 +1,4 @@
-"""What is parked is bounded in calls and in bytes, and is given back when it goes."""
+"""Suspended calls are bounded in number and bytes, and release both when they end."""
 
 from __future__ import annotations
 

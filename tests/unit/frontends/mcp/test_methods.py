@@ -1,4 +1,4 @@
-"""What the hub says of itself, and the calls it makes of requests."""
+"""The hub's description of itself, and the calls that it makes from requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What headers claim of arguments is held against the tool that the caller sees."""
+"""Arguments repeated in headers are compared with the tool that the caller sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a caller's tasks: what is asked for them, of whom, and what is listed if nobody answers."""
+"""Pages of a caller's tasks: the requests to servers, and the list if a server does not answer."""
 
 from __future__ import annotations
 

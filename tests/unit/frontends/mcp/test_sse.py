@@ -1,4 +1,4 @@
-"""MCP over HTTP+SSE, request by request: whose a session is, how many there may be, and when one is over."""
+"""MCP over HTTP+SSE, request by request: owners of sessions, their number, and their end."""
 
 from __future__ import annotations
 

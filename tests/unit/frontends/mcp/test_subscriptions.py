@@ -1,4 +1,4 @@
-"""What one caller wants beside its calls: bounded, honoured by its servers, and given up for good."""
+"""Subscriptions of one caller: bounded, forwarded to servers, and ended for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told that the list changed: the first at once, then once a second, and never for nothing."""
+"""Notifications of changed lists: the first at once, then one a second, and never without a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling earlier callers how their tasks stand: only what they can see, and not too much of it."""
+"""Task status notifications to legacy callers: visible tasks only, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of tasks as callers know them, and what becomes of calls about them."""
+"""Public ids of tasks, and the routing of calls about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is not let in is told where a token is to be had, and what is wrong with the one that was shown."""
+"""Challenges name the authorization server, and the error of the rejected token."""
 
 from __future__ import annotations
 

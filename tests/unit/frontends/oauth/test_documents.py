@@ -1,4 +1,4 @@
-"""What OAuth clients are told of the hub, and by which address."""
+"""OAuth metadata of the hub for clients, by address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which path answers what, to whom."""
+"""The paths of the OAuth documents, and their callers."""
 
 from __future__ import annotations
 

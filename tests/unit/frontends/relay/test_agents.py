@@ -1,4 +1,4 @@
-"""What the devices of one agent see: its own servers, others by its rules, and the word that something changed."""
+"""The view of one agent's devices: its own servers, others by its rules, and notifications of changes."""
 
 from __future__ import annotations
 

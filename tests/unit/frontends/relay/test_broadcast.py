@@ -1,4 +1,4 @@
-"""What is asked of every server is answered once, with what each said and who said nothing."""
+"""A request to every server is answered once, with each server's answer and the missing ones."""
 
 from __future__ import annotations
 

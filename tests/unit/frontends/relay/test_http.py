@@ -1,4 +1,4 @@
-"""The relay's listener: who may open a WebSocket, who gets it, and the documents beside them. Over real sockets."""
+"""The relay's listener: WebSockets with valid tokens, and the documents beside them. Over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents say what a caller may know, and not more."""
+"""Documents contain exactly the facts that a caller may know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document says what the router does, no more and no less."""
+"""The OpenAPI document matches the router exactly."""
 
 from __future__ import annotations
 

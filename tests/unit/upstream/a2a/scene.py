@@ -1,4 +1,4 @@
-"""An agent of the test's own, a link to it, and a hub whose only server it is."""
+"""A scripted agent, a link to it, and a hub with it as the only server."""
 
 from __future__ import annotations
 

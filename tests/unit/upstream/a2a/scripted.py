@@ -1,4 +1,4 @@
-"""An agent over real sockets whose every answer a test writes, in either generation and either binding.
+"""An agent over real sockets with scripted answers, in either generation and either binding.
 
 It reads requests and writes answers with the hub's own dialects, which are tested against the official servers.
 """

@@ -1,4 +1,4 @@
-"""Links to agents, over real sockets: their cards, and what they list."""
+"""Links to agents, over real sockets: their cards and their lists."""
 
 from __future__ import annotations
 

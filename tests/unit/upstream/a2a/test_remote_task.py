@@ -1,4 +1,4 @@
-"""Commissions, over real sockets: what agents are told, and what each of their answers means for a call."""
+"""Remote tasks, over real sockets: the requests to agents, and the outcome of each answer."""
 
 from __future__ import annotations
 

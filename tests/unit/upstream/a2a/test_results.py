@@ -1,4 +1,4 @@
-"""What an agent brings forth, put together and shown as a result."""
+"""Artifacts of an agent, assembled into a result."""
 
 from __future__ import annotations
 

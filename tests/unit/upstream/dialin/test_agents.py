@@ -1,4 +1,4 @@
-"""What servers that dial in are called: legal, short, unique, and the same every time."""
+"""Names of servers that dial in: legal, short, unique, and stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One link for every caller of a server that dialled in: what is asked, told, taken back and bounded on it."""
+"""One link for all callers of a dial-in server: questions, notifications, cancellations and bounds on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of servers that dialled in: kept, read again by the next hub, bounded, and never in the way."""
+"""Stored dial-in servers: written, read by the next hub, bounded, and never in the way of calls."""
 
 from __future__ import annotations
 

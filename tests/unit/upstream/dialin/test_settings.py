@@ -1,4 +1,4 @@
-"""How servers that dial in are kept: what may be said, and whose word counts."""
+"""Settings of dial-in servers: valid values, and which of two settings counts."""
 
 from __future__ import annotations
 

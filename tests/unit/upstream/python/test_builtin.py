@@ -1,4 +1,4 @@
-"""What a hub shows of its own process: it follows the table of functions, and has some of its own."""
+"""The hub's own server: it follows the table of functions, and has some built-in tools."""
 
 from __future__ import annotations
 

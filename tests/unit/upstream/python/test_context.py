@@ -1,4 +1,4 @@
-"""What functions ask of whoever is behind their caller, and every way in which there is no answer."""
+"""Questions of functions to their caller, and every way in which there is no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python functions behind a link: where they run, how they end, and what they cannot do to the hub."""
+"""Python functions behind a link: where they run, how they end, and isolation from the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing real modules: what is found in them, and the sentence for each way in which that fails."""
+"""Importing real modules: the functions found in them, and the error for each kind of failure."""
 
 from __future__ import annotations
 

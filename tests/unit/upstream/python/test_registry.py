@@ -1,4 +1,4 @@
-"""The table of functions that were made tools: whose they are, and who hears of a change."""
+"""The table of functions that are tools: their owners, and notifications of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that callers name: who may, how they are told apart, and how long they are kept."""
+"""Servers that callers name: permission, identity, and lifetime."""
 
 from __future__ import annotations
 

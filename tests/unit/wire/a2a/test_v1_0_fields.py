@@ -1,4 +1,4 @@
-"""What the dialects share."""
+"""Fields that the dialects share."""
 
 from __future__ import annotations
 

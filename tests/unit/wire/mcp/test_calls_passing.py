@@ -1,4 +1,4 @@
-"""What travels on of what a caller says."""
+"""The members of a caller's request that are forwarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers say they can do, and what callers are told of it."""
+"""Capabilities of servers, and those shown to callers."""
 
 from __future__ import annotations
 

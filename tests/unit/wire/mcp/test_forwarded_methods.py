@@ -1,4 +1,4 @@
-"""Requests that go to a server: read strictly from callers, and written anew from what was authorised."""
+"""Requests to a server: read strictly from callers, and written anew from the authorised call."""
 
 from __future__ import annotations
 

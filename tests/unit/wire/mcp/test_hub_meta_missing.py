@@ -1,4 +1,4 @@
-"""What a hub says of servers that are not there: what is written is read again, and nonsense is nothing."""
+"""A hub's report of missing servers: written and read back; invalid ones are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both eras write alike: notifications, levels, and the small readers under everything else."""
+"""Messages that are the same in both eras: notifications, levels, and the small readers below everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices send is read as any JSON-RPC, and `"params": null` as no params."""
+"""Messages of devices are read as JSON-RPC, and `"params": null` as no params."""
 
 from __future__ import annotations
 

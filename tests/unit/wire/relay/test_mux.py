@@ -1,4 +1,4 @@
-"""The frames of several servers on one WebSocket: what is written is read back, and nothing else is believed."""
+"""The frames of several servers on one WebSocket: written frames are read back, and invalid ones are refused."""
 
 from __future__ import annotations
 
