@@ -138,10 +138,10 @@ async def forked(
 
 async def _pipe() -> tuple[asyncio.StreamReader, int]:
     """What another process writes can be read, and the descriptor that it writes to."""
-    heard, said = os.pipe()
+    received, said = os.pipe()
     reader = asyncio.StreamReader(limit=REQUEST_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(heard, "rb", 0))
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(received, "rb", 0))
     return reader, said
 
 

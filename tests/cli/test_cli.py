@@ -76,8 +76,8 @@ async def test_tools_and_calls_need_no_running_hub_and_calls_are_audited(config:
     given = await run("call", "raw.echo", "--args", "@-", "--config", config, given=b'{"text": "from stdin"}')
     assert (given.code, given.out) == (0, "from stdin\n")
     async with audit_sqlite.open_reader(slot_file(tmp_path / "state", 1)) as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    assert [(each["name"], each["frontend"]) for each in told if each["event"] == "call"] == [
+        received = [json.loads(row.content) async for row in log.rows()]
+    assert [(each["name"], each["frontend"]) for each in received if each["event"] == "call"] == [
         ("raw.echo", "command")
     ] * 2
 
@@ -306,6 +306,6 @@ async def test_stdio_ends_on_a_signal_and_answers_what_runs(config: str, ledger:
     await until_noted(ledger, '"nonce": "n"')
     process.send_signal(signal.SIGTERM)
     assert process.stdout is not None
-    told = (await asyncio.wait_for(process.stdout.read(), RUN_SECONDS)).decode()
+    output = (await asyncio.wait_for(process.stdout.read(), RUN_SECONDS)).decode()
     assert await process.wait() == 0
-    assert json.loads(told.splitlines()[-1])["error"]["data"]["reason"] == "cancelled"
+    assert json.loads(output.splitlines()[-1])["error"]["data"]["reason"] == "cancelled"

@@ -55,9 +55,9 @@ def test_a_server_without_login_is_reported(tmp_path: Path, capsys: pytest.Captu
         (["login", "own", "--caller", "acme/bob"], 1, 'add [servers.own.callers."acme/bob".oauth]'),
         (["logout", "own"], 2, "there is no login at own"),
     ]
-    for words, code, told in cases:
+    for words, code, received in cases:
         assert main([*words, "--config", str(config)]) == code
         said = capsys.readouterr().err
-        assert told in said
+        assert received in said
         assert "a secret of the hub" not in said
     assert main(["login", "--config", str(config)]) == 2

@@ -215,8 +215,8 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     state = next(folder for folder in (user.state / "hubs").iterdir() if folder.name.startswith("shop"))
     assert not (state / "running.json").exists()
     async with audit_sqlite.open_reader(state / "journal.db") as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    calls = [(each["caller"], each["frontend"], each["name"]) for each in told if each["event"] == "call"]
+        received = [json.loads(row.content) async for row in log.rows()]
+    calls = [(each["caller"], each["frontend"], each["name"]) for each in received if each["event"] == "call"]
     assert calls == [("local", "rest", "raw.echo")]
 
 

@@ -191,27 +191,27 @@ async def test_published_messages_reach_the_subscribers_of_all_other_nodes(clust
     c = await cluster.node("c")
     await present(a, "b", "c")
     await present(c, "a", "b")
-    heard: asyncio.Queue[tuple[str, NodeId, bytes]] = asyncio.Queue()
+    received: asyncio.Queue[tuple[str, NodeId, bytes]] = asyncio.Queue()
 
     def fail(_node: NodeId, _payload: bytes) -> None:
         raise RuntimeError("a subscriber's defect")
 
     b.subscribe("news", fail)
-    stop = b.subscribe("news", lambda node, payload: heard.put_nowait(("b", node, payload)))
-    c.subscribe("news", lambda node, payload: heard.put_nowait(("c", node, payload)))
-    a.subscribe("news", lambda node, payload: heard.put_nowait(("a", node, payload)))
+    stop = b.subscribe("news", lambda node, payload: received.put_nowait(("b", node, payload)))
+    c.subscribe("news", lambda node, payload: received.put_nowait(("c", node, payload)))
+    a.subscribe("news", lambda node, payload: received.put_nowait(("a", node, payload)))
     big = os.urandom(ONE_SHOT_BYTES_MAX)
     a.publish("news", big)
     async with asyncio.timeout(30):
-        got = [await heard.get(), await heard.get()]
+        got = [await received.get(), await received.get()]
     assert sorted(got) == [("b", "a", big), ("c", "a", big)]
     stop()
     stop()
     a.publish("other", b"")
     a.publish("news", b"")
     async with asyncio.timeout(30):
-        assert await heard.get() == ("c", "a", b"")
-    assert heard.empty()
+        assert await received.get() == ("c", "a", b"")
+    assert received.empty()
     with pytest.raises(ValueError, match="at most"):
         a.publish("news", big + b"x")
     with pytest.raises(ValueError, match="topic"):

@@ -218,8 +218,8 @@ class Node:
 
 def executed(task: dict[str, Any]) -> str:
     """What the caller of a failed task is told."""
-    told: str = task["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
-    return told
+    received: str = task["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
+    return received
 
 
 async def all_end(node: Node, tasks: list[str], within: float = SECONDS) -> list[dict[str, Any]]:

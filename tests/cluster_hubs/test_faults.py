@@ -84,8 +84,8 @@ async def test_callers_get_an_error_when_the_owner_is_killed(tmp_path: Path, age
         os.kill(a.pid, signal.SIGKILL)
         async with asyncio.timeout(TOLD_SECONDS):
             answers = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
-        told = {text: answer["error"]["data"]["executed"] for text, answer in answers.items()}
-        assert set(told.values()) == {"unknown"}
+        received = {text: answer["error"]["data"]["executed"] for text, answer in answers.items()}
+        assert set(received.values()) == {"unknown"}
         arrived = ledger.arrived()
         assert max(arrived.values()) == 1, "a call was sent twice"
         for hub in (b, c):

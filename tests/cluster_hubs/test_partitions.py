@@ -65,13 +65,13 @@ async def test_a_node_that_is_cut_off_serves_its_own_writes_nothing_and_comes_ba
             began = clock()
             assert text_of(await here.call(f"{name}.echo", {"text": "own"})) == "own"
             if "nats" in cut:
-                told, error = "", dict[str, Any]()
-                while told != "no":  # what left before the cut was known may have run
+                received, error = "", dict[str, Any]()
+                while received != "no":  # what left before the cut was known may have run
                     called = clock()
                     error = (await there.call(f"{name}.echo", {"text": "cut"}))["error"]
                     assert clock() - called < NOT_SENT_SECONDS
-                    told = error["data"]["executed"]
-                    print(f"{cut}: {told} after {clock() - called:.2f} s, {called - began:.2f} s after the cut")
+                    received = error["data"]["executed"]
+                    print(f"{cut}: {received} after {clock() - called:.2f} s, {called - began:.2f} s after the cut")
                 assert error["code"] == -32011
                 await stands(b.hub, name, "away")
                 error = (await there.call(f"{name}.echo", {"text": "cut"}))["error"]

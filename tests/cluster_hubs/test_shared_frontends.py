@@ -63,24 +63,24 @@ BUDGETS["all"]["callers"] = ["ann", "bob"]
 class Announcing(Scripted):
     """A server that announces a change of its tools to the client that has caused it, and to no other."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.greetings += 1
         able = {"tools": {"listChanged": True}}
-        told = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": {"name": "x", "version": "1"}}
-        out.write(reply(heard.result(told), headers={"mcp-session-id": self.session}))
+        received = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": {"name": "x", "version": "1"}}
+        out.write(reply(request.result(received), headers={"mcp-session-id": self.session}))
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.tools = [tool("t"), tool("grown")]
         changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-        out.write(EVENTS + events(changed, heard.result({"content": []})) + b"0\r\n\r\n")
+        out.write(EVENTS + events(changed, request.result({"content": []})) + b"0\r\n\r\n")
 
 
 class Restless(Announcing):
     """A server like that, whose list is another one whenever it is read."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         self.tools = [tool("t"), tool(f"t{self.count('tools/list')}")]
-        await super().on(heard, out)
+        await super().on(request, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,24 +187,24 @@ async def test_push_notifications_of_all_nodes_are_signed_with_one_key(world: Wo
 async def test_a_conversation_reaches_one_process_whichever_node_it_comes_to(world: World) -> None:
     async with world.at(world.a) as a, world.at(world.b) as b:
         context, first = await Agent(a, "1.0").call("count")
-        told = [(await Agent(node, "1.0").call("count", context))[1] for node in (b, a, b)]
-        assert {each["pid"] for each in told} == {first["pid"]}
+        received = [(await Agent(node, "1.0").call("count", context))[1] for node in (b, a, b)]
+        assert {each["pid"] for each in received} == {first["pid"]}
         # A caller's own context, which no node has made.
-        told = [(await Agent(node, "1.0").call("count", "mine"))[1] for node in (a, b, a, b)]
-        assert len({each["pid"] for each in told}) == 1
+        received = [(await Agent(node, "1.0").call("count", "mine"))[1] for node in (a, b, a, b)]
+        assert len({each["pid"] for each in received}) == 1
 
 
 async def test_a_caller_has_one_process_whichever_node_and_frontend_it_uses(world: World) -> None:
     async def pids(who: str, node: HubProcess) -> list[int]:
         """Who answers it over MCP, in a session and without one, and over REST; and over A2A, where it can be asked."""
         async with Raw(node.url_of("note"), key=KEYS[who]) as raw, world.at(node, who) as http:
-            told = (await raw.call("touch"))["result"], (await http.post("/v1/tools/note.touch", json={})).json()
+            response = (await raw.call("touch"))["result"], (await http.post("/v1/tools/note.touch", json={})).json()
             async with open_client(node, KEYS[who], "/mcp/note", listens=False) as session:
                 said = (await session.ask("tools/call", {"name": "touch", "arguments": {}}))["result"]
             message = envelope("SendMessage", run("note.touch"))
             task = (await http.post("/a2a", json=message, headers={"A2A-Version": "1.0"})).json()["result"]["task"]
             (part,) = [part for artifact in task["artifacts"] for part in artifact["parts"]]
-            return [*(int(each["content"][0]["text"]) for each in (*told, said)), int(part["text"])]
+            return [*(int(each["content"][0]["text"]) for each in (*response, said)), int(part["text"])]
 
     una = [await pids("una", node) for node in (world.a, world.b)]
     uno = [await pids("uno", node) for node in (world.b, world.a)]

@@ -88,14 +88,14 @@ async def test_a_stream_has_the_state_now_and_each_change_and_ends_with_the_task
     async with client(locked, ADA) as http, gate(tmp_path) as path:
         id = await start(http, "desk.steps", gate=str(path))
         async with http.stream("GET", f"/v1/tasks/{id}", headers=STREAM) as stream:
-            heard = events(stream)
-            name, first = await anext(heard)
+            notified = events(stream)
+            name, first = await anext(notified)
             assert (name, first["id"], first["outcome"]) == ("task", id, None)
             with await opened(path) as held:
                 held.write(b"..")
-                rest = [each async for each in heard]
-        told = [data["data"]["message"] for kind, data in rest if kind == "progress"]
-        assert told[-1:] == ["step 2"]
+                rest = [each async for each in notified]
+        received = [data["data"]["message"] for kind, data in rest if kind == "progress"]
+        assert received[-1:] == ["step 2"]
         assert (rest[-1][0], rest[-1][1]["state"]) == ("task", "completed")
 
 
@@ -211,13 +211,13 @@ async def test_the_list_is_followed_as_tasks_change(locked: HubProcess) -> None:
         client(locked, OPERATOR) as ops,
         ops.stream("GET", "/v1/tasks?limit=1&tool=add", headers=STREAM) as stream,
     ):
-        heard = events(stream)
-        assert (await anext(heard))[0] == "tasks"
+        received = events(stream)
+        assert (await anext(received))[0] == "tasks"
         id = await start(eve, "desk.add", a=2, b=2)
         await start(eve, "desk.fail")
         last: Any = None
         while last is None or last["state"] != "completed":
-            name, data = await anext(heard)
+            name, data = await anext(received)
             assert (name, {each["tool"] for each in data["tasks"]}) == ("tasks", {"desk.add"})
             last = next((each for each in data["tasks"] if each["id"] == id), last)
         assert (last["caller"], last["executed"]) == ("eve", "yes")

@@ -65,14 +65,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def tables(folder: Path) -> dict[str, Any]:
-    told = {
+    received = {
         "tickets": {"secret": "env:TICKET_SECRET", "allow": ["notes.*"]},
         "words": {"words": ["list"], "except": ["admin"]},
         "mounted": {"folder": str(folder / "secrets")},
     }
     return {
         "import": ["toolbox"],
-        "extensions": {**EVERYTHING, "settings": told},
+        "extensions": {**EVERYTHING, "settings": received},
         "storage": {"url": f"lines:{folder / 'tasks.jsonl'}"},
         "callers": {"admin": {"key": "mounted:admin-key", "allow": ["*"]}},
         "limits": PATIENT,
@@ -185,9 +185,9 @@ async def test_servers_of_the_other_program_are_taken_over_for_good(installed: P
 
 async def test_access_shows_what_a_policy_refuses(installed: Path, folder: Path) -> None:
     (folder / "secrets" / "reader-key").write_text("reader-0123456789abcdef\n")
-    told = tables(folder)
-    told["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}
-    config = write_config(folder, {}, **told)
+    received = tables(folder)
+    received["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}
+    config = write_config(folder, {}, **received)
     env = variables(installed)
     code, said = await run(folder, env, *isthmus("access", "reader", "--config", str(config)))
     assert code == 0, said

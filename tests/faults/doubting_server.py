@@ -67,8 +67,8 @@ class Mind:
         await ask({"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": params})
         if not words.get("leave"):
             await _appeared(folder / "back")
-            told = {"requestId": question, "reason": "never mind"}
-            await ask({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": told})
+            received = {"requestId": question, "reason": "never mind"}
+            await ask({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": received})
         await _appeared(folder / "end")
         text = f"{words['nonce']} went on after {self.answers} answers"
         await say(_result(message, {"content": [{"type": "text", "text": text}]}))

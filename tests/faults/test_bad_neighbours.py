@@ -83,7 +83,7 @@ async def test_a_listing_comes_at_once_with_the_good_and_names_the_bad(
         await eventually(lambda: names_all(caller, set(bad)), "the bad ones are named, with a reason")
         missing = (await caller.list_tools())["_meta"]["isthmus/missing"]
         assert set(missing) == set(bad)
-        assert not any(told["listed"] for told in missing.values())
+        assert not any(received["listed"] for received in missing.values())
         for server, words in REASONS.items():
             assert words in missing[server]["reason"], missing[server]
         for server in bad:
@@ -106,7 +106,7 @@ REASONS = {
 
 async def names_all(caller: Caller, servers: set[str]) -> bool:
     missing = (await caller.list_tools()).get("_meta", {}).get("isthmus/missing", {})
-    return {server for server, told in missing.items() if told["reason"]} >= servers
+    return {server for server, received in missing.items() if received["reason"]} >= servers
 
 
 async def test_a_lying_list_costs_the_lies_and_not_the_server(tmp_path: Path, spawn: Spawn) -> None:

@@ -113,8 +113,8 @@ async def test_a_cut_counts_from_its_arming_on_a_connection_that_stands(way: Dir
         proxy.close_after(2, way)
         writer.write(b"second")
 
-        heard = await reader.read(100)
-        assert heard == b"se" if way == "down" else heard in {b"", b"se"}
+        response = await reader.read(100)
+        assert response == b"se" if way == "down" else response in {b"", b"se"}
         assert proxy.passed[way] == 2
         writer.transport.abort()
 

@@ -113,17 +113,17 @@ def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
 
 def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
     """How many calls were told what."""
-    told = [record.told for server_queue in server_queues for record in server_queue.history]
-    return {word: told.count(word) for word in set(told)}
+    received = [record.told for server_queue in server_queues for record in server_queue.history]
+    return {word: received.count(word) for word in set(received)}
 
 
-def note_cuts(wire: str, told: dict[str | None, int], step: int = STEP) -> None:
+def note_cuts(wire: str, received: dict[str | None, int], step: int = STEP) -> None:
     """Note how many calls a sweep made and what they were told; none of it was a lie."""
     note(
         wire=wire,
         step=step,
-        calls=sum(told.values()),
-        **{f"told_{word}": n for word, n in sorted(told.items(), key=str)},
+        calls=sum(received.values()),
+        **{f"told_{word}": n for word, n in sorted(received.items(), key=str)},
     )
 
 
@@ -158,15 +158,15 @@ async def test_a_cut_of_http_anywhere_is_reported_truthfully(tmp_path: Path, led
         )
 
         assert verdict(server_queues.values(), ledger) == []
-        told = count(server_queues.values())
-        note_cuts("Streamable HTTP", told)
-        assert sum(told.values()) > 2000
+        received = count(server_queues.values())
+        note_cuts("Streamable HTTP", received)
+        assert sum(received.values()) > 2000
         # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
         armed = [record.told for server_queue in server_queues.values() for record in server_queue.armed]
         assert armed.count("unknown") > 0.8 * len(armed)
         # Each kind of honesty was called for: answers, losses, and what provably never left.
-        assert min(told.get("ok", 0), told.get("unknown", 0)) > 500
-        assert told.get("no", 0) >= len(server_queues)
+        assert min(received.get("ok", 0), received.get("unknown", 0)) > 500
+        assert received.get("no", 0) >= len(server_queues)
 
 
 async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending, step: int = STEP) -> None:
@@ -230,9 +230,9 @@ async def test_a_cut_of_stdio_anywhere_is_reported_truthfully(
         )
 
         assert verdict(server_queues.values(), ledger) == []
-        told = count(server_queues.values())
-        note_cuts("stdio", told)
-        assert min(told.get("ok", 0), told.get("unknown", 0)) > 100
+        received = count(server_queues.values())
+        note_cuts("stdio", received)
+        assert min(received.get("ok", 0), received.get("unknown", 0)) > 100
 
 
 LINES: dict[Era, dict[Direction, int]] = {"modern": {"up": 330, "down": 150}, "legacy": {"up": 130, "down": 140}}

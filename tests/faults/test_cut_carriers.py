@@ -148,6 +148,6 @@ async def test_a_server_that_dialled_in_cut_off_anywhere_is_reported_honestly(
 def check(swept: list[CutServer], ledger: Ledger, wire: str, step: int) -> None:
     """Nothing was lost, doubled or invented, and there was something to lose."""
     assert verdict(swept, ledger) == []
-    told = count(swept)
-    note_cuts(wire, told, step)
-    assert min(told.get("ok", 0), told.get("unknown", 0)) > 5, told
+    received = count(swept)
+    note_cuts(wire, received, step)
+    assert min(received.get("ok", 0), received.get("unknown", 0)) > 5, received

@@ -211,16 +211,16 @@ async def test_a_caller_that_is_cut_off_anywhere_harms_no_other_caller_and_may_a
         async def pay(*, is_cut: bool) -> Record:
             clock = asyncio.get_running_loop().time
             nonce, started = f"{name} {next(numbers)}", clock()
-            told: Outcome = "unknown", None
+            received: Outcome = "unknown", None
             try:
-                told = await caller.call(proxy.port, nonce)
+                received = await caller.call(proxy.port, nonce)
             except LostAnswer:
                 assert is_cut, "the wire is whole"
                 await proxy.clear()
                 if caller.resends:
-                    told = await caller.call(proxy.port, nonce)
-                    assert told == ("ok", nonce), "a message that is sent again joins its task"
-            history.append(Record(nonce, *told, started, clock(), DEADLINE))
+                    received = await caller.call(proxy.port, nonce)
+                    assert received == ("ok", nonce), "a message that is sent again joins its task"
+            history.append(Record(nonce, *received, started, clock(), DEADLINE))
             return history[-1]
 
         await pay(is_cut=False)

@@ -46,7 +46,7 @@ async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_firs
         if is_late:
             await eventually(lambda: "error" in notes.read_text("utf-8"), "the question waited for long enough")
             monkeypatch.setattr(questions, "EARLY_SECONDS", 600.0)
-        told, asked = await person.call(lines, "pipe.ask", "n")
-        assert (text_of(told), asked) == ("n ann:hello", ["hello"])
+        received, asked = await person.call(lines, "pipe.ask", "n")
+        assert (text_of(received), asked) == ("n ann:hello", ["hello"])
         for line in lines:
             line.close()

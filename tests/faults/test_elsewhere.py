@@ -28,23 +28,23 @@ class Sending(ElicitingServer):
         self.streams: list[asyncio.StreamWriter] = []
         self.is_done = asyncio.Event()
 
-    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Keep the stream for what belongs to no call."""
         self.streams.append(out)
         out.write(EVENTS + b"3\r\n: \n\r\n")
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Send the user elsewhere, and answer when they are done there."""
-        if heard.arguments["nonce"] == "error":
+        if request.arguments["nonce"] == "error":
             error = {"code": -32042, "message": "log in first", "data": {"elicitations": [GO]}}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
             return
         answer = self.answers[1] = asyncio.get_running_loop().create_future()
         out.write(EVENTS + events({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": GO}))
         await answer
         await self.is_done.wait()
-        out.write(events(DONE_THERE) + events(heard.result({"content": []})) + b"0\r\n\r\n")
+        out.write(events(DONE_THERE) + events(request.result({"content": []})) + b"0\r\n\r\n")
 
 
 @asynccontextmanager
@@ -87,8 +87,8 @@ async def test_the_asked_caller_learns_on_the_stream_of_its_call_that_the_user_i
         other.write("/mcp", ann.session, {"id": question["id"], "result": {"action": "accept"}})
         assert (await other.head())[":status"] == "202"
         server.is_done.set()
-        told: list[Any] = [await line.event(), await line.event(), await line.event()]
-        assert (told[0], told[1]["result"], told[2]) == (DONE_THERE, {"content": []}, None)
+        received: list[Any] = [await line.event(), await line.event(), await line.event()]
+        assert (received[0], received[1]["result"], received[2]) == (DONE_THERE, {"content": []}, None)
         line.close()
         other.close()
 

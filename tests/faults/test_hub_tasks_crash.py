@@ -104,10 +104,10 @@ async def check(caller: Caller, acknowledged: dict[str, str], ledger: Ledger) ->
     for id, nonce in acknowledged.items():
         state = (await caller.ask("tasks/get", {"taskId": id}))["result"]
         assert state["status"] in ("completed", "failed"), state
-        told = await caller.ask("tasks/result", {"taskId": id})
+        response = await caller.ask("tasks/result", {"taskId": id})
         if state["status"] == "completed":
-            assert told["result"]["content"] == [{"type": "text", "text": nonce}]
+            assert response["result"]["content"] == [{"type": "text", "text": nonce}]
             assert ran[nonce] == 1
         else:
-            assert told["error"]["code"] == -32012
-            assert told["error"]["data"]["executed"] == "unknown"
+            assert response["error"]["code"] == -32012
+            assert response["error"]["data"]["executed"] == "unknown"

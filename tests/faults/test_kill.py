@@ -116,8 +116,8 @@ async def test_queued_calls_of_a_killed_server_end_as_not_executed(tmp_path: Pat
         async with asyncio.timeout(20):
             records = await asyncio.gather(*calls)
 
-        told = [record.told for record in records]
-        assert (told.count("unknown"), told.count("no")) == (64, 266)
+        received = [record.told for record in records]
+        assert (received.count("unknown"), received.count("no")) == (64, 266)
         records.append(await pay_when_up(caller, "victim", "back"))
         ran = ledger.ran()
         assert ran.pop("up") == 1

@@ -108,8 +108,8 @@ class Mix:
         body = json.dumps({"text": text}).encode()
         head = f"POST /v1/tools/{server}.echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         answer = await caller.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        told = json.loads(answer.body)
-        return str(told["content"][0]["text"] if answer.status == 200 else told["executed"])
+        response = json.loads(answer.body)
+        return str(response["content"][0]["text"] if answer.status == 200 else response["executed"])
 
     def _record(self, kind: str, record: Record) -> None:
         self.kinds[kind] += 1

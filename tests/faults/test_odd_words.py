@@ -29,9 +29,9 @@ class Held(Scripted):
         super().__init__()
         self.goes_on = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
-        await super().on_call(heard, out)
+        await super().on_call(request, out)
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
 class Sleepy(Held):
     """Does not answer the greeting before it is let go."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.goes_on.wait()
-        await super().on_initialize(heard, out)
+        await super().on_initialize(request, out)
 
 
 async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def listing(hub: InProcess) -> dict[str, Any]:
 class Wordy(Scripted):
     """Refuses the greeting at length."""
 
-    async def on_initialize(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_initialize(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         error = {"code": -32000, "message": "no" * 100_000}
-        out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+        out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
 
 
 async def test_a_long_refusal_is_cut_in_listings(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ async def test_headers_that_the_protocol_owns_are_sent_once_whatever_their_case(
         await hub.ready("a")
         assert isinstance(await hub.call("a.t"), Result)
 
-    for heard in server.heard:
-        assert all(len(values) == 1 for values in heard.headers.values()), heard
-        assert heard.headers["x-team"] == ["blue"]
-    posted = [heard.headers for heard in server.heard if heard.verb == "POST"]
+    for request in server.heard:
+        assert all(len(values) == 1 for values in request.headers.values()), request
+        assert request.headers["x-team"] == ["blue"]
+    posted = [request.headers for request in server.heard if request.verb == "POST"]
     assert {headers["content-type"][0] for headers in posted} == {"application/json"}
     assert {headers["accept"][0] for headers in posted} == {"application/json, text/event-stream"}
 
@@ -181,16 +181,16 @@ class Aside(Held):
 
     aside: asyncio.StreamWriter | None = None
 
-    async def on_get(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_get(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         out.write(EVENTS)
         self.aside = out
         await asyncio.Event().wait()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         assert self.aside is not None
-        params = {"progressToken": heard.message["params"]["_meta"]["progressToken"], "progress": 1}
+        params = {"progressToken": request.message["params"]["_meta"]["progressToken"], "progress": 1}
         self.aside.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
-        await super().on_call(heard, out)
+        await super().on_call(request, out)
 
 
 async def test_progress_on_the_session_stream_reaches_the_caller(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ async def test_what_waits_for_a_slot_runs_once_when_there_is_one(tmp_path: Path,
         await holding
         records = await asyncio.gather(*calls)
 
-        told = [record.told for record in records]
-        assert (told.count("ok"), told.count("no")) == (6, 12)
+        received = [record.told for record in records]
+        assert (received.count("ok"), received.count("no")) == (6, 12)
         ran = ledger.ran()
         assert (ran.pop("held0"), ran.pop("held1")) == (1, 1)
         assert judge(records, ran) == []

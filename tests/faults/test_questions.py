@@ -63,10 +63,10 @@ async def test_thousands_of_questions_with_equal_ids_reach_their_own_callers(tmp
 
 async def is_answered(port: int, person: AnsweringCaller, tool: str) -> bool:
     lines = await Line.open(port), await Line.open(port)
-    told, _ = await person.call(lines, tool, f"{person.name}:?")
+    received, _ = await person.call(lines, tool, f"{person.name}:?")
     for line in lines:
         line.close()
-    return "result" in told and not told["result"].get("isError")
+    return "result" in received and not received["result"].get("isError")
 
 
 async def ask_on(port: int, person: AnsweringCaller, server: str, worker: int, *, calls: int) -> None:
@@ -74,9 +74,9 @@ async def ask_on(port: int, person: AnsweringCaller, server: str, worker: int, *
     lines = await Line.open(port), await Line.open(port)
     for at in range(calls):
         nonce = f"{person.name}:{server}:{worker}:{at}"
-        told, asked = await person.call(lines, f"{server}.ask", nonce)
-        assert told["id"] == 1
-        assert text_of(told) == f"{nonce} {person.name}:{nonce}"
+        received, asked = await person.call(lines, f"{server}.ask", nonce)
+        assert received["id"] == 1
+        assert text_of(received) == f"{nonce} {person.name}:{nonce}"
         # On a pipe, nobody can say which of a conversation's own calls a question is about.
         assert asked == [nonce] or (server, person.era) == ("pipe", "legacy")
     for line in lines:
@@ -90,7 +90,7 @@ async def test_programs_without_sessions_of_one_caller_get_only_their_own_questi
         await eventually(lambda: is_listed(hub.port, "pipe.ask"), "the server is there")
         # Nobody knows yet that it asks: a question that could be anybody's is declined, and no other comes to be.
         met = await asyncio.gather(*(ask_once(hub.port, person, at) for person in programs for at in range(WORKERS)))
-        assert all(told == asked or UNSURE.message in told for told, asked in met), met
+        assert all(received == asked or UNSURE.message in received for received, asked in met), met
         work = [(person, "pipe", number) for person in programs for number in range(WORKERS)]
         await asyncio.gather(*(ask_on(hub.port, *which, calls=CALLS_EACH) for which in work))
         for person in programs:
@@ -103,10 +103,10 @@ async def ask_once(port: int, person: AnsweringCaller, number: int) -> tuple[str
     """The text that a call returned, and the text that it returns if its own program was asked."""
     lines = await Line.open(port), await Line.open(port)
     nonce = f"{person.name}:first:{number}"
-    told, _ = await person.call(lines, "pipe.ask", nonce)
+    received, _ = await person.call(lines, "pipe.ask", nonce)
     for line in lines:
         line.close()
-    return text_of(told), f"{nonce} {person.name}:{nonce}"
+    return text_of(received), f"{nonce} {person.name}:{nonce}"
 
 
 async def is_listed(port: int, tool: str) -> bool:
@@ -125,8 +125,8 @@ async def test_a_state_that_was_touched_or_is_not_the_callers_is_refused_and_the
         ann, ben = person_of(hub.port, "ann", "modern"), person_of(hub.port, "ben", "modern")
         await eventually(lambda: is_answered(hub.port, ann, "s.ask"), "the server is there")
         line = await Line.open(hub.port)
-        told = await ann.once(line, "s.ask", "n")
-        state, said = told["result"]["requestState"], responses(ann, told)
+        response = await ann.once(line, "s.ask", "n")
+        state, said = response["result"]["requestState"], responses(ann, response)
         calls, waiting = server.calls, set(server.answers)
 
         async def is_refused(person: AnsweringCaller, tool: str, nonce: str, text: str, path: str = "/mcp") -> bool:
@@ -154,16 +154,16 @@ async def test_a_state_that_was_touched_or_is_not_the_callers_is_refused_and_the
         line.close()
 
 
-def responses(person: AnsweringCaller, told: Any) -> dict[str, Any]:
-    return {key: person.answer(question) for key, question in told["result"]["inputRequests"].items()}
+def responses(person: AnsweringCaller, received: Any) -> dict[str, Any]:
+    return {key: person.answer(question) for key, question in received["result"]["inputRequests"].items()}
 
 
 async def test_a_state_of_a_tool_that_may_run_twice_may_come_back_twice(tmp_path: Path) -> None:
     """By the word of a server that the operator trusts; others' count for nothing (T45)."""
     async with ModernElicitingServer() as server, a_hub(tmp_path, server, trusted=True) as (_, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
-        told = await ann.once(line, "s.look", "n")
-        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        response = await ann.once(line, "s.look", "n")
+        more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         texts = [text_of(await ann.once(line, "s.look", "n", **more)) for _ in range(2)]
         assert texts == [f"n {ann.name}:n"] * 2
         line.close()
@@ -176,9 +176,9 @@ async def test_a_state_that_has_ceased_to_hold_is_refused_and_the_server_sees_no
     monkeypatch.setattr(input_required, "STATE_SECONDS", 0.0)
     async with KINDS[kind]() as server, a_hub(tmp_path, server) as (_, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
-        told = await ann.once(line, "s.ask", "n")
+        response = await ann.once(line, "s.ask", "n")
         calls, waiting = server.calls, set(server.answers)
-        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         answer = await ann.once(line, "s.ask", "n", **more)
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "bad_state"}
         assert (server.calls, set(server.answers)) == (calls, waiting)
@@ -201,19 +201,19 @@ async def test_what_an_earlier_caller_makes_up_is_no_answer(tmp_path: Path) -> N
 class Closing(ModernElicitingServer):
     """Asks, and then takes no answer."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if "inputResponses" in heard.message["params"]:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if "inputResponses" in request.message["params"]:
             out.write(reply({"error": "closed"}, status=403))
         else:
-            await super().on_call(heard, out)
+            await super().on_call(request, out)
 
 
 async def test_a_server_that_asked_may_have_run_the_call_though_it_takes_no_answer(tmp_path: Path) -> None:
     async with Closing() as server, a_hub(tmp_path, server) as (_, port):
         ann, lines = person_of(port, "ann", "legacy"), (await Line.open(port), await Line.open(port))
         await ann.enter()
-        told, asked = await ann.call(lines, "s.ask", "n")
-        assert (told["error"]["data"], asked) == ({"executed": "unknown", "reason": "lost", "server": "s"}, ["n"])
+        received, asked = await ann.call(lines, "s.ask", "n")
+        assert (received["error"]["data"], asked) == ({"executed": "unknown", "reason": "lost", "server": "s"}, ["n"])
         for line in lines:
             line.close()
 
@@ -258,10 +258,10 @@ async def test_a_modern_caller_that_answers_too_late_gets_an_error_and_so_did_th
     async with ElicitingServer() as server, a_hub(tmp_path, server) as (hub, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
         monkeypatch.setattr(running_call, "QUESTION_SECONDS", 0.2)
-        told = await ann.once(line, "s.ask", "n")
+        response = await ann.once(line, "s.ask", "n")
         await eventually(lambda: len(server.cancelled) == 1, "the server is told")
         assert hub.running.hub.running() == 0
-        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         answer = await ann.once(line, "s.ask", "n", **more)
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
         assert server.calls == 1
@@ -274,11 +274,11 @@ async def test_while_every_slot_waits_for_an_answer_other_calls_end_as_busy(tmp_
         async with hub_of(tmp_path, servers, callers=CALLERS) as hub, listening(hub) as port:
             await hub.ready("s")
             ann, ben, line = person_of(port, "ann", "modern"), person_of(port, "ben", "modern"), await Line.open(port)
-            told = await ann.once(line, "s.ask", "n")
+            response = await ann.once(line, "s.ask", "n")
             refused = await ben.once(line, "s.ask", "m")
             data = {"executed": "no", "reason": "overloaded", "retryAfter": 1.0, "server": "s"}
             assert (refused["error"]["code"], refused["error"]["data"]) == (-32010, data)
-            more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+            more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
             assert text_of(await ann.once(line, "s.ask", "n", **more)) == f"n {ann.name}:n"
             assert "inputRequests" in (await ben.once(line, "s.ask", "m"))["result"]
             line.close()
@@ -308,10 +308,10 @@ async def test_a_caller_that_ends_its_session_while_it_is_asked_withdraws_the_ca
 async def test_a_modern_caller_that_has_been_asked_may_hang_up_and_come_back(tmp_path: Path) -> None:
     async with ElicitingServer() as server, a_hub(tmp_path, server) as (_, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
-        told = await ann.once(line, "s.ask", "n")
+        response = await ann.once(line, "s.ask", "n")
         line.close()
         line = await Line.open(port)
-        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         assert text_of(await ann.once(line, "s.ask", "n", **more)) == f"n {ann.name}:n"
         assert (server.calls, server.cancelled) == (1, [])
         line.close()
@@ -321,8 +321,8 @@ async def test_a_modern_caller_that_hangs_up_after_it_came_back_withdraws_the_ca
     async with ElicitingServer() as server, a_hub(tmp_path, server) as (hub, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
         asked = {"nonce": "n", "hang": True}
-        told = await ann.once(line, "s.ask", "n", arguments=asked)
-        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        response = await ann.once(line, "s.ask", "n", arguments=asked)
+        more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         line.write("/mcp", *ann.request("s.ask", "n", arguments=asked, **more))
         await eventually(lambda: not server.answers, "the server is answered")
         line.close()

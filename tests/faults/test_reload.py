@@ -54,11 +54,11 @@ class Load:
         self._tasks.append(asyncio.ensure_future(self._keep_calling(server)))
 
     async def _keep_calling(self, server: str) -> None:
-        told = self.records.setdefault(server, [])
+        received = self.records.setdefault(server, [])
         was_there = False
         while not self._is_done:
             record = await pay(self._caller, f"{server}.pay", f"{server}-{next(self._nonces)}")
-            told.append(record)
+            received.append(record)
             if was_there and record.told == "no":
                 return  # it was taken out
             was_there |= record.told == "ok"
@@ -69,7 +69,7 @@ class Load:
         self._is_done = True
         await asyncio.gather(*self._tasks)
         self._caller.hang_up()
-        return [record for told in self.records.values() for record in told]
+        return [record for received in self.records.values() for record in received]
 
 
 def tell(hub: HubProcess, folder: Path, servers: Mapping[str, Any], /, **tables: Any) -> None:
@@ -292,14 +292,14 @@ async def test_sessions_and_streams_of_callers_with_changed_permissions_end(tmp_
         async with (
             listening.http.stream("GET", hub.url, headers=headers) as changes,
             listening.http.stream("GET", hub.url.replace("/mcp", "/sse"), headers=headers) as sse,
-            listening.http.stream("POST", agent, headers=headers, json=follow) as told,
+            listening.http.stream("POST", agent, headers=headers, json=follow) as received,
         ):
-            assert (changes.status_code, sse.status_code, told.status_code) == (200, 200, 200)
+            assert (changes.status_code, sse.status_code, received.status_code) == (200, 200, 200)
             tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
             async with asyncio.timeout(RELOAD_SECONDS):
                 await changes.aread()
                 await sse.aread()
-                assert b"permissions have changed" in await told.aread()
+                assert b"permissions have changed" in await received.aread()
         assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
         assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
 

@@ -234,8 +234,8 @@ async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_call
             question = await speaker.hear()
             assert (question["method"], question["params"]["message"]) == ("elicitation/create", "n")
             scene.tell("back")
-            told = await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            response = await speaker.hear()
+            assert (response["method"], response["params"]["requestId"]) == ("notifications/cancelled", question["id"])
             await speaker.say({"id": question["id"], "result": {"action": "decline"}})
             scene.tell("end")
             assert text_of(await speaker.hear()) == "n went on after 0 answers"
@@ -248,8 +248,8 @@ async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_calle
             await speaker.call(scene.params(leave=True))
             question = await speaker.hear()
             scene.tell("end")
-            told = await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            response = await speaker.hear()
+            assert (response["method"], response["params"]["requestId"]) == ("notifications/cancelled", question["id"])
             assert text_of(await speaker.hear()) == "n went on after 0 answers"
 
 
@@ -260,8 +260,8 @@ async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_pa
             await speaker.call(scene.params())
             question = await speaker.hear()
             await speaker.say({"method": "notifications/cancelled", "params": {"requestId": 1}})
-            told, answer = await speaker.hear(), await speaker.hear()
-            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            received, answer = await speaker.hear(), await speaker.hear()
+            assert (received["method"], received["params"]["requestId"]) == ("notifications/cancelled", question["id"])
             assert answer["error"]["data"]["reason"] == "cancelled"
 
 
@@ -275,17 +275,17 @@ async def test_a_caller_that_resumes_after_a_retraction_gets_no_question_but_the
     scene = house.scene(carrier, tmp_path)
     person, line = AnsweringCaller(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
     words = scene.params()["arguments"]
-    told = await person.once(line, scene.tool, "n", arguments=words)
+    response = await person.once(line, scene.tool, "n", arguments=words)
     scene.tell("back")
     async with asyncio.timeout(SECONDS):
-        while "inputRequests" in told["result"]:  # until the hub has read that the question is taken back
-            state = told["result"]["requestState"]
+        while "inputRequests" in response["result"]:  # until the hub has read that the question is taken back
+            state = response["result"]["requestState"]
             again = asyncio.ensure_future(person.once(line, scene.tool, "n", arguments=words, requestState=state))
             await asyncio.wait({again}, timeout=WAITS_SECONDS)
             if not again.done():  # it is not asked again, and so waits for the call to end
                 scene.tell("end")
-            told = await again
-    assert text_of(told) == "n went on after 0 answers"
+            response = await again
+    assert text_of(response) == "n went on after 0 answers"
     line.close()
 
 

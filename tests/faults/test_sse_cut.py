@@ -125,10 +125,10 @@ async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, k
         for way in ways:
             await sweep(wire, proxy, way, ending)
         assert judge(wire.history, ledger.ran()) == []
-        told = [record.told for record in wire.history]
-        note_cuts(f"{kind}, {ending}", dict(Counter(told)))
-        assert told.count("ok") > 20
-        assert told.count("unknown") > 10
+        received = [record.told for record in wire.history]
+        note_cuts(f"{kind}, {ending}", dict(Counter(received)))
+        assert received.count("ok") > 20
+        assert received.count("unknown") > 10
         assert proxy.cuts > 20
 
         await wire.pay_well()

@@ -86,9 +86,9 @@ class Load:
         nonce = params["message"]["messageId"]
         # Half of them trust in their messages' ids alone.
         headers = {"idempotency-key": nonce} if int(nonce.partition("-")[2]) % 2 else {}
-        told = await self.ask("SendMessage", params, headers)
-        self.acknowledged[told["task"]["id"]] = nonce
-        return told["task"]
+        response = await self.ask("SendMessage", params, headers)
+        self.acknowledged[response["task"]["id"]] = nonce
+        return response["task"]
 
     async def ask(self, method: str, params: Any, headers: dict[str, str] | None = None) -> Any:
         """The result of a request."""

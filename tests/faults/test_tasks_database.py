@@ -134,14 +134,14 @@ async def test_a_hub_without_its_database_reports_that_and_serves_requests_that_
         database.stop()
         assert await load.send(said("1-6", "pay")) == keyless
         assert ledger.ran()["1-6"] == 1
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             load.send(said("1-4", "pay")),
             load.send(said("1-5", "pay")),  # under a key, which is looked up first
             load.ask("GetTask", {"id": "unknown"}),
             load.ask("ListTasks", {}),
             return_exceptions=True,
         )
-        assert [type(each) for each in told] == [Refused] * 4
+        assert [type(each) for each in results] == [Refused] * 4
         assert (await load.ask("GetTask", {"id": task["id"]}))["status"]["state"] in ENDED
         assert (await load._client.get("/livez")).status_code == 200
         database.start()

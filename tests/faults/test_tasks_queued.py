@@ -35,8 +35,8 @@ async def states(load: Load) -> dict[str, str]:
 async def executed(load: Load, task: str) -> str:
     """What the caller of a task that failed is told."""
     found = await load.ask("GetTask", {"id": task})
-    told: str = found["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
-    return told
+    received: str = found["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
+    return received
 
 
 @pytest.mark.parametrize("storage", ["a file", "a database"])

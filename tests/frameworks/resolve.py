@@ -220,8 +220,8 @@ def verdict(rows: Sequence[Row]) -> int:
     print(table(rows))
     older = [row for row in rows if row.is_older]
     for row in older:
-        told = f"{row.name} {row.alone} becomes {row.beside} beside isthmus[{row.extra}]"
-        print(f"resolve: {told}; loosen what the hub depends on", file=sys.stderr)
+        received = f"{row.name} {row.alone} becomes {row.beside} beside isthmus[{row.extra}]"
+        print(f"resolve: {received}; loosen what the hub depends on", file=sys.stderr)
     return 1 if older else 0
 
 

@@ -175,10 +175,10 @@ class ModernServer(Server):
             return typed(self.do(params["arguments"], params.get("_meta", {})))
         if method == "tools/call" and params["name"] == "seen":
             return typed(self.told())
-        told = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
+        received = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
         if method == "tools/call":
-            return self.state(self.created(params), "task") if TASKS in told else typed(DONE)
-        if TASKS not in told:
+            return self.state(self.created(params), "task") if TASKS in received else typed(DONE)
+        if TASKS not in received:
             raise Refusal(-32021, "the extension is needed")
         return self.about(method, self.known(params))
 
@@ -197,9 +197,9 @@ class ModernServer(Server):
 
     def state(self, id: str, kind: str) -> dict[str, Any]:
         """A task as it is told."""
-        told = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
+        received = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
         end = {"result": typed(DONE)} if self.tasks[id] == "completed" else {}
-        return {"resultType": kind, **told, **end}
+        return {"resultType": kind, **received, **end}
 
 
 def typed(result: dict[str, Any]) -> dict[str, Any]:

@@ -29,10 +29,10 @@ class Generous(Scripted):
         super().__init__()
         self.may_answer = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         await self.may_answer.wait()
         picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(PICTURE).decode()}
-        out.write(reply(heard.result({"content": [{"type": "text", "text": TEXT}, picture]})))
+        out.write(reply(request.result({"content": [{"type": "text", "text": TEXT}, picture]})))
 
 
 def put_together(updates: list[Any]) -> tuple[str, bytes]:

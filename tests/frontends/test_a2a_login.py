@@ -27,14 +27,14 @@ class Closed(Scripted):
         super().__init__()
         self.is_open = False
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
-            out.write(reply(heard.result({"content": [{"type": "text", "text": "welcome"}]})))
-        elif heard.arguments["how"] == "status":
+            out.write(reply(request.result({"content": [{"type": "text", "text": "welcome"}]})))
+        elif request.arguments["how"] == "status":
             out.write(reply(None, status=401, headers=CHALLENGE))
         else:
             error = {"code": -32042, "message": "Log in first", "data": {"elicitations": [VISIT]}}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}))
 
 
 @pytest.mark.parametrize("how", ["status", "error"])
@@ -61,9 +61,9 @@ async def test_a_caller_that_needs_a_login_learns_where_and_continues_afterwards
 class Shut(Closed):
     """A server that does not even say what it can do before somebody has logged in."""
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:
-            await super().on(heard, out)
+            await super().on(request, out)
         else:
             out.write(reply(None, status=401, headers=CHALLENGE))
 

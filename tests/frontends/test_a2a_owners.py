@@ -98,8 +98,8 @@ class Scene:
 
     async def fill(self) -> None:
         for name, (method, params) in MADE.items():
-            told = (await self.owner.post("/a2a", json=envelope(method, params))).json()["result"]
-            self.tasks[name] = told.get("task", told)["id"]
+            response = (await self.owner.post("/a2a", json=envelope(method, params))).json()["result"]
+            self.tasks[name] = response.get("task", response)["id"]
             push = {"taskId": self.tasks[name], **PUSH}
             set_up = await self.owner.post("/a2a", json=envelope("CreateTaskPushNotificationConfig", push))
             assert "result" in set_up.json(), set_up.text
@@ -108,9 +108,9 @@ class Scene:
         """All that the owner knows of its tasks."""
         asked = [("GetTask", "id"), ("ListTaskPushNotificationConfigs", "taskId")]
         bodies = [envelope(method, {name: task}) for task in self.tasks.values() for method, name in asked]
-        told = [(await self.owner.post("/a2a", json=body)).json() for body in bodies]
-        assert all("result" in each for each in told), told
-        return told
+        received = [(await self.owner.post("/a2a", json=body)).json() for body in bodies]
+        assert all("result" in each for each in received), received
+        return received
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -200,12 +200,12 @@ class Patient(Scripted):
         self.ids: list[Any] = []
         self.all_are_here = asyncio.Event()
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        self.ids.append(heard.message["id"])
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        self.ids.append(request.message["id"])
         if len(self.ids) == 4:
             self.all_are_here.set()
         await self.all_are_here.wait()
-        out.write(reply(heard.result({"content": [{"type": "text", "text": heard.arguments["who"]}]})))
+        out.write(reply(request.result({"content": [{"type": "text", "text": request.arguments["who"]}]})))
 
 
 @pytest.mark.one_process("ids are unique on a link, and each node has a link of its own")

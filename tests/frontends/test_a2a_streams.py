@@ -52,9 +52,9 @@ async def lags(agent: Agent) -> list[float]:
     found: list[float] = []
     async with agent.following("SendStreamingMessage", run("s.tick", steps=10, pause=0.02)) as stream:
         async for _, data in stream:
-            told = data["result"].get("statusUpdate", {}).get("status", {}).get("message")
-            if told is not None:
-                found.append(time.time() - float(told["parts"][0]["text"]))
+            received = data["result"].get("statusUpdate", {}).get("status", {}).get("message")
+            if received is not None:
+                found.append(time.time() - float(received["parts"][0]["text"]))
     assert len(found) == 10
     return sorted(found)
 
@@ -97,9 +97,9 @@ async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent:
 
     async def hear() -> list[Any]:
         async with agent.following("SubscribeToTask", {"id": task}) as stream:
-            heard = [(await anext(stream))[1]["result"]]
+            received = [(await anext(stream))[1]["result"]]
             ready.release()
-            return [*heard, *[data["result"] async for _, data in stream]]
+            return [*received, *[data["result"] async for _, data in stream]]
 
     ready = asyncio.Semaphore(0)
     listening = [asyncio.ensure_future(hear()) for _ in range(LISTENERS)]
@@ -109,7 +109,7 @@ async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent:
     first, *others = await asyncio.gather(*listening)
     assert [next(iter(item)) for item in first] == ["task", "statusUpdate", "artifactUpdate", "statusUpdate"]
     assert first[0]["task"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
-    assert all(heard == first for heard in others)
+    assert all(received == first for received in others)
 
 
 async def test_one_that_leaves_costs_the_others_nothing_and_the_task_less(agent: Agent) -> None:
@@ -162,7 +162,7 @@ async def answered(agent: Agent, task: str, *parts: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("params", "part", "heard"),
+    ("params", "part", "received"),
     [
         (AGE, {"data": {"age": 3}}, {"action": "accept", "content": {"age": 3}}),
         (AGE, {"data": {"action": "accept", "content": {"age": 3}}}, {"action": "accept", "content": {"age": 3}}),
@@ -176,11 +176,13 @@ async def answered(agent: Agent, task: str, *parts: Any) -> Any:
          {"action": "accept", "content": {}}),
     ],
 )  # fmt: skip
-async def test_a_question_is_answered_declined_or_cancelled(agent: Agent, params: Any, part: Any, heard: Any) -> None:
+async def test_a_question_is_answered_declined_or_cancelled(
+    agent: Agent, params: Any, part: Any, received: Any
+) -> None:
     task = await asked(agent, "elicitation/create", params)
     said, whole = task["status"]["message"]["parts"]
     assert (said, whole["data"]) == ({"text": params["message"]}, {"method": "elicitation/create", "params": params})
-    assert await answered(agent, task["id"], part) == heard
+    assert await answered(agent, task["id"], part) == received
 
 
 @pytest.mark.parametrize("part", [{"data": {"age": -1}}, {"data": {}}, {"text": "three"}, {"data": [3]}])
@@ -207,9 +209,9 @@ async def test_a_model_may_be_refused(agent: Agent) -> None:
 async def test_a_stream_of_a_message_ends_with_a_question_and_a_subscription_goes_on(agent: Agent) -> None:
     begin = run("s.ask", method="elicitation/create", params=NAME, once="more")
     async with agent.following("SendStreamingMessage", begin) as stream:
-        heard = [data["result"] async for _, data in stream]
-    task = heard[0]["task"]["id"]
-    assert heard[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        received = [data["result"] async for _, data in stream]
+    task = received[0]["task"]["id"]
+    assert received[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
     async with agent.following("SubscribeToTask", {"id": task}) as stream:
         assert (await anext(stream))[1]["result"]["task"]["id"] == task
         await answered(agent, task, {"data": {"name": "Ann"}})

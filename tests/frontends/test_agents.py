@@ -52,11 +52,11 @@ PLACES = {"v1": "", "v03": "/.well-known/agent.json"}
 class Echoing(Scripted):
     """A server that gives its arguments back, or the result that is one of them."""
 
-    async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        if heard.arguments.get("hangs_up"):
+    async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        if request.arguments.get("hangs_up"):
             raise ServerHangUp
-        given = {"content": [{"type": "text", "text": "given"}], "structuredContent": heard.arguments}
-        out.write(reply(heard.result(heard.arguments.get("result", given))))
+        given = {"content": [{"type": "text", "text": "given"}], "structuredContent": request.arguments}
+        out.write(reply(request.result(request.arguments.get("result", given))))
 
 
 @dataclass(frozen=True, slots=True)

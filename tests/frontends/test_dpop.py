@@ -147,7 +147,7 @@ async def test_a_bound_token_is_taken_over_grpc(here: IssuerHub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claims", "told"),
+    ("claims", "expected"),
     [
         ({"htm": "POST"}, "its htm is not the method of this request"),
         ({"htu": "http://127.0.0.1/v1/tools"}, "its htu is not http://127.0.0.1:"),
@@ -157,13 +157,13 @@ async def test_a_bound_token_is_taken_over_grpc(here: IssuerHub) -> None:
         ({"jti": None}, "it has no jti"),
     ],
 )
-async def test_a_wrong_proof_is_reported_to_its_sender(here: IssuerHub, claims: dict[str, Any], told: str) -> None:
+async def test_a_wrong_proof_is_reported_to_its_sender(here: IssuerHub, claims: dict[str, Any], expected: str) -> None:
     answer = await here.http.get(f"{here.base}/v1/tools", auth=holder(here, **claims))
     assert answer.status_code == 401
     (challenge,) = challenges(answer)
     assert challenge.startswith("DPoP ")
     assert 'error="invalid_dpop_proof"' in challenge
-    assert told in challenge
+    assert expected in challenge
     assert 'algs="ES256 ' in challenge
 
 

@@ -37,7 +37,11 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         exchanged = [form for form in authority.forms if form["grant_type"].endswith("token-exchange")]
         assert [form["subject_token"] for form in exchanged] == [alice, bob]
         assert {form["resource"] for form in exchanged} == {server.url}
-        by = {heard.session: heard.headers["authorization"] for heard in server.heard if heard.method == "tools/call"}
+        by = {
+            request.session: request.headers["authorization"]
+            for request in server.heard
+            if request.method == "tools/call"
+        }
         assert len(by) == 2
         assert len({shown[0] for shown in by.values()}) == 2, "each is called for in its own name"
         assert not any(token in shown for shown in server.shown for token in (alice, bob))

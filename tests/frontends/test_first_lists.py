@@ -77,7 +77,7 @@ async def named(asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     missing: dict[str, Any] = next(
         (value for key, value in result.get("_meta", {}).items() if key.endswith("missing")), {}
     )
-    return {"tools": tools, "away": {server: told["state"] for server, told in missing.items()}}
+    return {"tools": tools, "away": {server: received["state"] for server, received in missing.items()}}
 
 
 @asynccontextmanager

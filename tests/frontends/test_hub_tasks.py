@@ -87,8 +87,8 @@ class Place:
         self, method: str, params: dict[str, Any], *, key: str = ONE, path: str = "/mcp", can: Any = None
     ) -> Reply:
         """Ask in the modern era, as one that knows tasks unless it `can` do something else."""
-        told = {"extensions": {TASKS: {}}} if can is None else can
-        meta = {**META, "io.modelcontextprotocol/clientCapabilities": told}
+        received = {"extensions": {TASKS: {}}} if can is None else can
+        meta = {**META, "io.modelcontextprotocol/clientCapabilities": received}
         headers = [*modern_headers(method, params.get("taskId", params.get("name"))), *key_header(key)]
         async with connected(self.hub.port) as wire:
             return await wire.request(encoded(legacy(method, {**params, "_meta": meta})), headers, path=path)
@@ -168,10 +168,10 @@ async def test_tools_are_listed_as_tasks_for_clients_with_tasks(
 async def test_what_is_claimed_is_what_can_be_done(place: Place) -> None:
     for version, tasks in (("2025-11-25", CLAIMED), ("2025-06-18", None)):
         hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        told = (await place.ask("initialize", hello, path="/mcp/plain"))["result"]["capabilities"]
-        assert told.get("tasks") == tasks
-    told = (await place.modern("server/discover", {}, path="/mcp/plain")).json["result"]["capabilities"]
-    assert told["extensions"] == {TASKS: {}}
+        response = (await place.ask("initialize", hello, path="/mcp/plain"))["result"]["capabilities"]
+        assert response.get("tasks") == tasks
+    response = (await place.modern("server/discover", {}, path="/mcp/plain")).json["result"]["capabilities"]
+    assert response["extensions"] == {TASKS: {}}
 
 
 async def test_a_task_is_asked_for_and_comes_to_its_result(place: Place) -> None:
@@ -202,10 +202,10 @@ async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Pl
         ("failed", None),
         ("failed", "not today"),
     ]
-    told = [(await place.modern("tasks/get", {"taskId": id})).json["result"] for id in (said_no, refused)]
-    assert [state["status"] for state in told] == ["completed", "failed"]
-    assert told[0]["result"]["isError"] is True
-    assert told[1]["error"] == error
+    received = [(await place.modern("tasks/get", {"taskId": id})).json["result"] for id in (said_no, refused)]
+    assert [state["status"] for state in received] == ["completed", "failed"]
+    assert received[0]["result"]["isError"] is True
+    assert received[1]["error"] == error
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ async def test_a_tasks_question_reaches_the_caller_that_waits_for_its_result(pla
         # The next is asked again.
         await second.say(rendered("POST", "/mcp", headers, body))
         assert (await second.head())[0] == 200
-        told = events(second)
-        question = await anext(told)
+        received = events(second)
+        question = await anext(received)
         assert question["params"]["message"] == "go on, e?"
         answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"ok": True}}}
         assert (await one._wire.request(encoded(answer), one.headers)).status == 202
-        result = (await anext(told))["result"]
+        result = (await anext(received))["result"]
     assert result["structuredContent"] == {"heard": {"action": "accept", "content": {"ok": True}}}
     assert result["_meta"] == {RELATED: {"taskId": id}}
     assert place.ledger().count("ask e") == 1
@@ -326,10 +326,10 @@ async def test_a_wait_for_a_waiting_task_does_not_delay_the_shutdown(tmp_path: P
         body = encoded(legacy("tasks/result", {"taskId": id}, id=7))
         await wire.say(rendered("POST", "/mcp", [*one.headers, ("content-length", str(len(body)))], body))
         await wire.head()
-        told = events(wire)
-        assert (await anext(told))["method"] == "elicitation/create"
+        received = events(wire)
+        assert (await anext(received))["method"] == "elicitation/create"
         hub.terminate()
-        (error,) = [said["error"] async for said in told if "error" in said]
+        (error,) = [said["error"] async for said in received if "error" in said]
         assert error["data"]["reason"] == "cancelled"
 
 
@@ -349,12 +349,12 @@ async def test_a_conversation_receives_the_status_of_its_task(place: Place) -> N
         await other.listen()
         params = {**begun("step", "f"), "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
-        heard = [await one.hear()]
+        received = [await one.hear()]
         place.release("f")
-        heard.append(await one.hear())
+        received.append(await one.hear())
         theirs = (await other.ask("tools/call", begun("echo", "f")))["result"]["task"]["taskId"]
         assert (await other.hear())["params"]["taskId"] == theirs
-    progress, status = heard
+    progress, status = received
     assert progress["method"] == "notifications/progress"
     assert progress["params"] == {
         "progressToken": "mine",
@@ -446,11 +446,11 @@ async def test_a_caller_that_leaves_after_it_got_a_task_ends_nothing_and_can_fol
     async with connected(place.hub.port) as wire, asyncio.timeout(SECONDS):
         await wire.say(rendered("POST", "/mcp", headers, body))
         assert (await wire.head())[0] == 200
-        told = events(wire)
-        assert (await anext(told))["params"]["notifications"]["taskIds"] == [id]
-        first = await anext(told)
+        received = events(wire)
+        assert (await anext(received))["params"]["notifications"]["taskIds"] == [id]
+        first = await anext(received)
         place.release("n")
-        last = await anext(told)
+        last = await anext(received)
     assert (first["method"], first["params"]["status"]) == ("notifications/tasks", "working")
     assert last["params"]["status"] == "completed"
     assert last["params"]["result"]["content"] == [{"type": "text", "text": "n"}]

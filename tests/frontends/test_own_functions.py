@@ -167,16 +167,16 @@ async def over_mcp(hub: HubProcess, client_name: ClientName) -> None:
 
 async def _greeted(hub: HubProcess, client_name: ClientName, name: str, action: Action) -> tuple[str, list[str | None]]:
     """What a call came to, and what was heard on the way."""
-    heard: list[str | None] = []
+    received: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(message)
+        received.append(message)
 
     async with AsyncExitStack() as stack:
         client = await client_of(stack, hub.url, Answerer(Behaviour(("elicitation",), action)), client_name)
         result = await client.call_tool(f"builtin.{name}", {}, progress_callback=hear)
     block: Any = result.content[0]
-    return block.text, heard
+    return block.text, received
 
 
 @pytest.mark.usefixtures("own_imports")

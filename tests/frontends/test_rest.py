@@ -100,13 +100,13 @@ async def test_prompts_are_written_out_and_arguments_completed(http: httpx2.Asyn
 async def test_a_stream_has_progress_and_log_and_ends_with_the_result(http: httpx2.AsyncClient) -> None:
     headers = {"accept": "text/event-stream"}
     slow = await http.post("/v1/tools/raw.echo", json={"text": "a", "mode": "progress:2"}, headers=headers)
-    told = events_in(slow.text)
-    assert [name for name, _ in told] == ["progress", "progress", "result"]
-    assert [data["progress"] for name, data in told if name == "progress"] == [1, 2]
+    received = events_in(slow.text)
+    assert [name for name, _ in received] == ["progress", "progress", "result"]
+    assert [data["progress"] for name, data in received if name == "progress"] == [1, 2]
     logged = await http.post("/v1/tools/shelf.log_some?log=warning", json={}, headers=headers)
-    told = events_in(logged.text)
-    assert [data["level"] for name, data in told if name == "log"] == ["warning", "error"]
-    assert told[-1][0] == "result"
+    received = events_in(logged.text)
+    assert [data["level"] for name, data in received if name == "log"] == ["warning", "error"]
+    assert received[-1][0] == "result"
 
 
 PUBLISH = {"title": "Tides", "findings": ["two a day"]}
@@ -116,13 +116,13 @@ async def test_a_question_of_a_server_is_an_event_and_its_answer_a_request(http:
     wanted = {"Accept": "text/event-stream"}
     url = "/v1/tools/workshop.publish?questions=form,url"
     async with asyncio.timeout(SECONDS), http.stream("POST", url, json=PUBLISH, headers=wanted) as stream:
-        told: list[tuple[str, Any]] = []
+        received: list[tuple[str, Any]] = []
         text = ""
         async for chunk in stream.aiter_text():
             text += chunk
-            if told or not (told := events_in(text)):
+            if received or not (received := events_in(text)):
                 continue
-            name, asked = told[0]
+            name, asked = received[0]
             assert (name, asked["method"]) == ("question", "elicitation/create")
             assert asked["params"]["requestedSchema"]["required"] == ["signed_by"]
             path = f"/v1/questions/{asked['id']}"
@@ -173,8 +173,8 @@ async def test_a_fault_says_whether_the_tool_ran(http: httpx2.AsyncClient) -> No
     lost = await http.post("/v1/tools/mortal.pay", json={"nonce": "lost", "mode": "die_after_ledger"})
     assert lost.status_code == 504
     assert lost.headers["content-type"] == "application/problem+json"
-    told = lost.json()
-    assert (told["reason"], told["executed"], told["server"]) == ("lost", "unknown", "mortal")
+    response = lost.json()
+    assert (response["reason"], response["executed"], response["server"]) == ("lost", "unknown", "mortal")
 
 
 async def test_a_client_that_hangs_up_cancels_the_call(hub: HubProcess, ledger: Ledger) -> None:
@@ -280,9 +280,9 @@ async def test_the_examples_of_the_page_say_what_comes(hub: HubProcess, example:
         case "json":
             assert json.loads(said) == json.loads(expected)
         case "text":
-            told, wanted = events_in(said), events_in(expected)
-            assert [name for name, _ in told] == [name for name, _ in wanted]
+            received, wanted = events_in(said), events_in(expected)
+            assert [name for name, _ in received] == [name for name, _ in wanted]
             # Results of servers may say more than the page has room for.
-            assert all(got.items() >= shown.items() for (_, got), (_, shown) in zip(told, wanted, strict=True))
+            assert all(got.items() >= shown.items() for (_, got), (_, shown) in zip(received, wanted, strict=True))
         case _:
             assert "status" not in json.loads(said)

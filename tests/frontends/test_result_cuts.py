@@ -151,8 +151,8 @@ async def test_over_rest_the_whole_is_read_by_its_uri_also_by_the_command_line(h
         assert json.loads(data["text"]) == large_server.rows(SIZE)
         refused = await other.get("/v1/resources/read", params={"uri": uri})
         assert (refused.status_code, refused.json()["reason"]) == (404, "unknown_resource")
-    told = await isthmus_command(folder, "read", uri, code=1)
-    assert "Resource not found" in told, "the command line is another caller"
+    output = await isthmus_command(folder, "read", uri, code=1)
+    assert "Resource not found" in output, "the command line is another caller"
 
 
 async def test_over_a2a_the_link_is_a_file_part(hub: HubProcess) -> None:

@@ -288,8 +288,8 @@ async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_p
         created = await ask(legacy("tools/call", {"name": "a.slow", "arguments": {}, "task": {}}))
         id = created["result"]["task"]["taskId"]
         arguments = {"what": "tell", "taskId": own(id), "status": "completed"}
-        heard = await ask(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
-        assert told(heard) == (STATUS, id, "completed")
+        response = await ask(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
+        assert told(response) == (STATUS, id, "completed")
 
 
 async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -387,15 +387,15 @@ async def following(hub: HubProcess, key: str, ids: list[str]) -> AsyncIterator[
 async def test_a_modern_caller_gets_the_status_of_its_own_tasks_that_it_follows(tmp_path: Path) -> None:
     async with hub_with(tmp_path, new=server("modern")) as hub:
         mine, others = await create_modern(hub, ONE), await create_modern(hub, OTHER)
-        async with following(hub, ONE, [mine, others, "made up"]) as heard, asyncio.timeout(SECONDS):
-            assert (await anext(heard))["params"]["notifications"]["taskIds"] == [mine]
-            first = await anext(heard)
+        async with following(hub, ONE, [mine, others, "made up"]) as received, asyncio.timeout(SECONDS):
+            assert (await anext(received))["params"]["notifications"]["taskIds"] == [mine]
+            first = await anext(received)
             assert told(first) == ("notifications/tasks", mine, "working")
             assert first["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": "s"}
             assert "resultType" not in first["params"]
             arguments = {"what": "tell", "taskId": own(mine), "status": "completed"}
             await ask_modern(hub, "tools/call", {"name": "new.do", "arguments": arguments}, OTHER, "new.do")
-            last = await anext(heard)
+            last = await anext(received)
             assert told(last) == ("notifications/tasks", mine, "completed")
             assert last["params"]["result"]["content"] == task_server.DONE["content"]
 

@@ -78,8 +78,8 @@ async def seen(hub: HubProcess, server: str) -> list[list[Any]]:
     """What the server was asked about tasks, at all nodes."""
     found: list[list[Any]] = []
     for node in hub.each:
-        told = await ask_legacy(node, "tools/call", {"name": f"{server}.seen", "arguments": {}})
-        found += told["result"]["structuredContent"]["seen"]
+        response = await ask_legacy(node, "tools/call", {"name": f"{server}.seen", "arguments": {}})
+        found += response["result"]["structuredContent"]["seen"]
     return found
 
 
@@ -141,8 +141,8 @@ async def test_what_a_server_asks_for_a_task_names_it_as_the_caller_knows_it(hub
         id = await created(hub, "old", session=session)
         headers = [*BASE, *key_header(ONE), ("mcp-session-id", session)]
         body = encoded(legacy("tasks/result", {"taskId": id}, id=7))
-        told = await asked_then_answered(wire, back, body, headers)
-    question, result = told
+        response = await asked_then_answered(wire, back, body, headers)
+    question, result = response
     assert question["method"] == "elicitation/create"
     assert question["params"]["_meta"] == {RELATED: {"taskId": id}}
     assert result["result"]["_meta"] == {RELATED: {"taskId": id}}
@@ -153,10 +153,10 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
     """Send a request, answer what is asked on its stream, and return both messages."""
     await wire.say(rendered("POST", "/mcp", [*headers, ("content-length", str(len(body)))], body))
     await wire.head()
-    told: list[Any] = []
+    received: list[Any] = []
     async for chunk in wire.chunks():
         for message in Reply(200, {}, chunk).events:
-            told.append(message)
+            received.append(message)
             if "method" in message:
                 answer = {
                     "jsonrpc": "2.0",
@@ -164,24 +164,24 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
                     "result": {"action": "accept", "content": {"ok": True}},
                 }
                 assert (await back.request(encoded(answer), headers)).status == 202
-    return told
+    return received
 
 
 async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None:
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     claimed: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     for path, tasks in (("/mcp", claimed), ("/mcp/old", claimed), ("/mcp/new", None), ("/mcp/brief", None)):
-        told = (await ask_legacy(hub, "initialize", hello, path=path))["result"]["capabilities"]
-        assert told.get("tasks") == tasks
-        assert "extensions" not in told
+        response = (await ask_legacy(hub, "initialize", hello, path=path))["result"]["capabilities"]
+        assert response.get("tasks") == tasks
+        assert "extensions" not in response
     for path, extensions in (
         ("/mcp", {task_server.TASKS: {}}),
         ("/mcp/old", None),
         ("/mcp/new", {task_server.TASKS: {}}),
     ):
-        told = (await ask_modern(hub, "server/discover", {}, path=path)).json["result"]["capabilities"]
-        assert told.get("extensions") == extensions
-        assert "tasks" not in told
+        response = (await ask_modern(hub, "server/discover", {}, path=path)).json["result"]["capabilities"]
+        assert response.get("extensions") == extensions
+        assert "tasks" not in response
 
 
 async def test_what_is_not_claimed_is_not_found(hub: HubProcess) -> None:
@@ -210,13 +210,13 @@ async def test_a_modern_server_decides_and_its_task_is_asked_about_where_it_is(h
     newer, new = [await created_modern(hub, server) for server in ("newer", "new")]
     assert newer != new
     assert (await ask_modern(hub, "tasks/cancel", {"taskId": newer})).json["result"] == {"resultType": "complete"}
-    told = {"q": {"result": {"action": "accept"}}}
-    updated = await ask_modern(hub, "tasks/update", {"taskId": new, "inputResponses": told})
+    received = {"q": {"result": {"action": "accept"}}}
+    updated = await ask_modern(hub, "tasks/update", {"taskId": new, "inputResponses": received})
     assert updated.json["result"] == {"resultType": "complete"}
     states = [(await ask_modern(hub, "tasks/get", {"taskId": id})).json["result"] for id in (newer, new)]
     assert [(state["taskId"], state["status"]) for state in states] == [(newer, "cancelled"), (new, "completed")]
     assert states[1]["result"]["content"] == task_server.DONE["content"]
-    assert ["tasks/update", "task-1", told] in await seen(hub, "new")
+    assert ["tasks/update", "task-1", received] in await seen(hub, "new")
 
 
 async def test_a_client_without_the_extension_gets_no_task(hub: HubProcess) -> None:
@@ -273,8 +273,8 @@ async def command(hub: HubProcess, server: str, method: str, params: dict[str, A
     message = {"messageId": f"{server} {method}", "role": "ROLE_USER", "parts": [{"data": data}]}
     headers = [*BASE, *key_header(OTHER)]
     async with connected(hub.port) as wire:
-        told = await wire.request(encoded(legacy("SendMessage", {"message": message})), headers, path="/a2a")
-    return told.json["result"]["task"]
+        response = await wire.request(encoded(legacy("SendMessage", {"message": message})), headers, path="/a2a")
+    return response.json["result"]["task"]
 
 
 @pytest.mark.parametrize("server", ["old", "new"])

@@ -33,10 +33,10 @@ def ledger(tmp_path: Path) -> Path:
 @pytest.fixture
 def complaints() -> Iterator[list[dict[str, Any]]]:
     """What nobody was there to hear: of the owner's loop, and of whichever loop takes it."""
-    heard: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     owner = LoopThread.shared()
-    owner.call(owner.loop.set_exception_handler, lambda _, context: heard.append(context))
-    yield heard
+    owner.call(owner.loop.set_exception_handler, lambda _, context: received.append(context))
+    yield received
     owner.call(owner.loop.set_exception_handler, None)
 
 

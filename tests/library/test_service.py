@@ -381,8 +381,8 @@ async def test_a_streaming_function_need_not_be_declared_as_one(*, says_no: bool
     async with ToolService() as service:
         service.register_tool(AtOnce("pour") if says_no else Pouring("pour"))
         chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("pour"))]
-    told = ["data", "complete"] if says_no else ["progress", "data", "complete"]
-    assert [chunk.chunk_type for chunk in chunks] == told
+    received = ["data", "complete"] if says_no else ["progress", "data", "complete"]
+    assert [chunk.chunk_type for chunk in chunks] == received
     assert chunks[-1].content == {"poured": "at once" if says_no else "slowly"}
 
 
@@ -663,9 +663,9 @@ async def test_a_server_that_a_file_describes_wrongly_is_listed_as_failed(
         assert "raw.pay" in await service.list_tools()
         with pytest.raises(ToolNotFoundError, match=r"servers\.wrong\.command must be a text"):
             service.get_tool("wrong.anything")
-    told = "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "servers.wrong.command must be" in told
-    assert "servers.raw.odd" in told
+    received = "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "servers.wrong.command must be" in received
+    assert "servers.raw.odd" in received
 
 
 async def test_a_file_says_what_there_is(tmp_path: Path) -> None:
@@ -819,12 +819,12 @@ async def test_one_reader_reads_a_stream(service: ToolService, tmp_path: Path) -
 
 
 async def test_one_watcher_that_fails_does_not_keep_the_others_from_the_news(service: ToolService) -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
     loop = asyncio.get_running_loop()
-    stops = [service.watch(lambda: 1 / 0), service.watch(lambda: loop.call_soon_threadsafe(heard.set))]
+    stops = [service.watch(lambda: 1 / 0), service.watch(lambda: loop.call_soon_threadsafe(received.set))]
     await service.execute_tool(ToolRequest("raw.grow", parameters={"name": "sprout"}))
     async with asyncio.timeout(20):
-        await heard.wait()
+        await received.wait()
     for stop in stops:
         stop()
 

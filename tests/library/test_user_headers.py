@@ -20,9 +20,9 @@ async def asked(service: ToolService, name: str, headers: Any) -> ToolResult:
 
 async def test_a_users_headers_go_with_the_request_to_servers_that_list_them(spawn: Spawn) -> None:
     peer = await spawn("raw_server")
-    told = {"name": "told", "endpoint": peer.url, "user_headers": ["X-User-Id"]}
+    received = {"name": "told", "endpoint": peer.url, "user_headers": ["X-User-Id"]}
     service = ToolService()
-    await service.initialize(with_servers(told, {"name": "untold", "endpoint": peer.url}))
+    await service.initialize(with_servers(received, {"name": "untold", "endpoint": peer.url}))
     async with service:
         results = [await asked(service, f"{server}.meta", HEADERS) for server in ("told", "untold")]
         refused = await asked(service, "told.meta", {"X-User-Id": "ann\r\nX-Admin: yes"})

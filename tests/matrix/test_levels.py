@@ -35,7 +35,7 @@ async def test_a_level_holds_from_the_next_call_on(
 ) -> None:
     form = Form("sdk2", "legacy", carrier)
     peer = await spawn(form.peer, *form.options)
-    ear, heard = MessageListener(), []
+    ear, received = MessageListener(), []
     async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("full"), mode="legacy", listener=ear) as client:
@@ -44,9 +44,9 @@ async def test_a_level_holds_from_the_next_call_on(
                     await level_set(client, level)
                     ear.logs.clear()
                     await client.call_tool("log_some", {})
-                    heard.append(levels_in(ear))
+                    received.append(levels_in(ear))
 
-    assert heard == [["error"], list(content.LEVELS)] * ROUNDS
+    assert received == [["error"], list(content.LEVELS)] * ROUNDS
 
 
 async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path, spawn: Spawn) -> None:

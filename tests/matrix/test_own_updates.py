@@ -232,8 +232,8 @@ async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the mcp 1.x client broke off; its reason is on stderr"
-    told: dict[str, Any] = json.loads(said)
-    return told
+    response: dict[str, Any] = json.loads(said)
+    return response
 
 
 async def test_two_sessions_of_the_earlier_sdk_each_get_updates_of_their_own_process(tmp_path: Path) -> None:
@@ -262,5 +262,5 @@ async def test_the_reference_server_notifies_its_followers_on_the_links_of_their
         serving(tmp_path, {"one": entry}, limits=PATIENT) as hub,
     ):
         await until_complete(hub.url_of("one"))
-        told = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
-        assert min(told["told"]) >= 1, told  # it tells every few seconds from then on
+        response = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
+        assert min(response["told"]) >= 1, response  # it tells every few seconds from then on

@@ -41,14 +41,14 @@ async def test_an_official_client_comes_back_to_its_call_with_its_token(
                 assert await run.stdout.readline() == b"left\n"
                 server.may_work.set()
                 server.may_end.set()
-                told: dict[str, Any] = json.loads(await run.stdout.read())
+                output: dict[str, Any] = json.loads(await run.stdout.read())
                 assert await run.wait() == 0
         finally:
             if run.returncode is None:
                 run.kill()
                 await run.wait()
-        assert told["text"] == "done"
-        assert len(told["tokens"]) == len(set(told["tokens"]))
+        assert output["text"] == "done"
+        assert len(output["tokens"]) == len(set(output["tokens"]))
         assert server.count("tools/call") == 1
         assert server.count("notifications/cancelled") == 0
 

@@ -117,8 +117,8 @@ class Caller:
     def _record(self, request: Json, *, executed: bool) -> None:
         nonce = _arguments(request).get("nonce")
         if params_of(request).get("name") == "pay":
-            told = {"cancelled": nonce, "at": time.monotonic()}
-            self.protocol.ledger.record(**({"nonce": nonce} if executed else told))
+            received = {"cancelled": nonce, "at": time.monotonic()}
+            self.protocol.ledger.record(**({"nonce": nonce} if executed else received))
 
     async def _misbehave_before_answer(self, request: Json, exchange: Exchange, modes: Modes) -> None:
         if "garbage" in modes:

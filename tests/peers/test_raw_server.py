@@ -40,8 +40,8 @@ class Pipe:
         return await self.process.stdout.readline()
 
     async def hear(self) -> Json:
-        heard: Json = json.loads(await self.line())
-        return heard
+        response: Json = json.loads(await self.line())
+        return response
 
     async def ask(self, method: str, **params: Any) -> Json:
         self.send(request(method, **params))
@@ -98,12 +98,12 @@ async def fetch(peer: HttpPeer, message: Json, **headers: str) -> tuple[int, dic
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     status, *rest = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-    heard = {name: value for name, _, value in (line.partition(": ") for line in rest)}
-    if "content-length" in heard:
-        content = await reader.readexactly(int(heard["content-length"]))
+    received = {name: value for name, _, value in (line.partition(": ") for line in rest)}
+    if "content-length" in received:
+        content = await reader.readexactly(int(received["content-length"]))
     else:
         content = await reader.readuntil(b"0\r\n\r\n")
-    return int(status.split()[1]), heard, content
+    return int(status.split()[1]), received, content
 
 
 async def open_session(peer: HttpPeer) -> str:

@@ -151,8 +151,8 @@ def test_a_short_name_is_unique_or_lists_its_candidates(pairs: list[Pair], data:
     name = data.draw(st.one_of(st.sampled_from(known), TOOLS) if known else TOOLS)
     candidates = meant(name, pairs)
     if len(candidates) > 1:
-        with pytest.raises(AmbiguousName) as told:
+        with pytest.raises(AmbiguousName) as received:
             resolve(name, pairs)
-        assert told.value.candidates == sorted(canonical(pair) for pair in candidates)
+        assert received.value.candidates == sorted(canonical(pair) for pair in candidates)
     else:
         assert resolve(name, pairs) == (candidates[0] if candidates else None)

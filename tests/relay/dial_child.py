@@ -76,8 +76,8 @@ class Child:
             case "pid":
                 return text(str(os.getpid()))
             case "count":
-                told = f"greeted {self.greeted}, held {self.held}, withdrawn {self.withdrawn}"
-                return text(f"{told}, cancelled {self.cancelled}" if self.cancelled else told)
+                received = f"greeted {self.greeted}, held {self.held}, withdrawn {self.withdrawn}"
+                return text(f"{received}, cancelled {self.cancelled}" if self.cancelled else received)
             case "steps":
                 for done in (1, 2):
                     report = {"progressToken": params["_meta"]["progressToken"], "progress": done}

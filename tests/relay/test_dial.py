@@ -133,8 +133,8 @@ async def test_a_tool_that_is_run_as_a_task_only_is_called_like_any_other(hub: H
 
 async def test_it_says_that_it_waits_for_a_server_before_it_dials(hub: HubProcess, agent: str) -> None:
     async with dialling(agent_url(hub.port, agent), "--server-id", "absent", "--", "/no/such/program") as dial:
-        told = await dial.told("waiting for a local server to become ready before connecting to the hub")
-        assert told["servers"] == ["absent"]
+        response = await dial.told("waiting for a local server to become ready before connecting to the hub")
+        assert response["servers"] == ["absent"]
         await dial.told("server not connected")
         assert dial.events("connected") == []
 

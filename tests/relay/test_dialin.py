@@ -173,14 +173,14 @@ async def test_what_it_asks_is_asked_of_the_caller(hub: HubProcess, rest: httpx2
         able, unable = Answerer(BEHAVIOURS["able"]), Answerer(BEHAVIOURS["unable"])
         for era in ("sdk2-legacy", "sdk2-modern"):
             client = await client_of(stack, hub.url_of(name), able, era)
-            told = await able.call(client, "test_input_required_result_elicitation", {})
-            assert told == {"text": "Hello, Ada!", "asked": [["elicitation/create", "What is your name?"]]}
-            told = await able.call(client, "test_input_required_result_list_roots", {})
-            assert told["asked"] == [["roots/list", ""]]
+            response = await able.call(client, "test_input_required_result_elicitation", {})
+            assert response == {"text": "Hello, Ada!", "asked": [["elicitation/create", "What is your name?"]]}
+            response = await able.call(client, "test_input_required_result_list_roots", {})
+            assert response["asked"] == [["roots/list", ""]]
         client = await client_of(stack, hub.url_of(name), unable, "sdk2-legacy")
-        told = await unable.call(client, "test_input_required_result_elicitation", {})
-        assert "error" in told
-        assert told["asked"] == []
+        response = await unable.call(client, "test_input_required_result_elicitation", {})
+        assert "error" in response
+        assert response["asked"] == []
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_there(
@@ -191,8 +191,8 @@ async def test_a_call_that_is_cancelled_is_cancelled_there(
         with pytest.raises(httpx2.ReadTimeout):
             await rest.post(f"/v1/tools/{agent}_s1.hold", json={}, timeout=0.3)
         await server.until(lambda: "notifications/cancelled" in server.asked, "the call is cancelled")
-        told = next(each for each in server.messages if each.get("method") == "notifications/cancelled")
-        assert told["params"]["requestId"] == server.held[0]["id"]
+        received = next(each for each in server.messages if each.get("method") == "notifications/cancelled")
+        assert received["params"]["requestId"] == server.held[0]["id"]
 
 
 # -- here and away ---------------------------------------------------------------------------------------------------

@@ -179,8 +179,8 @@ async def kept(hub: HubProcess) -> Kept:
     size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     document: Json = json.loads(await reader.readexactly(size))
     writer.transport.abort()
-    told = document["result"]
-    return Kept(told["connections"]["total_connections"], told["isthmus"]["tasks"])
+    received = document["result"]
+    return Kept(received["connections"]["total_connections"], received["isthmus"]["tasks"])
 
 
 async def start_reader(hub: HubProcess, agent: str) -> None:

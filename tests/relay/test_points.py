@@ -224,8 +224,8 @@ async def test_initialize_and_lists_are_genuine_and_name_the_servers_that_answer
         assert welcome["protocolVersion"] == "2024-11-05"
         assert "tools" in welcome["capabilities"]
         assert isinstance(welcome["serverInfo"]["name"], str)
-        told = {one["server_id"]: one["serverInfo"]["name"] for one in welcome["responses"]}
-        assert told == {"s1": "first", "s2": "second"}
+        received = {one["server_id"]: one["serverInfo"]["name"] for one in welcome["responses"]}
+        assert received == {"s1": "first", "s2": "second"}
         assert (welcome["total_servers"], welcome["responded_servers"]) == (2, 2)
         assert [(tool["name"], tool["server_id"], tool.get("title")) for tool in listed["tools"]] == [
             ("one", "s1", "T"),

@@ -124,8 +124,8 @@ async def is_shown(it: Device, *names: str) -> bool:
 
 async def is_ready_everywhere(hub: HubProcess, agent: str) -> bool:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
-        told = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": "ready"})
-    return all(each["servers"] for each in told)
+        response = await at_all_nodes(http, "/v1/relay/servers", params={"agent": agent, "state": "ready"})
+    return all(each["servers"] for each in response)
 
 
 async def test_a_device_and_a_pipe(hub: HubProcess, agent: str) -> None:

@@ -77,8 +77,8 @@ def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client
 class Endpoint(Scripted):
     """A plain JSON-RPC endpoint."""
 
-    async def on(self, heard: ReceivedRequest, out: Any) -> None:
-        out.write(reply(heard.result({"done": True})))
+    async def on(self, request: ReceivedRequest, out: Any) -> None:
+        out.write(reply(request.result({"done": True})))
 
 
 async def test_a_bridge_to_json_rpc_has_one_target_whatever_tools_and_arguments_are_called(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ async def test_a_bridge_to_json_rpc_has_one_target_whatever_tools_and_arguments_
             outcome = await hub.call("s.@127.0.0.1", path="../../admin")
         assert isinstance(outcome, Result)
         assert len(server.heard) > 1
-        assert {(heard.verb, heard.path) for heard in server.heard} == {("POST", "/rpc?of=ours")}
-        assert all("x-evil" not in heard.headers for heard in server.heard)
+        assert {(request.verb, request.path) for request in server.heard} == {("POST", "/rpc?of=ours")}
+        assert all("x-evil" not in request.headers for request in server.heard)
 
 
 @given(texts)

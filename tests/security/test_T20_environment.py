@@ -46,7 +46,7 @@ async def test_proxies_and_passwords_of_the_environment_have_no_effect(tmp_path:
             Raw(hub.url) as caller,
         ):
             assert "result" in await caller.call("s.t")
-        assert all("authorization" not in heard.headers for heard in server.heard)
+        assert all("authorization" not in request.headers for request in server.heard)
         assert set(recorded(tmp_path / "dialled")) == {str(server.entry["url"])[7:-4]}
 
 

@@ -186,6 +186,6 @@ async def test_the_doctor_reports_a_world_writable_folder(tmp_path: Path) -> Non
     words = isthmus("doctor", "--json", "--config", str(write_config(tmp_path, servers)))
     doctor = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment())
     out, _ = await doctor.communicate()
-    told = json.loads(out)["findings"]
-    assert [(found["code"], found["server"]) for found in told] == [("ISD-202", "open")]
-    assert str(open_folder) in told[0]["fix"]
+    response = json.loads(out)["findings"]
+    assert [(found["code"], found["server"]) for found in response] == [("ISD-202", "open")]
+    assert str(open_folder) in response[0]["fix"]

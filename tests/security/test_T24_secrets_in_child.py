@@ -111,8 +111,8 @@ print(subprocess.run([sys.executable, "-c", spy], capture_output=True, text=True
 def test_a_child_sees_the_environment_of_its_parent_unless_that_is_private(word: str, *, is_seen: bool) -> None:
     env = {**os.environ, **SECRETS}
     words = [sys.executable, "-c", PARENT, word]
-    told = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
-    assert ("hunter2" in told) == is_seen
+    output = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert ("hunter2" in output) == is_seen
 
 
 async def nothing() -> None:

@@ -142,8 +142,8 @@ async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]
         field = Field(both, taps, piped)
 
         async def are_all_listed() -> bool:
-            told = (await both.ask(both.token())).json()
-            return {f"{carrier}.pay" for carrier in CARRIERS} <= {tool["name"] for tool in told["tools"]}
+            response = (await both.ask(both.token())).json()
+            return {f"{carrier}.pay" for carrier in CARRIERS} <= {tool["name"] for tool in response["tools"]}
 
         await until(are_all_listed)
         yield field

@@ -221,10 +221,10 @@ class Callers(RuleBasedStateMachine):
             arguments["message"] = self.world.word(who)
             lines.append(arguments["message"])
         if by_rest:
-            told = self.world.request(who, "/v1/tools/builtin.chat_log", arguments).json
+            received = self.world.request(who, "/v1/tools/builtin.chat_log", arguments).json
         else:
-            told = self.mcp(who, "tools/call", {"name": "builtin.chat_log", "arguments": arguments}).result
-        assert [line["message"] for line in told["structuredContent"]["lines"]] == lines[-20:]
+            received = self.mcp(who, "tools/call", {"name": "builtin.chat_log", "arguments": arguments}).result
+        assert [line["message"] for line in received["structuredContent"]["lines"]] == lines[-20:]
 
 
 @pytest.mark.timeout(3600 if PROGRAMS > 300 else 120)

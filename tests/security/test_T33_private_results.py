@@ -35,27 +35,27 @@ class Telling(ModernElicitingServer):
         self.uri, self.scope = uri, scope
         self.reads = 0
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         """Answer what is read; everything else as others do."""
         held: dict[str, Any] = {"resultType": "complete", "ttlMs": 60_000, "cacheScope": self.scope}
-        if heard.method == "server/discover":
+        if request.method == "server/discover":
             able: dict[str, Any] = {"tools": {}, "resources": {}}
-            told = {
+            received = {
                 "supportedVersions": ["2026-07-28"],
                 "capabilities": able,
                 "serverInfo": {"name": "x", "version": "1"},
             }
-            out.write(reply(heard.result({**held, "cacheScope": "private", **told})))
-        elif heard.method == "resources/list":
-            out.write(reply(heard.result({**held, "resources": [{"uri": self.uri, "name": "a"}]})))
-        elif heard.method == "resources/templates/list":
-            out.write(reply(heard.result({**held, "resourceTemplates": []})))
-        elif heard.method == "resources/read":
+            out.write(reply(request.result({**held, "cacheScope": "private", **received})))
+        elif request.method == "resources/list":
+            out.write(reply(request.result({**held, "resources": [{"uri": self.uri, "name": "a"}]})))
+        elif request.method == "resources/templates/list":
+            out.write(reply(request.result({**held, "resourceTemplates": []})))
+        elif request.method == "resources/read":
             self.reads += 1
             text = {"uri": self.uri, "text": f"answer {self.reads}"}
-            out.write(reply(heard.result({**held, "contents": [text]})))
+            out.write(reply(request.result({**held, "contents": [text]})))
         else:
-            await super().on(heard, out)
+            await super().on(request, out)
 
 
 CASES = {

@@ -111,10 +111,10 @@ def test_one_caller_with_a_short_key_costs_only_itself(tmp_path: Path, capsys: p
     callers = {"a": {"key": "a" * 16, "allow": ["*"]}, "b": {"key": "b" * 15, "allow": ["*"]}}
     file = write_config(tmp_path, {}, callers=callers, hub={"host": "0.0.0.0"})
     assert main(["config", "check", str(file), "--json"]) == REFUSED
-    told = json.loads(capsys.readouterr().out)
-    assert told["usable"]
-    assert [finding["code"] for finding in told["findings"]] == [WEAK_KEY.number]
-    assert OPEN_TO_NETWORK.number not in str(told)
+    output = json.loads(capsys.readouterr().out)
+    assert output["usable"]
+    assert [finding["code"] for finding in output["findings"]] == [WEAK_KEY.number]
+    assert OPEN_TO_NETWORK.number not in str(output)
 
 
 def test_what_the_hub_needs_for_itself_it_makes_at_random(tmp_path: Path) -> None:

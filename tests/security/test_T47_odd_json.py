@@ -209,8 +209,8 @@ async def answering(file: Path, kind: str) -> AsyncIterator[int]:
                     continue
                 text = f'{{"jsonrpc":"2.0","id":{json.dumps(asked["id"])},{end_of(asked)}}}'
                 body = (f"data: {text}\n\n" if kind == "text/event-stream" else text).encode()
-                told = b"content-type: %b\r\ncontent-length: %d" % (kind.encode(), len(body))
-                writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (told, body))
+                received = b"content-type: %b\r\ncontent-length: %d" % (kind.encode(), len(body))
+                writer.write(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (received, body))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -32,20 +32,20 @@ def test_sixty_four_mebibytes_without_an_end_are_reported_once_and_never_kept() 
     limit = Limits().reply_bytes
     decoder = LineDecoder(limit)
     chunk = b"x" * CHUNK
-    told, slowest = [], 0.0
+    received, slowest = [], 0.0
     for _ in range(64 * MIB // CHUNK):
         began = time.thread_time()
-        told += decoder.feed(chunk)
+        received += decoder.feed(chunk)
         slowest = max(slowest, time.thread_time() - began)
-    assert [type(each) for each in told] == [Oversized]
+    assert [type(each) for each in received] == [Oversized]
     assert slowest < STALL_SECONDS
 
 
 def test_the_line_after_one_that_was_too_long_is_read() -> None:
     decoder = LineDecoder(8)
-    told = list(decoder.feed(b"x" * 100 + b"\n{}\n"))
-    assert [type(each) for each in told] == [Oversized, bytes]
-    assert told[1] == b"{}"
+    received = list(decoder.feed(b"x" * 100 + b"\n{}\n"))
+    assert [type(each) for each in received] == [Oversized, bytes]
+    assert received[1] == b"{}"
 
 
 @pytest.mark.parametrize("chunk", [b"\x00" * 99 + b"\n", bytes(range(256)) + b"\n", b"\xff\xfe\n", b"\r\n\r\n"])

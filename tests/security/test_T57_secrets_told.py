@@ -95,9 +95,9 @@ class Scene:
             cwd=self.folder,
         )
         said, _ = await asyncio.wait_for(process.communicate(), 60)
-        told = said.decode(errors="replace").split(DIVIDER)[:-1]
-        assert len(told) == len(commands), said
-        return told
+        received = said.decode(errors="replace").split(DIVIDER)[:-1]
+        assert len(received) == len(commands), said
+        return received
 
     @property
     def environment(self) -> dict[str, str]:
@@ -348,8 +348,8 @@ async def test_no_output_has_the_password_of_a_database(tmp_path: Path) -> None:
     url = f"postgresql://hub:{made.canaries['the password of a database']}@127.0.0.1:9/x"
     write_config(tmp_path, {}, storage={"url": "env:DATABASE"}, log={"level": "debug"})
     words = [("config", "show", "--json"), ("doctor",), ("audit", "verify"), ("audit", "export")]
-    told = await made.run(*words, env={"DATABASE": url})
-    assert not made.canaries.found_in("\n".join(told))
-    assert "127.0.0.1:9" in told[0]
+    response = await made.run(*words, env={"DATABASE": url})
+    assert not made.canaries.found_in("\n".join(response))
+    assert "127.0.0.1:9" in response[0]
     write_config(tmp_path, {}, storage={"url": f"{url}?sslmode=bad mode"})
     assert not made.canaries.found_in((await made.run(("config", "check")))[0])

@@ -195,8 +195,8 @@ async def test_other_callers_are_served_while_scripts_compute(field: Field) -> N
 @pytest.mark.parametrize("walk", ["__cause__", "__context__", "__traceback__", "__class__", "__dict__", "__reduce__()"])
 async def test_the_exception_of_a_failed_call_carries_only_text(field: Field, walk: str) -> None:
     call = "try:\n    await shop_fail(why='no')\nexcept RuntimeError as e:\n    found = {}  # type: ignore\nfound"
-    told = await run(field, call.format("[type(each).__name__ for each in e.args]"))
-    assert told["structuredContent"]["result"] == ["str"]
+    response = await run(field, call.format("[type(each).__name__ for each in e.args]"))
+    assert response["structuredContent"]["result"] == ["str"]
     walked = await run(field, call.format(f"str(e.{walk})"))
     assert walked["isError"] or walked["structuredContent"]["result"] == "None"
     assert "isthmus" not in json.dumps(walked)

@@ -270,8 +270,8 @@ class Pointing(Scripted):
         super().__init__()
         self.urls = urls
 
-    async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        _, way, number, *_ = heard.path.split("/")
+    async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+        _, way, number, *_ = request.path.split("/")
         url = self.urls[int(number)]
         out.write(getattr(self, f"say_{way}")(_in_a_header(url), url))
 

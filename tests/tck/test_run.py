@@ -57,10 +57,10 @@ def test_the_agent_is_configured_as_it_is_by_default() -> None:
 
 
 async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.set_result(await reader.readuntil(b"{}"))
+        received.set_result(await reader.readuntil(b"{}"))
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         writer.close()
 
@@ -70,7 +70,7 @@ async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:
         target = server.sockets[0].getsockname()[1]
         writer.write(b"POST /relay:%d/webhook HTTP/1.1\r\nx-a: b\r\nContent-Length: 2\r\n\r\n{}" % target)
         assert await reader.read() == b"HTTP/1.1 204 No Content\r\n\r\n"
-        said = await heard
+        said = await received
         assert said.startswith(b"POST /webhook HTTP/1.1\r\n")
         assert b"x-a: b\r\n" in said
         writer.close()

@@ -42,11 +42,11 @@ async def test_a_broken_server_makes_the_hub_degraded_and_keeps_it_in_rotation(t
             for key in (None, ANN):
                 answer = await get(hub, path, key)
                 assert (answer.status_code, answer.json()) == (200, {"status": "degraded"})
-        told = (await get(hub, "/readyz?verbose", BOSS)).json()
-        assert told["storage"] == "ok"
-        assert told["servers"]["tools"] == {"state": "ready", "reason": None, "required": False}
-        assert told["servers"]["broken"]["state"] == "retrying"
-        assert "there-is-no-such-program" in told["servers"]["broken"]["reason"]
+        response = (await get(hub, "/readyz?verbose", BOSS)).json()
+        assert response["storage"] == "ok"
+        assert response["servers"]["tools"] == {"state": "ready", "reason": None, "required": False}
+        assert response["servers"]["broken"]["state"] == "retrying"
+        assert "there-is-no-such-program" in response["servers"]["broken"]["reason"]
 
 
 async def is_said(hub: HubProcess, status: str) -> bool:

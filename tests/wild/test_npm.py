@@ -119,9 +119,9 @@ async def test_the_everything_server_notifies_of_watched_and_new_resources(hub: 
         await client.call_tool("toggle-subscriber-updates", {})
         zipped = {"name": f"{server}.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}
         link = plain(await client.call_tool("gzip-file-as-resource", zipped))["content"][0]
-        listed, heard = set[str](), 0
+        listed, response = set[str](), 0
         while link["uri"] not in listed:  # an earlier announcement may be about something else
-            heard = await ear.wait_for("resources", heard)
+            response = await ear.wait_for("resources", response)
             listed = {resource.uri for resource in (await client.list_resources()).resources}
         read = plain(await client.read_resource(link["uri"]))["contents"][0]
 
@@ -169,10 +169,10 @@ async def test_the_file_server_asks_each_conversation_for_its_own_roots(hub: Hub
         async with Client(hub.url_of("filesystem"), mode="legacy", list_roots_callback=roots) as client:
             async with asyncio.timeout(NOTIFICATION_SECONDS):
                 while str(root) not in (  # noqa: ASYNC110 - it takes them up when it does
-                    told := text_of(await client.call_tool("list_allowed_directories", {}))
+                    received := text_of(await client.call_tool("list_allowed_directories", {}))
                 ):
                     await asyncio.sleep(0.05)
-        return told
+        return received
 
     one, two = await asyncio.gather(allowed("one"), allowed("two"))
     assert ("two" in one, "one" in two) == (False, False)

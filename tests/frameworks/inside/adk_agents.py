@@ -131,8 +131,8 @@ async def test_progress_comes_at_increasing_times_before_the_end(service: ToolSe
             events.append(event)
             if event.partial:  # the tool waits for this, so it has not ended yet
                 await service.execute_tool(ToolRequest("docs.go"))
-    told = [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial]
-    assert told == [1, 2, 3]
+    received = [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial]
+    assert received == [1, 2, 3]
     times = [event.timestamp for event in events]
     assert times == sorted(set(times))
     assert events[-1].content.parts[0].text == "{'result': '3 steps'}"
@@ -163,8 +163,8 @@ async def test_a_conversation_goes_on_in_its_session_and_may_begin_with_what_was
     said = [{"role": "user", "content": "I am Ann."}, {"role": "assistant", "content": "Hello Ann."}, "Who am I?"]
     await execute(agent, TaskRequest(messages=said, session_id="s"))
     await execute(agent, TaskRequest(description="And now?", session_id="s"))
-    heard = [(each.role, each.parts[0].text) for each in model_of(agent).requests[1].contents]
-    assert heard == [
+    received = [(each.role, each.parts[0].text) for each in model_of(agent).requests[1].contents]
+    assert received == [
         ("user", "I am Ann."),
         ("model", "Hello Ann."),
         ("user", "Who am I?"),

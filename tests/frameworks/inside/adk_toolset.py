@@ -109,8 +109,8 @@ async def test_an_unknown_tool_name_is_reported_once_and_costs_only_itself(
     toolset = HubToolset(service, tool_filter=["docs.serch", "docs.go"])
     for _ in range(2):
         assert await names(toolset) == ["mcp_docs_go"]
-    (told,) = [record.getMessage() for record in caplog.records if "docs.serch" in record.getMessage()]
-    assert told.startswith("There is no tool 'docs.serch'. Did you mean docs.search")
+    (received,) = [record.getMessage() for record in caplog.records if "docs.serch" in record.getMessage()]
+    assert received.startswith("There is no tool 'docs.serch'. Did you mean docs.search")
 
 
 async def test_what_a_user_may_not_use_is_not_listed(service: ToolService) -> None:
@@ -155,9 +155,9 @@ async def test_with_a_prefix_names_stay_as_short_as_providers_take_them(service:
     toolset = HubToolset(service, tool_name_prefix=prefix, user_context=UserContext("ann"))
     talk = Conversation([toolset], "nothing to do")
     await talk.say("hello")
-    told = list(talk.model.declarations())
-    here, now = [name for name in told if "a_tool_whose" in name]
-    assert max(map(len, told)) == 64
+    received = list(talk.model.declarations())
+    here, now = [name for name in received if "a_tool_whose" in name]
+    assert max(map(len, received)) == 64
     talk.model.turns += [{here: {}, now: {}}, "done"]
     called = [each["tool_name"] for each in answers(await talk.say("both"))]
     assert called == [f"builtin.{each.full_name}" for each in long]
@@ -241,8 +241,8 @@ async def test_progress_is_seen_while_the_tool_runs_and_is_never_stored(service:
             events.append(event)
             if event.partial:  # without this the tool would wait for ever, so it was seen before the end
                 await service.execute_tool(ToolRequest("docs.go"))
-    told = [event.custom_metadata["tool_progress"] for event in events if event.partial]
-    assert [(each["progress"], each["total"], each["message"]) for each in told] == [
+    received = [event.custom_metadata["tool_progress"] for event in events if event.partial]
+    assert [(each["progress"], each["total"], each["message"]) for each in received] == [
         (1, 3, "step 1"),
         (2, 3, "step 2"),
         (3, 3, "step 3"),
@@ -376,8 +376,11 @@ async def test_tools_without_a_toolset_say_so_too(service: ToolService, name: st
 async def test_tools_and_toolsets_of_one_agent_are_all_suggested(service: ToolService) -> None:
     tools = [HubTool(await service.resolve("docs.search"), service), HubToolset(service, tool_filter=["echo"])]
     talk = Conversation(tools, {"mcp_docs_serch": {}, "mcp_builtin_ehco": {}}, "well")
-    told = [answer["error"] for answer in answers(await talk.say("Do it."))]
-    assert ["Did you mean mcp_docs_search?" in told[0], "Did you mean mcp_builtin_echo?" in told[1]] == [True, True]
+    received = [answer["error"] for answer in answers(await talk.say("Do it."))]
+    assert ["Did you mean mcp_docs_search?" in received[0], "Did you mean mcp_builtin_echo?" in received[1]] == [
+        True,
+        True,
+    ]
 
 
 async def test_a_tool_of_a_server_that_did_not_come_is_unavailable(tmp_path: Path) -> None:
@@ -593,8 +596,8 @@ async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service:
     assert isinstance(index, HubTool)
     background = index.options.background
     assert background is not None
-    told = index._start_background(ToolRequest("docs.index"), None, background)
-    assert (told["status"], told["error"]) == (
+    received = index._start_background(ToolRequest("docs.index"), None, background)
+    assert (received["status"], received["error"]) == (
         "unavailable",
         "docs.index was not started: its call has no id to fetch the result by",
     )
@@ -724,9 +727,9 @@ def test_a_forked_worker_has_a_service_of_its_own() -> None:
 async def test_the_model_learns_of_an_unreachable_hub_and_the_agent_goes_on() -> None:
     toolset = HubToolset(hub="http://127.0.0.1:1/mcp")
     talk = Conversation([toolset], {UNAVAILABLE: {}}, repeat_answer)
-    told = text_of(await talk.say("hello"))
-    assert "The hub cannot be reached" in told
-    assert "127.0.0.1" not in told + talk.model.declarations(0)[UNAVAILABLE].description
+    received = text_of(await talk.say("hello"))
+    assert "The hub cannot be reached" in received
+    assert "127.0.0.1" not in received + talk.model.declarations(0)[UNAVAILABLE].description
 
 
 async def test_a_server_that_is_not_there_costs_only_its_own_tools(url: str, caplog: pytest.LogCaptureFixture) -> None:

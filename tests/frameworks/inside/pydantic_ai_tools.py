@@ -91,12 +91,12 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     script = Scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
     agent = Agent(script.model, toolsets=[HubToolset(service, task.available_tools)])
     result = await agent.run("please", conversation_id="conversation 1")
-    (told,) = returns(result.all_messages())
+    (received,) = returns(result.all_messages())
     assert result.output == "it is about canals"
     assert script.offered[0] == ["mcp_builtin_echo", "mcp_docs_search"]
-    assert told.content["found"] == "a document about canals"
-    assert told.content["meta"]["isthmus/session"] == "conversation 1"
-    assert told.metadata["status"] == "success"
+    assert received.content["found"] == "a document about canals"
+    assert received.content["meta"]["isthmus/session"] == "conversation 1"
+    assert received.metadata["status"] == "success"
 
 
 async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
@@ -176,12 +176,12 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
         ended.extend([event async for event in events if isinstance(event, HubResultEvent)])
 
     result = await agent.run("please", event_stream_handler=hear)
-    (told,) = returns(result.all_messages())
-    assert [(event.status, event.record) for event in ended] == [(status, told.metadata)]
-    assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
-    assert type(told.content) is str
-    assert re.search(words, told.content)
-    assert told.content == ended[0].record["error"]["message"]
+    (received,) = returns(result.all_messages())
+    assert [(event.status, event.record) for event in ended] == [(status, received.metadata)]
+    assert received.outcome == ("retried" if status == "invalid_parameters" else "failed")
+    assert type(received.content) is str
+    assert re.search(words, received.content)
+    assert received.content == ended[0].record["error"]["message"]
     assert result.output == "so be it"
 
 
@@ -197,11 +197,11 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 
     agent = Agent(script.model, toolsets=[HubToolset(service, user_context=user)])
     result = await agent.run("please", event_stream_handler=hear)
-    (told,) = returns(result.all_messages())
-    assert script.told == [str(told.content)]
-    assert told.content.startswith(words)
-    assert (told.metadata["status"], told.metadata["error"]["message"]) == (status, told.content)
-    assert [event.record for event in ended] == [told.metadata]
+    (received,) = returns(result.all_messages())
+    assert script.told == [str(received.content)]
+    assert received.content.startswith(words)
+    assert (received.metadata["status"], received.metadata["error"]["message"]) == (status, received.content)
+    assert [event.record for event in ended] == [received.metadata]
     assert result.output == "so be it"
 
 
@@ -244,15 +244,15 @@ async def test_of_several_toolsets_the_one_that_denies_counts(service: ToolServi
         toolsets = [HubToolset[None](other, ["echo"]), HubToolset[None](service, ["docs.search"], SEARCHER)]
         script = Scripted(("mcp_docs_go", {}), "well")
         agent = Agent(script.model, toolsets=toolsets[::-1] if is_denied_first else toolsets)
-        (told,) = returns((await agent.run("please")).all_messages())
-    assert (told.metadata["status"], script.told) == ("unauthorized", [told.content])
+        (received,) = returns((await agent.run("please")).all_messages())
+    assert (received.metadata["status"], script.told) == ("unauthorized", [received.content])
 
 
 async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:
     toolset = HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.index")
     agent = Agent(Scripted(("mcp_docs_serch", {}), "well").model, toolsets=[toolset])
-    (told,) = returns((await agent.run("please")).all_messages())
-    assert (told.metadata["status"], told.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
+    (received,) = returns((await agent.run("please")).all_messages())
+    assert (received.metadata["status"], received.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
 
 
 async def test_cancelling_the_wait_cancels_the_tool(service: ToolService, folder: Path) -> None:
@@ -315,9 +315,9 @@ async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: Too
 
     tool(passing)
     script = Distracted(("mcp_builtin_passing", {}), "so be it")
-    (told,) = returns((await Agent(script.model, toolsets=[HubToolset(service)]).run("please")).all_messages())
-    assert told.metadata["status"] == "not_found"
-    assert told.content.startswith("There is no tool 'mcp_builtin_passing'.")
+    (received,) = returns((await Agent(script.model, toolsets=[HubToolset(service)]).run("please")).all_messages())
+    assert received.metadata["status"] == "not_found"
+    assert received.content.startswith("There is no tool 'mcp_builtin_passing'.")
 
 
 async def test_a_tool_that_comes_while_the_model_thinks_is_not_found_yet(service: ToolService) -> None:
@@ -354,22 +354,22 @@ async def test_it_may_be_wrapped_like_every_toolset(service: ToolService) -> Non
         HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.search").prefixed("my")
     )
     script = Scripted(("my_mcp_docs_search", {"query": "rafts"}), "done")
-    (told,) = returns((await Agent(script.model, toolsets=[toolset]).run("please")).all_messages())
+    (received,) = returns((await Agent(script.model, toolsets=[toolset]).run("please")).all_messages())
     assert script.offered[0] == ["my_mcp_docs_search"]
-    assert told.content["found"] == "a document about rafts"
+    assert received.content["found"] == "a document about rafts"
 
 
 async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     agent = Agent(Scripted(("mcp_docs_picture", {}), "seen").model, toolsets=[HubToolset(service, ["picture"])])
-    (told,) = returns((await agent.run("please")).all_messages())
-    text, image = told.content
+    (received,) = returns((await agent.run("please")).all_messages())
+    text, image = received.content
     assert (text, image.media_type) == ("a pixel", "image/png")
 
 
 async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
     agent = Agent(Scripted(("mcp_docs_drawing", {}), "seen").model, toolsets=[HubToolset(service, ["drawing"])])
-    (told,) = returns((await agent.run("please")).all_messages())
-    assert told.content == "a line\n[image image/svg+xml, 70 bytes]"
+    (received,) = returns((await agent.run("please")).all_messages())
+    assert received.content == "a line\n[image image/svg+xml, 70 bytes]"
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

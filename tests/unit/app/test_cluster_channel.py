@@ -164,7 +164,7 @@ async def test_messages_after_the_other_end_closed_were_not_received_there() -> 
     background = BackgroundTasks()
     theirs, there, _ = opened(background)
     _, here, ear = opened(background)
-    heard = here.write(here.frame(b"in time"))
+    received = here.write(here.frame(b"in time"))
     late = here.write(here.frame(b"late"))
     there.message(frame(b"in time"))
     there.close(1000, "the server is gone")
@@ -172,7 +172,7 @@ async def test_messages_after_the_other_end_closed_were_not_received_there() -> 
     here._channel.left = late  # type: ignore[attr-defined]  # all of it has left
     here.closed(ChannelEnd("peer", theirs.closed_with or ""))
     assert ear.end == "the server is gone"
-    assert (here.has_left(heard), here.has_left(late)) == (True, False)
+    assert (here.has_left(received), here.has_left(late)) == (True, False)
     await background.aclose()
 
 

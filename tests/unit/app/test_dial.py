@@ -313,9 +313,9 @@ async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) 
         dialler.stop()
         await asyncio.wait_for(running, PATIENCE)
     async with audit_sqlite.open_reader(slot_file(tmp_path, 1)) as log:
-        told = [json.loads(row.content) async for row in log.rows()]
-    assert [each["event"] for each in told] == ["hub.started", "call", "hub.stopped"]
-    assert (told[1]["frontend"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == (
+        received = [json.loads(row.content) async for row in log.rows()]
+    assert [each["event"] for each in received] == ["hub.started", "call", "hub.stopped"]
+    assert (received[1]["frontend"], received[1]["caller"], received[1]["name"], received[1]["executed"]) == (
         "dial",
         "hub",
         "pid",

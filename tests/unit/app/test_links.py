@@ -43,11 +43,13 @@ async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
         await background.aclose()
 
 
-@pytest.mark.parametrize(("before", "told"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")])
-async def test_a_program_learns_how_many_hubs_started_each_other(before: Mapping[str, str], told: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "expected"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")]
+)
+async def test_a_program_learns_how_many_hubs_started_each_other(before: Mapping[str, str], expected: str) -> None:
     async with linked(before) as link:
         await link.handshake("modern")
-        assert link.hubs == {told: 5}
+        assert link.hubs == {expected: 5}
 
 
 async def test_a_hub_at_the_end_of_a_long_row_starts_nothing() -> None:

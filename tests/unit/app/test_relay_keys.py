@@ -91,9 +91,9 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
 def test_a_damaged_file_is_reported_without_its_content(tmp_path: Path, content: bytes) -> None:
     relay_key(None, tmp_path)
     (tmp_path / "relay" / "key").write_bytes(content)
-    with pytest.raises(KeyDamaged, match="delete it to create a new one") as told:
+    with pytest.raises(KeyDamaged, match="delete it to create a new one") as received:
         relay_key(None, tmp_path)
-    assert "short\n" not in str(told.value)
+    assert "short\n" not in str(received.value)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
 
 
 def test_a_rejection_for_a_missing_key_does_not_mention_the_token() -> None:
-    told = NoTokens().read("any")
-    assert verdict_on(LineLost("closed", 1008, told)) is None
+    received = NoTokens().read("any")
+    assert verdict_on(LineLost("closed", 1008, received)) is None
     assert not NoTokens().is_key("")
     assert not NoTokens().is_valid(Claim("kitchen"))
 
@@ -216,9 +216,9 @@ def test_a_list_that_was_never_read_accepts_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", ["", "a b", "../x", "isr1.eyJpIjoi.x", "isr1", "a" * 65, "a\nb"])
 def test_only_ids_are_noted(tmp_path: Path, id: str) -> None:
-    with pytest.raises(ValueError, match="an id must be as") as told:
+    with pytest.raises(ValueError, match="an id must be as") as received:
         revoke(id, tmp_path)
-    assert "eyJ" not in str(told.value)
+    assert "eyJ" not in str(received.value)
     assert not revoked_file(tmp_path).exists()
 
 

@@ -125,8 +125,8 @@ async def test_a_broken_entry_costs_only_itself_and_keeps_its_old_form(reloading
     assert kept.timeout == 5
     assert reloading.servers == {"a", "c"}
     assert "mcpServers.a.url must be" in logs[0]["finding"]
-    told = {"event": "configuration reloaded", "log_level": "info", "added": ["c"], "removed": ["b"]}
-    assert logs[1] == told
+    received = {"event": "configuration reloaded", "log_level": "info", "added": ["c"], "removed": ["b"]}
+    assert logs[1] == received
 
 
 async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(reloading: ReloadingHub) -> None:
@@ -142,8 +142,8 @@ async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(reloa
         assert await reloading.reloader.reload() == ConfigDiff()
         assert await reloading.reloader.reload() == ConfigDiff()
     assert reloading.running.configuration.servers == (before,)
-    told = [line["finding"] for line in logs]
-    assert told[1:] == ["mcp.json: mcpServers.a keeps its earlier settings: ${PROGRAM} is no longer set"]
+    received = [line["finding"] for line in logs]
+    assert received[1:] == ["mcp.json: mcpServers.a keeps its earlier settings: ${PROGRAM} is no longer set"]
 
     hidden.write_text("PROGRAM=second\n")
     await reloading.reloader.reload()

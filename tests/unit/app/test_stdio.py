@@ -190,11 +190,11 @@ async def test_files_that_change_are_followed(pipes: Pipes, tmp_path: Path) -> N
     work = run_stdio(source.load(), os.environ, source, stdin=pipes.stdin, stdout=pipes.stdout)
     serving = asyncio.ensure_future(work)
     pipes.send(line(1, "initialize", **HELLO) + b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
-    heard = await pipes.take()
+    response = await pipes.take()
     write_config(tmp_path, {"light": stdio(light_server.command("x"))})
     async with asyncio.timeout(30):
-        while b"notifications/tools/list_changed" not in heard:
-            heard += await pipes.take()
+        while b"notifications/tools/list_changed" not in response:
+            response += await pipes.take()
         pipes.leave()
         await serving
 

@@ -153,10 +153,10 @@ async def test_the_authenticator_says_where_to_get_tokens(tmp_path: Path, runnin
         away = auth.admit({b"host": b"localhost", b"authorization": f"Bearer {running.token()}".encode()}, "mcp")
         assert isinstance(away, Denied)
         assert away.status == 503
-        for credential, told in ((b"nobodys", b'error="invalid_token"'), (b"ey.e30.e30", b"error_description=")):
+        for credential, received in ((b"nobodys", b'error="invalid_token"'), (b"ey.e30.e30", b"error_description=")):
             other = auth.admit({b"host": b"localhost", b"authorization": b"Bearer " + credential}, "mcp")
             assert isinstance(other, Denied)
-            assert told in other.headers[0][1]
+            assert received in other.headers[0][1]
         assert [issuer.issuer for issuer in world.tokens._trusted()] == [running.url]
         hub = replace(world.configuration.hub, hosts=("hub.internal",))
         world.tokens.change(replace(world.configuration, issuers=(), hub=hub))

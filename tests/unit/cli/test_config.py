@@ -39,9 +39,9 @@ def test_no_file_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_entry_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, "[servers.a]\nurl = 5\n")
     assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
-    told = capsys.readouterr()
-    assert "warning: isthmus.toml: servers.a.url must be a text, not a number" in told.out
-    assert "start and ignore" in told.err
+    output = capsys.readouterr()
+    assert "warning: isthmus.toml: servers.a.url must be a text, not a number" in output.out
+    assert "start and ignore" in output.err
 
 
 def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
@@ -49,10 +49,10 @@ def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
 ) -> None:
     file = written(tmp_path, '[hub]\nhost = "0.0.0.0"\nodd = 1\n')
     assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
-    told = capsys.readouterr()
-    assert "error: hub.host must be loopback while no caller is configured" in told.out
-    assert "warning: isthmus.toml: hub.odd" in told.out
-    assert "refuse to start" in told.err
+    output = capsys.readouterr()
+    assert "error: hub.host must be loopback while no caller is configured" in output.out
+    assert "warning: isthmus.toml: hub.odd" in output.out
+    assert "refuse to start" in output.err
 
 
 def test_a_key_that_was_made_is_as_good_as_a_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,9 +256,9 @@ def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
 
 def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--origin", "--json"]) == Exit.SUCCESS
-    told = json.loads(capsys.readouterr().out)
-    assert told["file"] == str(folder / "isthmus.toml")
-    assert told["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
+    output = json.loads(capsys.readouterr().out)
+    assert output["file"] == str(folder / "isthmus.toml")
+    assert output["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
     assert {
         "path": "servers.search.url",
         "value": "https://a.example/mcp",
@@ -268,9 +268,9 @@ def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str])
             "path": "mcpServers.search.url",
             "borrowed": [],
         },
-    } in told["values"]
-    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in told["values"]
-    assert [finding["code"] for finding in told["findings"]] == ["ISC-202"]
+    } in output["values"]
+    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in output["values"]
+    assert [finding["code"] for finding in output["findings"]] == ["ISC-202"]
 
 
 def test_without_a_file_there_are_the_defaults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,9 +89,9 @@ def test_what_the_pipe_found_in_its_env_file_is_found_there(
     plan = plan_of(DialOptions(()), {"MCP_ENDPOINT": "ws://elsewhere", "ISTHMUS_RELAY_TOKEN": "mine"})
     assert (plan.address.origin.host, plan.address.token) == ("elsewhere", "mine"), "the environment wins"
     (tmp_path / ".env").write_text("MCP_ENDPOINT = 'ws://without an end\n")
-    exit, told = refusal(DialOptions(("calc",)))
+    exit, received = refusal(DialOptions(("calc",)))
     assert exit == Exit.USAGE
-    assert "line 1 is not NAME=value and is skipped" in told
+    assert "line 1 is not NAME=value and is skipped" in received
 
 
 def test_a_script_alone_is_run_as_the_pipe_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +134,9 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
     assert token("http://hub", ISTHMUS_RELAY_TOKEN="by-name") == "by-name"
     assert token(URL, tmp_path / "token", ISTHMUS_RELAY_TOKEN="by-name") == "from-a-file"
     for name in ("nowhere", "bytes"):
-        exit, told = refusal(DialOptions((URL, "calc"), token_file=tmp_path / name))
+        exit, received = refusal(DialOptions((URL, "calc"), token_file=tmp_path / name))
         assert exit == Exit.CONFIGURATION
-        assert str(tmp_path / name) in told
+        assert str(tmp_path / name) in received
 
 
 def test_senseless_options_are_reported(file: Path, tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_senseless_options_are_reported(file: Path, tmp_path: Path) -> None:
     assert refusal(DialOptions((URL,), url="http://[bad"))[0] == Exit.USAGE
     assert refusal(DialOptions(("ws://hub", "calc")))[0] == Exit.USAGE
     (tmp_path / "empty.json").write_text('{"mcpServers": {}}')
-    exit, told = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
-    assert (exit, told) == (Exit.CONFIGURATION, f"there are no servers in {tmp_path / 'empty.json'}")
+    exit, received = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
+    assert (exit, received) == (Exit.CONFIGURATION, f"there are no servers in {tmp_path / 'empty.json'}")
 
 
 @pytest.mark.parametrize(

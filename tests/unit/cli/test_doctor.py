@@ -120,10 +120,10 @@ async def test_findings_in_the_configuration_end_with_3(
 
 async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await examine(config(tmp_path, {"raw": stdio(RAW), "dead": DEAD}), wait=20, is_json=True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": [], "access": "open"}
-    builtin, dead, raw = told["servers"]
-    not_started, told_secret = told["findings"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": [], "access": "open"}
+    builtin, dead, raw = output["servers"]
+    not_started, told_secret = output["findings"]
     assert not_started == {
         "code": "ISD-102",
         "kind": "command-not-started",
@@ -169,10 +169,10 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
         assert out.startswith(f"hub: {served.url}, reached in ")
         assert "✓  raw      ready     4 tools" in out
         assert await examine(source, wait=20, is_json=True) == Exit.CALL_FAILED
-        told = json.loads(capsys.readouterr().out)
-        assert told["hub"]["url"] == served.url
-        assert [server["server"] for server in told["servers"]] == ["builtin", "dead", "raw"]
-        assert [(found["code"], found["fix"]) for found in told["findings"]] == [("ISD-102", NOT_STARTED.fix)]
+        output = json.loads(capsys.readouterr().out)
+        assert output["hub"]["url"] == served.url
+        assert [server["server"] for server in output["servers"]] == ["builtin", "dead", "raw"]
+        assert [(found["code"], found["fix"]) for found in output["findings"]] == [("ISD-102", NOT_STARTED.fix)]
 
 
 @pytest.mark.parametrize("is_json", [True, False])

@@ -68,9 +68,9 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 )
 def test_wrong_usage_ends_with_2_and_says_so_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == Exit.USAGE
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err
 
 
 def test_a_misspelt_command_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +206,9 @@ def test_no_failure_is_a_traceback(
 
     monkeypatch.setattr(cli, "main", fail)
     assert main(["version"]) == code
-    told = capsys.readouterr().err
-    assert said in told
-    assert max(map(len, told.splitlines())) < 300
+    output = capsys.readouterr().err
+    assert said in output
+    assert max(map(len, output.splitlines())) < 300
 
 
 def test_a_reporter_of_a_defect_sees_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,14 +79,14 @@ class Hub:
 
 @asynccontextmanager
 async def hub() -> AsyncIterator[Hub]:
-    told = Hub()
-    server = await asyncio.start_server(told.answer, "127.0.0.1", 0)
-    told.port = server.sockets[0].getsockname()[1]
+    received = Hub()
+    server = await asyncio.start_server(received.answer, "127.0.0.1", 0)
+    received.port = server.sockets[0].getsockname()[1]
     try:
-        yield told
+        yield received
     finally:
         server.close()
-        for writer, task in told.connections:
+        for writer, task in received.connections:
             writer.close()
             await task
 

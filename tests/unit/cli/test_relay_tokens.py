@@ -122,15 +122,20 @@ def test_everything_that_a_token_can_say(capsys: pytest.CaptureFixture[str]) -> 
         "https://h/x",
     )
     said = Said(capsys, "token", "relay", "kitchen", *words, "--json")
-    told = said.json
-    assert told["device"] is None
-    assert told["server"].startswith("wss://h/x/mcp_endpoint/mcp/?token=")
-    assert told["server"].endswith("&server_id=the%20oven")
-    claim = claim_in(told["server"])
+    received = said.json
+    assert received["device"] is None
+    assert received["server"].startswith("wss://h/x/mcp_endpoint/mcp/?token=")
+    assert received["server"].endswith("&server_id=the%20oven")
+    claim = claim_in(received["server"])
     assert (claim.agent, claim.tenant, claim.role) == ("kitchen", "acme", "server")
     assert claim.expires_at is not None
     assert 7100 < claim.expires_at - time.time() <= 7201
-    assert (told["agent"], told["tenant"], told["role"], told["id"]) == ("kitchen", "acme", "server", claim.id)
+    assert (received["agent"], received["tenant"], received["role"], received["id"]) == (
+        "kitchen",
+        "acme",
+        "server",
+        claim.id,
+    )
 
 
 def test_a_device_of_its_own_has_an_address_that_xiaozhi_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +190,7 @@ def test_tokens_that_devices_would_refuse_are_reported(folder: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["a/b"], "the agent must be 1 to 128 printable characters"),
         (["a/b", "--compatible"], "the agent must be 1 to 128 printable characters"),
@@ -201,11 +206,11 @@ def test_tokens_that_devices_would_refuse_are_reported(folder: Path, capsys: pyt
     ],
 )
 def test_an_impossible_token_is_reported_with_advice(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said(capsys, "token", "relay", *words)
     assert (said.code, said.out) == (Exit.USAGE, "")
-    assert told in said.err
+    assert expected in said.err
 
 
 def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

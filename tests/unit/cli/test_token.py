@@ -147,9 +147,9 @@ def test_a_caller_is_revoked_with_all_its_keys_or_one_key_alone(capsys: pytest.C
 def test_what_cannot_be_done_is_said_and_begins_no_list(
     words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = Said(capsys, *words)
-    assert (told.code, told.out) == (Exit.USAGE, "")
-    assert said in told.err
+    output = Said(capsys, *words)
+    assert (output.code, output.out) == (Exit.USAGE, "")
+    assert said in output.err
     assert not (folder / "state").exists(), "a list closes a hub that was open"
 
 

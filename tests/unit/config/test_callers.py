@@ -367,8 +367,8 @@ ISSUERS_GOOD = {"issuer": "https://login.example", "audience": "https://hub.exam
 
 
 def read_of_issuers(issuers: object, public_url: str | None = None) -> tuple[tuple[IssuerSettings, ...], list[str]]:
-    found, told = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
-    return found, [str(finding) for finding in told]
+    found, received = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
+    return found, [str(finding) for finding in received]
 
 
 def test_no_issuers_are_read_without_a_file_or_a_table() -> None:
@@ -416,7 +416,7 @@ def test_what_is_not_said_has_a_safe_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"audience": None}, "issuers.bad.audience must be given where the hub has no public_url, not left out"),
         ({"audience": 1}, "issuers.bad.audience must be a text, not 1"),
@@ -431,21 +431,21 @@ def test_what_is_not_said_has_a_safe_default() -> None:
         ({"tenant": " "}, "issuers.bad.tenant must be a printable text"),
     ],
 )
-def test_a_mistake_costs_its_own_entry(change: dict[str, Any], told: str) -> None:
+def test_a_mistake_costs_its_own_entry(change: dict[str, Any], expected: str) -> None:
     bad = {**ISSUERS_GOOD, "issuer": "https://bad.example", **change}
     found, findings = read_of_issuers(
         {"good": ISSUERS_GOOD, "bad": {key: value for key, value in bad.items() if value is not None}}
     )
     assert [settings.name for settings in found] == ["good"]
     assert len(findings) == 1
-    assert f"isthmus.toml: {told}" in findings[0]
+    assert f"isthmus.toml: {expected}" in findings[0]
     assert findings[0].endswith(("(this issuer is left out)", "(did you mean deny? This issuer is left out)"))
 
 
 def test_an_issuer_whose_tokens_allow_nothing_is_reported() -> None:
-    found, [told] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
+    found, [received] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
     assert len(found) == 1
-    assert "allows no calls" in told
+    assert "allows no calls" in received
 
 
 def test_if_none_is_usable_the_file_is_refused() -> None:
@@ -473,18 +473,18 @@ def test_a_file_with_issuers_is_loaded(tmp_path: Path) -> None:
 def test_an_issuer_whose_callers_would_be_called_like_one_of_the_file_is_left_out() -> None:
     """They would own each other's tasks."""
     table = {"issuers": {"corp": ISSUERS_GOOD, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}
-    found, told = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
+    found, received = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
     assert [issuer.name for issuer in found] == ["team"]
-    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(told[0])
+    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(received[0])
 
 
 def test_a_tenant_is_one_that_is_configured_where_any_are() -> None:
     document = Document(
         FILE, {"issuers": {"corp": {**ISSUERS_GOOD, "tenant": "acne"}, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}, OWN
     )
-    found, told = read_issuers(document, None, Tenants({"acme": TenantSettings()}))
+    found, received = read_issuers(document, None, Tenants({"acme": TenantSettings()}))
     assert [issuer.name for issuer in found] == ["team"]
-    assert "issuers.corp.tenant must be one of acme, not 'acne'" in str(told[0])
+    assert "issuers.corp.tenant must be one of acme, not 'acne'" in str(received[0])
     assert len(read_issuers(document, None)[0]) == 2, "where none are, any will do"
 
 
@@ -519,8 +519,8 @@ WRONG = {
 def findings(folder: Path, text: str) -> dict[str, str]:
     file = folder / "isthmus.toml"
     file.write_text(text)
-    told = load(file, {}, folder, folder).warnings
-    return {each.path: each.advice for each in told if each.code is UNKNOWN_SERVER}
+    received = load(file, {}, folder, folder).warnings
+    return {each.path: each.advice for each in received if each.code is UNKNOWN_SERVER}
 
 
 def test_a_name_that_nearly_matches_a_server_is_reported_wherever_it_stands(tmp_path: Path) -> None:

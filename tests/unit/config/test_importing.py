@@ -91,9 +91,9 @@ def test_a_variable_that_only_the_other_file_sees_is_reported(tmp_path: Path) ->
     merging = begun(tmp_path, None)
     entries = {"a": {"url": URL, "headers": {"Authorization": "Bearer ${TOKEN}"}}}
     merging.add([document(tmp_path / "sub", "mcp.json", CURSOR, entries)])
-    [told] = merging.findings
-    assert told.code is finding_codes.UNRESOLVED_VARIABLE
-    assert str(told) == (
+    [received] = merging.findings
+    assert received.code is finding_codes.UNRESOLVED_VARIABLE
+    assert str(received) == (
         "isthmus.toml: servers.a.headers.Authorization has '${TOKEN}', which is not set; it stays as it is"
     )
 
@@ -128,15 +128,15 @@ def test_replacing_again_and_again_comes_to_an_end(tmp_path: Path) -> None:
         document(tmp_path, "two.json", CLINE, {"a": {"command": "two"}}),
     ]
     own: dict[str, Any] = {}
-    told = []
+    received = []
     for _ in range(3):
         merging = begun(tmp_path, own, may_replace=True)
         merging.add(found)
-        told.append(outcomes(merging))
+        received.append(outcomes(merging))
         text = merging.merged_into("".join(f'[servers.{name}]\ncommand = "{own[name]["command"]}"\n' for name in own))
         own = tomllib.loads(text)["servers"]
         assert not merging.can_replace
-    assert told == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
+    assert received == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
     assert own == {"a": {"command": "one"}}
 
 
@@ -211,7 +211,7 @@ def test_what_toml_has_no_words_for_survives_as_well() -> None:
 
 def test_kept_keys_that_are_not_json_are_reported() -> None:
     entry = entry_of("a", {"command": "x", "extra_json": "{"}, Place(FOLDER / "x", "servers.a"), OWN)
-    assert [str(told) for told in entry.findings] == [
+    assert [str(received) for received in entry.findings] == [
         "x: servers.a.extra_json must be a JSON object in a text, not another value"
     ]
 

@@ -318,6 +318,6 @@ def test_every_kind_of_mistake_is_made_here() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.code.name)
 def test_a_mistake_is_named_exactly(mistake: Mistake, tmp_path: Path) -> None:
-    told = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
-    assert [str(finding)[: len(mistake.told)] for finding in told] == [mistake.told]
-    assert told[0].fix
+    received = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
+    assert [str(finding)[: len(mistake.told)] for finding in received] == [mistake.told]
+    assert received[0].fix

@@ -240,8 +240,10 @@ def test_a_bad_value_refuses_the_file_of_a2a(table: object, message: str) -> Non
 
 
 def test_grpc_has_a_port_and_an_address() -> None:
-    settings, told = read_settings(document_of_a2a({"grpc_port": 0, "grpc_url": "grpc.example:443"}), A2A, A2aSettings)
-    assert (settings.grpc_port, settings.grpc_url, told) == (0, "grpc.example:443", ())
+    settings, received = read_settings(
+        document_of_a2a({"grpc_port": 0, "grpc_url": "grpc.example:443"}), A2A, A2aSettings
+    )
+    assert (settings.grpc_port, settings.grpc_url, received) == (0, "grpc.example:443", ())
 
 
 def test_an_unknown_key_is_reported() -> None:
@@ -641,7 +643,7 @@ def test_what_is_said_of_an_agent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         ({"allow": "builtin"}, "kitchen.allow must be a list of texts, not 'builtin'"),
         (
@@ -654,11 +656,11 @@ def test_what_is_said_of_an_agent() -> None:
         ({"grace": -1}, "kitchen.grace must be a number of seconds, 0 or more, not -1"),
     ],
 )
-def test_an_agent_with_a_mistake_in_it_is_left_out_whole(entry: object, told: str) -> None:
+def test_an_agent_with_a_mistake_in_it_is_left_out_whole(entry: object, expected: str) -> None:
     rules, findings = agents(kitchen=entry, cellar={"grace": 1})
     assert rules == {"cellar": AgentRules(grace=1)}
     (finding,) = findings
-    assert finding.startswith(f"isthmus.toml: relay.agents.{told}")
+    assert finding.startswith(f"isthmus.toml: relay.agents.{expected}")
     assert finding.endswith(("(this entry is skipped)", "(did you mean allow? This entry is skipped)"))
 
 

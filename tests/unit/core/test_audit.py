@@ -77,9 +77,9 @@ def test_a_call_is_recorded_without_its_arguments() -> None:
 
 def test_conversations_are_distinguished_without_their_ids() -> None:
     first, second = (msgspec.structs.replace(call(), session=name) for name in ("one", "two"))
-    told = [ended(asked)["session"] for asked in (first, second, first)]
-    assert told[0] == told[2] != told[1]
-    assert "one" not in told[0]
+    received = [ended(asked)["session"] for asked in (first, second, first)]
+    assert received[0] == received[2] != received[1]
+    assert "one" not in received[0]
 
 
 def test_what_is_about_to_be_sent_has_no_outcome() -> None:
@@ -137,8 +137,13 @@ def test_what_may_be_secret_in_an_address_is_left_out(kind: Kind, address: str, 
 
 
 def test_an_event_is_recorded_with_its_bounded_subject() -> None:
-    told = read(AuditEvent(1.0, "key.revoked", {"caller": "x" * 1000, "at": 5, "event": "forged", "count": 3}))
-    assert (told["at"], told["event"], told["count"], len(told["caller"])) == (1.0, "key.revoked", 3, 256)
+    received = read(AuditEvent(1.0, "key.revoked", {"caller": "x" * 1000, "at": 5, "event": "forged", "count": 3}))
+    assert (received["at"], received["event"], received["count"], len(received["caller"])) == (
+        1.0,
+        "key.revoked",
+        3,
+        256,
+    )
     many = read(AuditEvent(1.0, "some", {f"m{number}": number for number in range(100)}))
     assert len(many) == MEMBERS_MAX + 2
 
@@ -346,10 +351,15 @@ def test_what_closes_a_call_names_it_and_is_its_end() -> None:
     ends.take(begun)
     closed = lost_call_record(begun, 7.0)
     assert closed is not None
-    told, before = record(closed.content), record(begun.content)
-    assert (told["event"], told["outcome"], told["executed"], told["at"]) == (CALL_LOST, "lost", "unknown", 7.0)
+    received, before = record(closed.content), record(begun.content)
+    assert (received["event"], received["outcome"], received["executed"], received["at"]) == (
+        CALL_LOST,
+        "lost",
+        "unknown",
+        7.0,
+    )
     for member in ("caller", "tenant", "name", "server", "arguments", "id", "kind"):
-        assert told[member] == before[member]
+        assert received[member] == before[member]
     ends.take(AuditRow(2, 7.0, closed.content, b""))
     assert (ends.open, ends.lost) == ({}, 1)
     assert lost_call_record(AuditRow(1, 1.0, b"{}", b""), 7.0) is None
@@ -362,5 +372,5 @@ def test_a_call_that_an_earlier_version_began_is_closed() -> None:
     assert old != begun.content
     closed = lost_call_record(AuditRow(1, 1.0, old, b""), 7.0)
     assert closed is not None
-    told = record(closed.content)
-    assert (told["event"], told["frontend"], "face" in told) == (CALL_LOST, "rest", False)
+    received = record(closed.content)
+    assert (received["event"], received["frontend"], "face" in received) == (CALL_LOST, "rest", False)

@@ -182,8 +182,8 @@ async def test_text_that_an_authorization_server_repeats_is_not_printed(
     """Nor the beginning of what is too long to be told whole."""
     async with Authority() as authority, Protected(authority) as server:
         secret = "s3cret" + LONG
-        told = f"unknown: {secret}" if how == "refresh" else "the password was s3cretpassword"
-        authority.refusals = [(400, {"error": "invalid_grant", "error_description": told})] * 3
+        received = f"unknown: {secret}" if how == "refresh" else "the password was s3cretpassword"
+        authority.refusals = [(400, {"error": "invalid_grant", "error_description": received})] * 3
         if how == "refresh":
             token = StoredToken("access", time.time() - 1, 0.0, secret)
             kept = StoredLogin(token, OAuthClient("c"), authority.url, f"{authority.url}/token", server.url, server.url)
@@ -200,13 +200,13 @@ async def test_text_that_an_authorization_server_repeats_is_not_printed(
 @pytest.mark.parametrize("status", [200, 403])
 async def test_a_server_that_repeats_a_callers_token_does_not_get_it_to_the_caller(tmp_path: Path, status: int) -> None:
     class Repeating(Protected):
-        async def on(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            shown = heard.headers.get("authorization", [""])[0]
+        async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            shown = request.headers.get("authorization", [""])[0]
             if "token-1" not in shown and shown:
                 error = {"code": -32000, "message": f"not for {shown}"}
-                out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=status))
+                out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}, status=status))
             else:
-                await super().on(heard, out)
+                await super().on(request, out)
 
     async with Authority() as authority, Repeating(authority) as server:
         authority.prefix = LONG
@@ -287,9 +287,9 @@ async def test_a_server_that_repeats_what_it_is_shown_to_a_call_does_not_get_it_
     """In the hub's own words, that is: what a server answers by itself reaches the caller as it is."""
 
     class Repeating(Scripted):
-        async def on_call(self, heard: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-            error = {"code": -32000, "message": f"not for {heard.headers['authorization'][0]}"}
-            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=401))
+        async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
+            error = {"code": -32000, "message": f"not for {request.headers['authorization'][0]}"}
+            out.write(reply({"jsonrpc": "2.0", "id": request.message["id"], "error": error}, status=401))
 
     async with Repeating() as server:
         entry = {**server.entry, "headers": {"Authorization": "Bearer configured-secret"}}

@@ -276,16 +276,16 @@ class Sending:
         await self.server.__aexit__()
 
     def send(self) -> tuple[ReplySink, Ticket]:
-        told = ReplySink()
-        return told, self.client.send(self.head, None, told)
+        received = ReplySink()
+        return received, self.client.send(self.head, None, received)
 
 
 async def test_a_refusal_for_a_nonce_is_read_to_its_end_and_the_connection_used_again() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         for said in (REFUSAL % 4 + b"xxxx", DONE):
             sending.server.replies.put_nowait(said)
-        assert await asyncio.wait_for(told.over, 5.0) == (200, b"ok")
+        assert await asyncio.wait_for(received.over, 5.0) == (200, b"ok")
         assert ticket.may_have_left
         assert sending.server.connections == 1
         url = sending.server.url.partition("?")[0]
@@ -297,29 +297,29 @@ async def test_a_refusal_for_a_nonce_is_read_to_its_end_and_the_connection_used_
 @pytest.mark.parametrize("rest", [None, b"x" * (REFUSAL_BYTES_MAX + 1)], ids=["cut off", "endless"])
 async def test_a_refusal_that_does_not_end_well_is_a_refusal_all_the_same(rest: bytes | None) -> None:
     async with Sending() as sending:
-        told, _ = sending.send()
+        received, _ = sending.send()
         for said in (REFUSAL % (REFUSAL_BYTES_MAX * 2), rest, DONE):
             sending.server.replies.put_nowait(said)
-        assert await asyncio.wait_for(told.over, 5.0) == (200, b"ok")
+        assert await asyncio.wait_for(received.over, 5.0) == (200, b"ok")
         assert sending.server.connections == 2
 
 
 async def test_a_request_that_was_refused_and_given_up_has_provably_not_run() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         sending.server.replies.put_nowait(REFUSAL % 4)
         await eventually(lambda: sending.server.replies.empty() and not ticket.may_have_left, "it is refused")
         ticket.abort()
         assert not ticket.may_have_left
-        assert not told.over.done()
+        assert not received.over.done()
 
 
 async def test_a_request_that_is_lost_after_its_second_proof_may_have_run() -> None:
     async with Sending() as sending:
-        told, ticket = sending.send()
+        received, ticket = sending.send()
         for said in (REFUSAL % 4 + b"xxxx", None):
             sending.server.replies.put_nowait(said)
-        lost = await asyncio.wait_for(told.over, 5.0)
+        lost = await asyncio.wait_for(received.over, 5.0)
         assert isinstance(lost, ConnectionLost)
         assert lost.may_have_left
         assert ticket.may_have_left

@@ -124,7 +124,7 @@ def test_an_invalid_token_response_is_rejected(said: HttpResponse, failure: type
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "told"),
+    ("said", "kind", "expected"),
     [
         (answered(400, error="invalid_grant", error_description="gone"), GrantRefused, "invalid_grant (gone)"),
         (answered(400, error="<b>"), GrantRefused, "HTTP 400"),
@@ -136,10 +136,10 @@ def test_an_invalid_token_response_is_rejected(said: HttpResponse, failure: type
         (answered(429), FetchFailed, "the token endpoint answered HTTP 429"),
     ],
 )
-def test_a_refusal_says_why_and_never_what_was_sent(said: HttpResponse, kind: type[Exception], told: str) -> None:
+def test_a_refusal_says_why_and_never_what_was_sent(said: HttpResponse, kind: type[Exception], expected: str) -> None:
     refusal = read_refusal(said, ["refresh-1234"])
     assert isinstance(refusal, kind)
-    assert str(refusal) == told
+    assert str(refusal) == expected
 
 
 def test_tokens_of_callers_are_forgotten_when_they_end_and_never_shown() -> None:

@@ -55,9 +55,9 @@ def test_a_list_is_read_as_it_was_written() -> None:
 
 
 def _with(**members: object) -> bytes:
-    told = msgspec.json.decode(write_keys([made()]))
-    told["keys"][0] |= members
-    return msgspec.json.encode(told)
+    received = msgspec.json.decode(write_keys([made()]))
+    received["keys"][0] |= members
+    return msgspec.json.encode(received)
 
 
 @pytest.mark.parametrize(

@@ -254,17 +254,17 @@ def counting() -> Any:
 async def test_a_listener_gets_progress_and_the_result(service: ToolService, counting: Any) -> None:
     box = AgentTools(service, ["counting"])
     (found,) = await box.tools()
-    heard: list[ToolStreamChunk] = []
+    received: list[ToolStreamChunk] = []
 
     async def hear(chunk: ToolStreamChunk) -> None:
-        heard.append(chunk)
+        received.append(chunk)
 
     request = ToolRequest(found.name, parameters={"steps": 2}, session_id="s")
     assert (await box.execute(request, hear)).text == "s: 2"
     assert (await box.execute(request)).text == "s: 2"
-    blocking = await asyncio.to_thread(box.execute_blocking, request, heard.append)
+    blocking = await asyncio.to_thread(box.execute_blocking, request, received.append)
     assert blocking.text == (await asyncio.to_thread(box.execute_blocking, request)).text == "s: 2"
-    assert [chunk.content["progress"] for chunk in heard] == [1, 2, 1, 2]
+    assert [chunk.content["progress"] for chunk in received] == [1, 2, 1, 2]
 
 
 async def test_a_listener_that_raises_ends_the_call(service: ToolService, counting: Any) -> None:

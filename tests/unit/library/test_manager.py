@@ -78,8 +78,8 @@ async def test_a_server_that_failed_costs_its_own_tools_and_is_reported(
     await workspace.begin(Bench("a.x", "a.y", missing={"b": "it ended"}), "a", "b")
     assert workspace.manager.connected_servers == ["a"]
     assert workspace.manager.failures == {"b": "it ended"}
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
-    assert told == [
+    received = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
+    assert received == [
         ("INFO", "MCP server a connected; tools: 2"),
         ("ERROR", "MCP server b cannot be reached, so its tools are missing: it ended"),
     ]
@@ -379,9 +379,9 @@ def test_a_path_that_is_not_a_file_is_reported_and_the_next_is_read(
         file.symlink_to(file if kind == "link to itself" else agent_folder / "nothing.json")
     write(Path.home() / ".excelmanus" / "mcp.json", home=STDIO)
     assert names(MCPConfigLoader.load(workspace_root=agent_folder)) == ["home"]
-    (told,) = caplog.records
-    assert told.levelno == logging.WARNING
-    assert f"{file} is not a file: trying the next place for MCP servers" in told.getMessage()
+    (received,) = caplog.records
+    assert received.levelno == logging.WARNING
+    assert f"{file} is not a file: trying the next place for MCP servers" in received.getMessage()
 
 
 @pytest.mark.parametrize("source", ["environment", "argument", "agent_folder"])
@@ -396,9 +396,9 @@ def test_a_path_that_no_file_can_have_is_as_one_that_is_not_there(
         long if source == "argument" else None, long if source == "agent_folder" else agent_folder
     )
     assert names(found) == ["home"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == (source != "agent_folder")
-    assert all("which is not a file" in line for line in told)
+    received = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(received) == (source != "agent_folder")
+    assert all("which is not a file" in line for line in received)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "\xff"])
@@ -420,16 +420,18 @@ def test_contents_that_hold_no_servers_are_an_error_in_the_log(data: Any, caplog
 
 
 @pytest.mark.parametrize(
-    ("held", "told"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
+    ("held", "expected"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
 )
 def test_something_else_in_place_of_servers_is_reported(
-    held: Any, told: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
+    held: Any, expected: str, agent_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (agent_folder / "mcp.json").write_text(json.dumps({"mcpServers": held}))
     assert MCPConfigLoader.load(workspace_root=agent_folder) == []
     assert MCPConfigLoader._parse_config({"mcpServers": held}) == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert all(f"mcpServers must be an object of servers, not {told}" in line.getMessage() for line in caplog.records)
+    assert all(
+        f"mcpServers must be an object of servers, not {expected}" in line.getMessage() for line in caplog.records
+    )
 
 
 def test_servers_elsewhere_in_the_file_are_read_all_the_same() -> None:
@@ -518,9 +520,9 @@ def test_an_illegal_server_name_is_changed_and_reported(caplog: pytest.LogCaptur
 def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: pytest.LogCaptureFixture) -> None:
     found = only({**STDIO, "timeout": given})
     assert (found.timeout, found.settings().timeout) == (used, used)
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == len(caplog.records) == (given != used)
-    assert all(f"{given:g} seconds" in line and f"{used:g}" in line and "one" in line for line in told)
+    received = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(received) == len(caplog.records) == (given != used)
+    assert all(f"{given:g} seconds" in line and f"{used:g}" in line and "one" in line for line in received)
 
 
 def test_a_timeout_in_a_variable_is_in_seconds_too(

@@ -486,7 +486,7 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
 
 
 @pytest.mark.parametrize(
-    ("chunks", "heard"),
+    ("chunks", "notified"),
     [
         (
             [
@@ -531,14 +531,14 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
     ],
 )
 async def test_progress_of_an_object_arrives_step_by_step(
-    service: ToolService, chunks: list[ToolStreamChunk], heard: list[Any]
+    service: ToolService, chunks: list[ToolStreamChunk], notified: list[Any]
 ) -> None:
     stepwise = Stepwise()
     stepwise.chunks = tuple(chunks)
     service.register_tool(stepwise)
-    told = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
-    found = [(chunk.chunk_type, chunk.content) async for chunk in told]
-    assert json.dumps(found) == json.dumps(heard)
+    received = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
+    found = [(chunk.chunk_type, chunk.content) async for chunk in received]
+    assert json.dumps(found) == json.dumps(notified)
 
 
 async def test_an_object_s_stream_is_read_to_its_end(service: ToolService) -> None:

@@ -50,9 +50,9 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize(("reason", "told"), REASONS.items())
-def test_the_cause_is_shown_and_not_its_place(reason: str, told: str) -> None:
-    assert without_locations(reason) == told
+@pytest.mark.parametrize(("reason", "expected"), REASONS.items())
+def test_the_cause_is_shown_and_not_its_place(reason: str, expected: str) -> None:
+    assert without_locations(reason) == expected
 
 
 @pytest.mark.parametrize("said", ["x.", "/x", "://", "1.", "[::"])

@@ -64,10 +64,10 @@ def document(id: str, version: int = 1, *, at: float = 1.0, owner: str = "me", *
 
 
 async def write(journal: Journal, *documents: Document) -> WriteResult:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write(documents, told.set_result)
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write(documents, results.set_result)
     async with asyncio.timeout(30):
-        return await told
+        return await results
 
 
 async def ids(journal: Journal, token: str = "", limit: int = 10, **narrowed: object) -> list[str]:
@@ -296,20 +296,20 @@ async def test_every_journal_says_the_same_to_the_same_writes(
     """All writes of an example come within one turn of the loop, so that they share a transaction."""
     owner = secrets.token_hex(8)  # the journal is that of the examples before
     model = MemoryJournal()
-    told = [await write_all(each, owner, works) for each in (journal, model)]
-    assert told[0] == told[1]
+    received = [await write_all(each, owner, works) for each in (journal, model)]
+    assert received[0] == received[1]
     journal_base = [await each.page("task", owner, limit=9) for each in (journal, model)]
     assert journal_base[0] == journal_base[1]
 
 
 async def write_all(journal: Journal, owner: str, works: list[list[tuple[str, int, bool]]]) -> list[WriteResult]:
-    told = []
+    received = []
     for number, work in enumerate(works):
-        told.append(asyncio.get_running_loop().create_future())
+        received.append(asyncio.get_running_loop().create_future())
         documents = [
             Document("task", owner, id, version, 1.0, None if is_gone else b"%d" % number)
             for id, version, is_gone in work
         ]
-        journal.write(documents, told[-1].set_result)
+        journal.write(documents, received[-1].set_result)
     async with asyncio.timeout(30):
-        return list(await asyncio.gather(*told))
+        return list(await asyncio.gather(*received))

@@ -46,9 +46,9 @@ def document(id: str, version: int = 1, state: str = "open", *, kind: str = "tas
 
 
 async def write(journal: SharedPostgresJournal, *documents: Document) -> WriteResult:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write(documents, told.set_result)
-    return await told
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write(documents, results.set_result)
+    return await results
 
 
 async def holder(journal: SharedPostgresJournal, id: str) -> str:
@@ -120,18 +120,18 @@ async def test_only_the_node_that_holds_a_document_changes_it(database: Database
 async def test_of_two_nodes_that_write_the_same_new_document_one_succeeds(database: Database) -> None:
     async with joined(database.url(), "a", "b") as (a, b):
         for number in range(50):
-            told = await asyncio.gather(*(write(each, document(f"t{number}")) for each in (a, b)))
-            assert sorted(told) == ["conflict", "kept"]
+            results = await asyncio.gather(*(write(each, document(f"t{number}")) for each in (a, b)))
+            assert sorted(results) == ["conflict", "kept"]
 
 
 async def test_batches_of_the_same_documents_in_another_order_do_not_stop_each_other(database: Database) -> None:
     async with joined(database.url(), "a", "b") as nodes:
         for version in range(1, 30):
             works = [document(f"t{number}", version, "free") for number in range(40)]
-            told = await asyncio.gather(
+            results = await asyncio.gather(
                 *(write(nodes[0], *works), write(nodes[1], *reversed(works))),
             )
-            assert sorted(told) == ["conflict", "kept"], version
+            assert sorted(results) == ["conflict", "kept"], version
 
 
 async def test_what_other_nodes_hold_is_neither_scanned_nor_deleted(database: Database) -> None:
@@ -338,9 +338,9 @@ async def test_after_the_database_was_away_living_nodes_are_not_taken_over(datab
 async def test_the_first_node_holds_what_a_hub_left_that_was_alone(database: Database) -> None:
     url = database.url()
     alone = await PostgresJournal.open(StorageSettings(url))
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    alone.write([document("t"), document("u", state="done"), document("v", kind="other")], told.set_result)
-    assert await told == "kept"
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    alone.write([document("t"), document("u", state="done"), document("v", kind="other")], results.set_result)
+    assert await results == "kept"
     with pytest.raises(StateInUse, match="a hub that is not part of a cluster"):
         await SharedPostgresJournal.open_shared(StorageSettings(url), LeaseSettings("a"), HELD)
     await alone.aclose()
@@ -357,9 +357,9 @@ async def test_the_first_node_holds_what_a_hub_left_that_was_alone(database: Dat
     # And back: it sees and changes everything.
     alone = await PostgresJournal.open(StorageSettings(url))
     assert [each.id for each in await alone.all_in("task", ("open",), limit=9)] == ["t"]
-    told = asyncio.get_running_loop().create_future()
-    alone.write([document("t", 3)], told.set_result)
-    assert await told == "kept"
+    results = asyncio.get_running_loop().create_future()
+    alone.write([document("t", 3)], results.set_result)
+    assert await results == "kept"
     await alone.aclose()
 
 
@@ -370,13 +370,13 @@ async def test_the_tables_of_an_earlier_version_are_migrated_by_nodes_that_start
     with monkeypatch.context() as earlier:
         earlier.setattr(postgres, "STEPS", postgres.STEPS[:3])
         before = await PostgresJournal.open(StorageSettings(url))
-        told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         connection = before._connection
         assert connection is not None
         rows = [("task", b"me", f"t{number}".encode(), 1, 1.0, b"", "open", b"{}") for number in range(250)]
         await connection.execute(postgres.NEW, *zip(*rows, strict=True))
         await before.aclose()
-        told.cancel()
+        results.cancel()
     opened = await asyncio.gather(
         *(SharedPostgresJournal.open_shared(StorageSettings(url), LeaseSettings(name, LEASE), HELD) for name in "abc")
     )

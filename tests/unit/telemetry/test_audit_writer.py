@@ -228,8 +228,8 @@ async def test_rejected_callers_make_one_record(monkeypatch: pytest.MonkeyPatch)
     bench.audit.count_rejected("mcp", 403)
     await bench.journal.comes()
     bench.journal.answer()
-    told = [(each["event"], each["frontend"], each["status"], each["count"]) for each in bench.journal.kept]
-    assert told == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
+    received = [(each["event"], each["frontend"], each["status"], each["count"]) for each in bench.journal.kept]
+    assert received == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
 
 
 # -- strict ----------------------------------------------------------------------------------------------------------

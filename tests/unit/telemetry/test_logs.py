@@ -38,11 +38,11 @@ def as_it_was() -> Iterator[None]:
 def test_a_line_is_one_json_object_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     configure()
     structlog.get_logger().info("server ready", server="files", tools=3)
-    told = capsys.readouterr()
-    line = json.loads(told.err)
+    output = capsys.readouterr()
+    line = json.loads(output.err)
     assert (line["event"], line["level"], line["server"], line["tools"]) == ("server ready", "info", "files", 3)
     assert line["ts"].endswith("Z")
-    assert told.out == ""
+    assert output.out == ""
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
@@ -51,9 +51,9 @@ def test_what_a_peer_said_cannot_forge_a_line_or_drive_a_terminal(
 ) -> None:
     configure("info", "json" if format == "json" else "console")
     structlog.get_logger().warning("server said", text=NASTY)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    text = json.loads(told)["text"] if format == "json" else told.rstrip("\n")
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    text = json.loads(output)["text"] if format == "json" else output.rstrip("\n")
     assert text.isprintable(), repr(text)
     assert "forged line" in text
 
@@ -78,9 +78,9 @@ def test_a_traceback_is_in_the_log_and_bounded(format: str, capsys: pytest.Captu
         raise ZeroDivisionError("\x1b[2Jforged")
     except ZeroDivisionError:
         structlog.get_logger().exception("a defect")
-    told = capsys.readouterr().err
-    assert "ZeroDivisionError" in told
-    assert "\x1b" not in told
+    output = capsys.readouterr().err
+    assert "ZeroDivisionError" in output
+    assert "\x1b" not in output
 
 
 def test_no_line_of_an_exception_looks_like_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,13 +233,13 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
         clock.seconds += 2 * SLICE_SECONDS
 
     flooding = [portions(shares.of("greedy"), partial(take, number)) for number in range(FLOODING)]
-    heard: list[bytes] = []
-    modest = portions(shares.of("modest"), heard.append)
+    received: list[bytes] = []
+    modest = portions(shares.of("modest"), received.append)
     for each in flooding:
         each.feed(b"xx")
     assert taken == [0]
     modest.feed(b"y")
-    assert heard == [b"y"]
+    assert received == [b"y"]
     for turn in range(1, 2 * FLOODING):
         await asyncio.sleep(0)
         assert len(taken) == turn + 1

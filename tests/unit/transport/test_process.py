@@ -159,17 +159,17 @@ async def test_a_childs_last_output_is_read_before_its_end(
 async def test_nothing_is_read_before_the_channel_is_returned() -> None:
     channel: ProcessChannel | None = None
     seen: list[bool] = []
-    heard = ChannelOutput()
+    received = ChannelOutput()
 
     def on_bytes(data: bytes) -> None:
         seen.append(channel is not None)
 
     def on_lost(reason: str) -> None:
         seen.append(channel is not None)
-        heard.on_lost(reason)
+        received.on_lost(reason)
 
     channel = await ProcessChannel.spawn(["/bin/echo", "x"], env={}, cwd=None, on_bytes=on_bytes, on_lost=on_lost)
-    await heard.loss()
+    await received.loss()
     assert seen == [True, True]
     await channel.aclose()
 
@@ -178,15 +178,15 @@ async def test_nothing_is_read_before_the_channel_is_returned() -> None:
 async def test_a_child_whose_start_is_cancelled_is_ended_without_being_read(
     turns: int, tmp_path: Path, others: set[int]
 ) -> None:
-    heard = ChannelOutput()
+    received = ChannelOutput()
     pid_file = tmp_path / "pid"
     starting = asyncio.create_task(
         ProcessChannel.spawn(
             ["/bin/sh", "-c", f"echo $$ > {pid_file}; exec cat"],
             env={},
             cwd=None,
-            on_bytes=heard.on_bytes,
-            on_lost=heard.on_lost,
+            on_bytes=received.on_bytes,
+            on_lost=received.on_lost,
         )
     )
     for _ in range(turns):
@@ -201,7 +201,7 @@ async def test_a_child_whose_start_is_cancelled_is_ended_without_being_read(
             await asyncio.sleep(0.005)
     for _ in range(20):
         await asyncio.sleep(0)  # the pipes are closed once they are connected, and that nobody tells either
-    assert not heard.losses
+    assert not received.losses
 
 
 async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
@@ -389,15 +389,15 @@ async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
 
 async def test_a_hundred_killed_children_leave_no_zombie(others: set[int]) -> None:
     for _ in range(100):
-        heard = ChannelOutput()
+        received = ChannelOutput()
         channel = await ProcessChannel.spawn(
-            ["/bin/cat"], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+            ["/bin/cat"], env={}, cwd=None, on_bytes=received.on_bytes, on_lost=received.on_lost
         )
         channel.write(b"x\n")
         os.kill(channel.pid, signal.SIGKILL)
-        assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+        assert await received.loss() == "killed by signal 9 (SIGKILL)"
         await channel.aclose()
-        assert len(heard.losses) == 1
+        assert len(received.losses) == 1
     assert zombies(others) == []
 
 
@@ -424,14 +424,14 @@ async def test_a_child_sees_only_what_was_declared_for_it(
     os.set_inheritable(inheritable, True)
     try:
         await start(heard, channels, listing, env={"TOKEN": "t", "PATH": "/nowhere"})
-        told = (await heard.until(b"\n")).decode()
+        response = (await heard.until(b"\n")).decode()
     finally:
         os.close(inheritable)
-    assert "hunter2" not in told
-    assert "('TOKEN', 't')" in told
-    assert "('PATH', '/nowhere')" in told
+    assert "hunter2" not in response
+    assert "('TOKEN', 't')" in response
+    assert "('PATH', '/nowhere')" in response
     # The fourth is the descriptor of the directory that is being listed.
-    assert told.strip().endswith("['0', '1', '2', '3']")
+    assert response.strip().endswith("['0', '1', '2', '3']")
 
 
 async def test_a_child_leads_its_own_session(heard: ChannelOutput, channels: list[ProcessChannel]) -> None:
@@ -518,18 +518,18 @@ SHOWS = (
 
 
 async def told(limits: ProcessLimits, *names: str) -> list[int]:
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     channel = await ProcessChannel.spawn(
         [sys.executable, "-c", SHOWS, *names],
         env={},
         cwd=None,
-        on_bytes=heard.set_result,
-        on_lost=lambda why: None if heard.done() else heard.set_exception(AssertionError(why)),
+        on_bytes=received.set_result,
+        on_lost=lambda why: None if received.done() else received.set_exception(AssertionError(why)),
         limits=limits,
     )
     try:
         channel.write(b"tell\n")
-        answer = await asyncio.wait_for(heard, 30)
+        answer = await asyncio.wait_for(received, 30)
         return [int(each) for each in answer.decode().strip("[]\n").split(",")]
     finally:
         await channel.aclose()

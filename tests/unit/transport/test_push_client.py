@@ -152,11 +152,11 @@ async def test_what_the_operator_listed_may_be_private_and_nothing_else(server: 
 async def test_a_refused_private_address_names_the_setting_that_permits_it() -> None:
     setting = '[targets] allow = ["http://127.0.0.1:9000"]'
     async with couriers(is_allowed=lambda _: False) as courier:
-        told = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=True)
+        response = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=True)
         why = "127.0.0.1 may not be dialled: its address is loopback"
-        assert told == f"{why}; to permit it, the operator sets {setting}"
-        told = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=False) or ""
-        assert told.endswith(f"{setting}, and targets = true for the caller")
+        assert response == f"{why}; to permit it, the operator sets {setting}"
+        response = await courier.refusal("http://127.0.0.1:9000/hook", is_trusted=False) or ""
+        assert response.endswith(f"{setting}, and targets = true for the caller")
         assert "allow" not in (await courier.refusal("ftp://a.example/", is_trusted=True) or "")
 
 

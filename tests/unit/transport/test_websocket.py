@@ -129,16 +129,16 @@ class Echo:
 
 @pytest_asyncio.fixture
 async def echo() -> AsyncIterator[tuple[Echo, HttpOrigin]]:
-    heard = Echo()
-    async with serve(heard.talk, "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")], max_size=None) as server:
-        yield heard, HttpOrigin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
+    received = Echo()
+    async with serve(received.talk, "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")], max_size=None) as server:
+        yield received, HttpOrigin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
 async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, HttpOrigin]) -> None:
-    heard, origin = echo
+    received, origin = echo
     ear = SocketRecorder()
     channel = await connect(origin, ear, headers={"Authorization": "Bearer secret"})
     assert channel.chosen == "mcp"
@@ -146,15 +146,15 @@ async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, Ht
         channel.write(channel.frame(text))
         assert await ear.message() == text
     await channel.aclose()
-    (request,) = heard.requests
+    (request,) = received.requests
     assert request.path == "/mcp?a=1"
     assert request.headers["Authorization"] == "Bearer secret"
     assert request.headers["Sec-WebSocket-Protocol"] == "mcp"
     assert "Sec-WebSocket-Extensions" not in request.headers
     async with asyncio.timeout(10):
-        while not heard.codes:  # noqa: ASYNC110 - the server ends by itself
+        while not received.codes:  # noqa: ASYNC110 - the server ends by itself
             await asyncio.sleep(0.001)
-    assert heard.codes == [1000]
+    assert received.codes == [1000]
     assert ear.reasons == []
 
 
@@ -214,10 +214,10 @@ async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) ->
 
 
 async def test_the_server_may_choose_one_of_several_subprotocols(echo: tuple[Echo, HttpOrigin], server: Server) -> None:
-    heard, origin = echo
+    received, origin = echo
     endpoint = WebSocketAddress(origin, "/", ("other", "mcp"), LIMIT_BYTES)
     channel = await DialledSocket.connect(Egress(), endpoint, SocketRecorder(), is_configured=True, within=5.0)
-    assert (channel.chosen, heard.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
+    assert (channel.chosen, received.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
     await channel.aclose()
     channel, _ = await opened(server, SocketRecorder())
     assert channel.chosen is None

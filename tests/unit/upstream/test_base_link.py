@@ -86,8 +86,8 @@ async def turn() -> None:
 def modern(pipe: Pipe) -> Line:
     line = Line(pipe)
     line.dialect = ModernDialect(ME)
-    told = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
-    line.capabilities = msgspec.convert(told, ServerCapabilities)
+    received = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
+    line.capabilities = msgspec.convert(received, ServerCapabilities)
     return line
 
 
@@ -419,8 +419,8 @@ async def test_a_server_that_got_a_cancel_gets_no_answer_about_that_call() -> No
     inflight, listener = await asking.call()
     asking.line.read(ASKS)
     inflight.cancel("enough")
-    (told,) = asking.said()
-    assert told["method"] == "notifications/cancelled"
+    (received,) = asking.said()
+    assert received["method"] == "notifications/cancelled"
     assert (listener.retracted, asking.line.questions._open) == ([listener.asked[0][1]], {})
 
 

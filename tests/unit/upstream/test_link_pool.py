@@ -198,13 +198,13 @@ async def test_a_long_reason_is_cut_after_its_secrets_are_gone(pooled: Pooled) -
     pooled.refusal = ConnectFailed(f"{'x' * (REASON_LENGTH_MAX - 4)} hunter22 {'y' * 10_000}")
     _, listener = pooled.start()
     await pooled.until_quiet()
-    told = f"{'x' * (REASON_LENGTH_MAX - 4)} ***"
+    received = f"{'x' * (REASON_LENGTH_MAX - 4)} ***"
     assert isinstance(listener.fault, NotConnected)
-    assert listener.fault.why == told
+    assert listener.fault.why == received
     with pytest.raises(NotConnected) as refused:
         async with pooled.pool.borrowed(ANYONE, ABLE):
             pass
-    assert refused.value.why == told
+    assert refused.value.why == received
 
 
 async def test_a_defect_while_a_link_is_made_costs_only_its_waiters(pooled: Pooled) -> None:
@@ -596,17 +596,17 @@ async def test_a_full_pool_lends_nothing() -> None:
 
 
 async def test_a_change_on_a_link_counts_for_the_callers_of_that_link(pooled: Pooled) -> None:
-    heard: list[tuple[ClientCapabilities, str]] = []
+    received: list[tuple[ClientCapabilities, str]] = []
     renewed: list[BaseLink] = []
-    pooled.pool.on_changed = lambda client_caps, topic: heard.append((client_caps, topic))
+    pooled.pool.on_changed = lambda client_caps, topic: received.append((client_caps, topic))
     pooled.pool.on_renewed = renewed.append
     await pooled.sent()
     pooled.links[0].on_changed("tools")
     async with pooled.pool.borrowed(OTHER, ABLE):
         pooled.links[1].on_changed("prompts")
         pooled.links[1].on_renewed()
-    assert heard[0] == (NO_CAPABILITIES, "tools")
-    assert heard[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
+    assert received[0] == (NO_CAPABILITIES, "tools")
+    assert received[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
     assert renewed == [pooled.links[1]]
 
 
@@ -1110,8 +1110,10 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
-    told: list[str] = []
-    await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Subscriber(ANYONE, ABLE, "a"))
+    received: list[str] = []
+    await followed.subscriptions.add(
+        (NAME, PAGE), (tell := lambda: received.append(PAGE)), Subscriber(ANYONE, ABLE, "a")
+    )
     link = await followed.called("a")
     await later(0.01)
     assert not link.is_closed
@@ -1119,7 +1121,7 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
     assert link.asked[-1] == ("resources/unsubscribe", {"uri": PAGE})
     await later(0.01)
     await followed.until_quiet()
-    assert (link.is_closed, len(followed.pool), told) == (True, 0, [])
+    assert (link.is_closed, len(followed.pool), received) == (True, 0, [])
 
 
 async def test_links_without_subscriptions_make_room_and_others_notify_when_they_are_back() -> None:
@@ -1227,7 +1229,7 @@ async def test_where_a_call_is_answered_is_its_own_links_to_say(pooled: Pooled) 
 
 
 async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_tasks(pooled: Pooled) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Telling(Scripted):
         def __init__(self) -> None:
@@ -1235,7 +1237,7 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_task
             self.can = frozenset({"tools", "tasks"})
 
         def listen(self) -> None:
-            heard.append("listens")
+            received.append("listens")
 
     async def connect(_profile: ClientCapabilities, _subject: Subject | None) -> BaseLink:
         pooled.links.append(Telling())
@@ -1243,7 +1245,7 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_notify_of_task
 
     pooled.pool._connect = connect
     await pooled.sent()
-    assert heard == ["listens"]
+    assert received == ["listens"]
 
 
 # -- credentials of single callers ----------------------------------------------------------------------------------

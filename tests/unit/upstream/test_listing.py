@@ -59,10 +59,10 @@ class Lister:
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
         cursor = json.loads(params).get("cursor")
         self.asked.append((method, cursor))
-        told = self._answer(method, cursor)
-        if isinstance(told, Exception):
-            raise told
-        return msgspec.Raw(told if isinstance(told, bytes) else json.dumps(told).encode())
+        received = self._answer(method, cursor)
+        if isinstance(received, Exception):
+            raise received
+        return msgspec.Raw(received if isinstance(received, bytes) else json.dumps(received).encode())
 
 
 def page(*names: str, cursor: str | None = None, **more: Any) -> dict[str, Any]:
@@ -179,8 +179,8 @@ async def test_what_is_listed_twice_is_used_once_and_said() -> None:
 
 async def test_a_description_that_is_too_large_costs_only_its_tool() -> None:
     big = {"name": "big", "description": "x" * 2000}
-    told = {"tools": [big, {"name": "small"}]}
-    listing = await tools_of(Lister(lambda _method, _cursor: told, schema_bytes=1024))
+    received = {"tools": [big, {"name": "small"}]}
+    listing = await tools_of(Lister(lambda _method, _cursor: received, schema_bytes=1024))
     assert names(listing) == ["small"]
     assert listing.all_notes() == ("'big' left out: its description is over 1024 bytes",)
 
@@ -195,10 +195,10 @@ async def test_a_list_of_nonsense_is_reported_within_a_bound() -> None:
     assert len(listing.all_notes()) == NOTES_MAX
 
 
-@pytest.mark.parametrize("told", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
-async def test_what_is_no_list_is_refused(told: object) -> None:
+@pytest.mark.parametrize("received", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
+async def test_what_is_no_list_is_refused(received: object) -> None:
     with pytest.raises(BadReply, match="tools/list returned an invalid result"):
-        await tools_of(Lister(lambda _method, _cursor: told))
+        await tools_of(Lister(lambda _method, _cursor: received))
 
 
 # -- topics --------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ async def test_reading_one_topic_leaves_the_others_as_they_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("received", "seconds"),
     [
         ([None], None),
         ([5000], 5.0),
@@ -263,11 +263,11 @@ async def test_reading_one_topic_leaves_the_others_as_they_are_known() -> None:
         ([0, 5000], None),
     ],
 )
-async def test_a_list_holds_as_long_as_its_briefest_page(told: list[int | None], seconds: float | None) -> None:
+async def test_a_list_holds_as_long_as_its_briefest_page(received: list[int | None], seconds: float | None) -> None:
     def answer(_method: str, cursor: str | None) -> Any:
         number = int(cursor or 0)
-        more = {} if told[number] is None else {"ttlMs": told[number]}
-        return page(f"t{number}", cursor=str(number + 1) if number + 1 < len(told) else None, **more)
+        more = {} if received[number] is None else {"ttlMs": received[number]}
+        return page(f"t{number}", cursor=str(number + 1) if number + 1 < len(received) else None, **more)
 
     assert (await tools_of(Lister(answer))).ttl_seconds.get("tools") == seconds
 

@@ -35,14 +35,14 @@ def hidden(payload: bytes, shortest: int = 0) -> bytes:
 
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_a_secret_is_found_however_it_is_written(*, is_ascii: bool) -> None:
-    told = {"a": [f"Bearer {SECRET}!", {"b": SECRET}], SECRET: 1, "n": 1}
-    text = json.dumps(told, ensure_ascii=is_ascii).replace("/", r"\/").encode()
+    received = {"a": [f"Bearer {SECRET}!", {"b": SECRET}], SECRET: 1, "n": 1}
+    text = json.dumps(received, ensure_ascii=is_ascii).replace("/", r"\/").encode()
     assert json.loads(hidden(text)) == {"a": ["Bearer ***!", {"b": "***"}], "***": 1, "n": 1}
 
 
 def test_a_secret_is_found_within_the_name_of_a_member_and_a_word_is_not() -> None:
-    told = {f"https://s.example/?token={SECRET}": 404, "the text of a long name": 1}
-    assert json.loads(hidden(json.dumps(told).encode())) == {
+    received = {f"https://s.example/?token={SECRET}": 404, "the text of a long name": 1}
+    assert json.loads(hidden(json.dumps(received).encode())) == {
         "https://s.example/?token=***": 404,
         "the text of a long name": 1,
     }

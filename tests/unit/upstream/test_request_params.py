@@ -86,7 +86,7 @@ def test_the_version_is_the_one_agreed_on() -> None:
 def test_a_list_is_requested_with_the_client_capabilities_of_its_callers() -> None:
     client_caps = frozenset({"elicitation", "elicitation.url", "roots"})
     asked = json.loads(MODERN.params({"cursor": raw("c")}, client_caps))
-    told: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}
-    assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": told}}
+    received: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}
+    assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": received}}
     assert json.loads(MODERN.params({})) == {"_meta": ENVELOPE}
     assert json.loads(LEGACY.params({"cursor": raw("c")}, client_caps)) == {"cursor": "c"}

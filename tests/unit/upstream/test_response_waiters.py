@@ -700,28 +700,28 @@ async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: ob
 
 
 async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> None:
-    link, heard = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
-    link.on_task = lambda server, place, state: heard.append((server, place, state))
+    link, received = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
+    link.on_task = lambda server, place, state: received.append((server, place, state))
     link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
     link.on_notification(STATUS_NOTIFICATION, {"taskId": raw("t")})
-    ((server, place, state),) = heard
+    ((server, place, state),) = received
     assert (server, place, state.id, state.status) == (NAME, link.place, "t", "working")
     assert (link.place.is_process, link.place.is_lost) == (False, False)
 
 
 async def test_unrequested_notifications_of_a_modern_server_are_ignored() -> None:
-    link, heard = Scripted(), list[str]()
+    link, received = Scripted(), list[str]()
     link.dialect = ModernDialect(Implementation("isthmus", "1"))
-    link.on_task = lambda _server, _place, state: heard.append(state.id)
+    link.on_task = lambda _server, _place, state: received.append(state.id)
     link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
-    assert heard == []
+    assert received == []
 
 
 async def test_a_link_passes_on_progress_without_a_waiter() -> None:
-    link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
-    link.on_progress = lambda place, request, event: heard.append((place, request, event()))
+    link, received = Scripted(), list[tuple[LinkSession, int, Progress]]()
+    link.on_progress = lambda place, request, event: received.append((place, request, event()))
     link.on_notification(PROGRESS, {"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
-    assert heard == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
+    assert received == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
 
 
 async def test_what_the_hub_gave_up_asking_by_itself_asks_nothing_later() -> None:

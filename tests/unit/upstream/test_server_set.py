@@ -174,15 +174,15 @@ async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
 
 async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
     old = await kept.ready()
-    told: list[str] = []
-    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told")) is None
+    received: list[str] = []
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told")) is None
     kept.supervisor.change(settings(OTHER))
     await kept.until(lambda: old.is_closed)
     new = kept.links[1]
     await kept.until(lambda: "file:///x" in new._modern_subscriptions.wanted)
-    await kept.until(lambda: told == ["told"])  # it may have changed while the servers did
+    await kept.until(lambda: received == ["told"])  # it may have changed while the servers did
     new.on_updated("file:///x")
-    assert told == ["told", "told"]
+    assert received == ["told", "told"]
 
 
 async def test_an_heir_asks_for_nothing_before_it_takes_over(kept: Kept) -> None:

@@ -373,8 +373,8 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
     inflight, _ = held.start()
     asked = await posted(await held.server.accept())
     inflight.cancel("changed my mind")
-    told = [await held.taken() for _ in range(2)]
-    assert [each["params"]["requestId"] for each in told] == [asked["id"]] * 2
+    received = [await held.taken() for _ in range(2)]
+    assert [each["params"]["requestId"] for each in received] == [asked["id"]] * 2
     await held.link._one_way_posts.quiet()
     assert not held.server.waiting()
 
@@ -426,9 +426,9 @@ async def test_a_lost_stream_is_reported_first_and_then_loses_its_calls(held: He
 class Order(Listener):
     """A caller that writes its end down among the others' words."""
 
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, received: list[str]) -> None:
         super().__init__()
-        self._told = told
+        self._told = received
 
     def end(self, outcome: object) -> None:
         assert isinstance(outcome, Lost)
@@ -546,7 +546,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
     await running.kill()
     for listener in listeners:
         assert (await over(listener)).fault.executed == "unknown"
-    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.told] == ["lost:"]
     await scene.link.aclose()
 
 

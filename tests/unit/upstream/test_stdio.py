@@ -83,7 +83,7 @@ async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger:
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
         assert fault.executed == "unknown"
-    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.told] == ["lost:"]
     assert scene.start()[1].fault.executed == "no"
     await scene.link.aclose()
 

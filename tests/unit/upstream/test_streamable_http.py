@@ -261,9 +261,9 @@ async def test_a_refused_subscription_is_reported_to_its_requester(
     peer, _ = await held.request()
     await peer.say(answered)
     peer.close()
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as received:
         await subscribing
-    assert "a-secret" not in str(told.value)
+    assert "a-secret" not in str(received.value)
 
 
 async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None:
@@ -451,11 +451,11 @@ async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]
 async def test_a_question_without_a_call_reaches_one_program_or_none_and_is_reported(
     held: Held, sessions: list[str], *, is_asked: bool
 ) -> None:
-    told: list[str] = []
-    held.link.questions.on_question = lambda: told.append("asked")
+    received: list[str] = []
+    held.link.questions.on_question = lambda: received.append("asked")
     listener, callers = await asked_beside(held, *sessions)
     await listener.say(event(message(id="q", method="elicitation/create", params={})))
-    await eventually(lambda: bool(told), "the question is read")
+    await eventually(lambda: bool(received), "the question is read")
     assert [len(caller.asked) for caller in callers] == [0] * (len(sessions) - 1) + [int(is_asked)]
     if not is_asked:
         _, refusal = await held.request()
@@ -595,8 +595,8 @@ async def test_the_rest_of_a_stream_is_asked_for_from_its_last_event_on(held: He
     assert last == "e3"
     await second.say(STREAM + numbered("e4", progress(asked, 2)) + numbered("e5", answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
-    told = [event.members["progress"] for event in listener.events if isinstance(event, Progress)]
-    assert [bytes(done) for done in told] == [b"1", b"2"]
+    received = [event.members["progress"] for event in listener.events if isinstance(event, Progress)]
+    assert [bytes(done) for done in received] == [b"1", b"2"]
 
 
 async def test_a_question_on_the_resumed_stream_is_the_calls(held: Held) -> None:
@@ -604,8 +604,8 @@ async def test_a_question_on_the_resumed_stream_is_the_calls(held: Held) -> None
     peer, _ = await came_back(held)
     question = message(id="q", method="elicitation/create", params={"message": "?"})
     await peer.say(STREAM + numbered("e2", question))
-    teller, told = await held.request()
-    assert (told["id"], "error" in told) == ("q", True)  # this caller cannot be asked, and the server is told
+    teller, received = await held.request()
+    assert (received["id"], "error" in received) == ("q", True)  # this caller cannot be asked, and the server is told
     await teller.say(ACCEPTED)
     await peer.say(numbered("e3", answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
@@ -694,13 +694,13 @@ async def test_a_cancellation_that_may_overtake_its_call_is_sent_again(
 ) -> None:
     monkeypatch.setattr(http_shared, "CANCEL_PAUSES", (0.0, 0.0))
     asked = await cancelled_unread(held)
-    told = []
+    received = []
     for said in (ACCEPTED, b"", ACCEPTED):
-        teller, heard = await held.request()
-        told.append((heard["method"], heard["params"]["requestId"]))
+        teller, notified = await held.request()
+        received.append((notified["method"], notified["params"]["requestId"]))
         await teller.say(said)
         teller.close()
-    assert told == [("notifications/cancelled", asked["id"])] * 3
+    assert received == [("notifications/cancelled", asked["id"])] * 3
     await held.link._one_way_posts.quiet()
     assert not held.server.waiting()
 
@@ -727,8 +727,8 @@ async def test_a_call_with_the_id_of_a_withdrawn_one_is_not_cancelled(
     inflight, _ = held.put(mine)
     assert (await held.request())[1]["id"] == 7
     inflight.cancel("by the caller")
-    teller, told = await held.request()
-    assert told["params"]["requestId"] == 7
+    teller, received = await held.request()
+    assert received["params"]["requestId"] == 7
     _, listener = held.put(mine)
     peer, asked = await held.request()
     await teller.say(ACCEPTED)
@@ -746,8 +746,8 @@ async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_fo
     assert held.link.may_have_run(inflight)
     inflight.cancel("by the caller")
     assert isinstance(listener.fault, Cancelled)
-    teller, told = await held.request()
-    assert told["params"]["requestId"] == asked["id"]
+    teller, received = await held.request()
+    assert received["params"]["requestId"] == asked["id"]
     await teller.say(ACCEPTED)
     held.link._ask_for_rest(post)  # its time has come
     assert (held.link._resumes, post.ticket is not None and post.ticket.may_have_left) == ({}, True)

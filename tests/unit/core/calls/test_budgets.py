@@ -303,22 +303,22 @@ async def test_resources_count_and_unlisted_names_share_the_counter_of_their_ser
 
 async def test_a_call_of_a_fleet_counts_once_for_each_member_by_either_name() -> None:
     lab = Lab("m1", "m2", read_only=("*",))
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("fleet", calls=9, tools=("lab.*",)), Budget("member", calls=9, tools=("m1.read",))))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("fleet", calls=9, tools=("lab.*",)), Budget("member", calls=9, tools=("m1.read",))))
     lab.start("all")
     for name in ("m1", "m2"):
         lab.finish(name)
     lab.start("m2")
     lab.finish("m2")
-    shown = told.list(OPERATOR, limit=9, after="").counters
+    shown = received.list(OPERATOR, limit=9, after="").counters
     assert {each.budget: each.calls for each in shown} == {"fleet": 3, "member": 1}
 
 
 async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> None:
     lab = Lab("m1", "m2")
     lab.hub.change_sets({"few": SetSettings(("lab.read",))})
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("few", calls=3, per="set", sets=("few",)),))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("few", calls=3, per="set", sets=("few",)),))
     lab.start("all", name="read", surface=Surface(set="few"))
     assert [link.sent[-1].call.set for link in lab.links.values()] == ["few", "few"], "records name it too"
     for name in ("m1", "m2"):
@@ -332,12 +332,12 @@ async def test_a_call_of_a_fleet_counts_for_the_set_in_which_it_was_called() -> 
 
 async def test_the_members_of_a_fleet_are_one_tool_unless_a_budget_names_one() -> None:
     lab = Lab("m1", "m2")
-    told = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
-    told.change((Budget("each", calls=3, per="tool"), Budget("member", calls=9, per="tool", tools=("m1.*",))))
+    received = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
+    received.change((Budget("each", calls=3, per="tool"), Budget("member", calls=9, per="tool", tools=("m1.*",))))
     lab.start("all")
     lab.start("m1")
     assert isinstance(lab.start("m2").fault, BudgetExceeded)
-    shown = told.list(OPERATOR, limit=9, after="").counters
+    shown = received.list(OPERATOR, limit=9, after="").counters
     assert {(each.budget, each.subject["tool"]): each.calls for each in shown} == {
         ("each", "lab.read"): 3,
         ("member", "m1.read"): 2,

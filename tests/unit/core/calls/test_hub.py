@@ -136,15 +136,15 @@ async def test_a_defect_in_a_stage_costs_one_call_and_is_named(monkeypatch: pyte
 
 async def test_watchers_are_notified_of_changes_and_of_nothing_else() -> None:
     stage = Stage()
-    heard: list[int] = []
-    unwatch = stage.hub.watch(lambda: heard.append(stage.hub.snapshot.version))
+    received: list[int] = []
+    unwatch = stage.hub.watch(lambda: received.append(stage.hub.snapshot.version))
     stage.hub.publish(ready(tool()))  # as it was
-    assert heard == []
+    assert received == []
     stage.hub.publish(ready(tool(), tool("write")))
     unwatch()
     stage.hub.publish(ready())
-    assert len(heard) == 1
-    assert stage.hub.snapshot.version == heard[0] + 1
+    assert len(received) == 1
+    assert stage.hub.snapshot.version == received[0] + 1
 
 
 async def test_servers_that_change_together_make_one_snapshot() -> None:
@@ -169,35 +169,35 @@ async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
 
 async def test_a_broken_watcher_keeps_notifications_from_no_other() -> None:
     stage = Stage()
-    heard: list[str] = []
+    received: list[str] = []
 
     def broken() -> None:
         raise RuntimeError("a defect of a frontend")
 
     stage.hub.watch(broken)
-    stage.hub.watch(lambda: heard.append("told"))
+    stage.hub.watch(lambda: received.append("told"))
     stage.hub.publish(ready())
     await asyncio.sleep(0)  # a machine that stood still meanwhile has the second told in the next turn
-    assert heard == ["told"]
+    assert received == ["told"]
 
 
 async def test_many_watchers_do_not_keep_the_loop_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.core.calls.hub.NOTIFY_SECONDS", -1.0)  # each takes longer than all may
     stage = Stage()
-    heard: list[str] = []
+    received: list[str] = []
     for name in ("one", "two", "three"):
-        stage.hub.watch(partial(heard.append, name))
-    leave = stage.hub.watch(partial(heard.append, "gone"))
+        stage.hub.watch(partial(received.append, name))
+    leave = stage.hub.watch(partial(received.append, "gone"))
     stage.hub.publish(ready())
-    assert heard == ["one"]
-    asyncio.get_running_loop().call_soon(heard.append, "somebody else")
+    assert received == ["one"]
+    asyncio.get_running_loop().call_soon(received.append, "somebody else")
     await asyncio.sleep(0)
-    assert heard == ["one", "two", "somebody else"]
+    assert received == ["one", "two", "somebody else"]
     leave()
     stage.hub.publish(ready(tool("write")))  # who has not heard of the last one comes first, and hears once of both
     for _ in range(5):
         await asyncio.sleep(0)
-    assert heard == ["one", "two", "somebody else", "three", "one", "two"]
+    assert received == ["one", "two", "somebody else", "three", "one", "two"]
 
 
 async def test_a_call_keeps_the_tool_that_it_found() -> None:
@@ -489,22 +489,22 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
 async def test_slow_watchers_are_left_alone_for_a_while_and_then_notified_once() -> None:
     stage = Stage()
     clock = Clock(stage)
-    heard: list[int] = []
+    received: list[int] = []
 
     def look() -> None:
-        heard.append(stage.hub.snapshot.version)
+        received.append(stage.hub.snapshot.version)
         clock.seconds += 0.02
 
     stage.hub.watch(look)
     for number in range(100):
         stage.hub.publish(ready(tool(f"t{number}")))
-    assert len(heard) == 1
+    assert len(received) == 1
     clock.seconds += 0.08
     clock.turn()
-    assert heard[1:] == [stage.hub.snapshot.version]
+    assert received[1:] == [stage.hub.snapshot.version]
     clock.seconds += 1.0
     stage.hub.publish(ready())
-    assert len(heard) == 3
+    assert len(received) == 3
 
 
 class Clock:
@@ -641,9 +641,11 @@ async def test_a_call_without_a_waiting_caller_may_take_as_long_as_anything() ->
 
 async def test_a_task_request_to_a_vanished_server_was_not_executed() -> None:
     stage = Stage()
-    _, told = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone"))))
-    assert isinstance(told.fault, NotConnected)
-    assert told.fault.executed == "no"
+    _, received = stage.start(
+        msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone")))
+    )
+    assert isinstance(received.fault, NotConnected)
+    assert received.fault.executed == "no"
     _, lost = stage.start(msgspec.structs.replace(call("t"), kind="task"))
     assert isinstance(lost.fault, UnknownTool)
 

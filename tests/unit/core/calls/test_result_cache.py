@@ -72,10 +72,10 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
     first = answer(stage, call(arguments={"path": "/"}), Result(raw({"content": [], "_meta": {"own": 1}})))
     again = answer(stage, call(arguments={"path": "/"}), DONE)
     assert said(first) == {"content": [], "_meta": {"own": 1}}
-    told = said(again)
-    assert told["content"] == []
-    assert told["_meta"]["own"] == 1
-    assert told["_meta"][CACHED_KEY]["ageSeconds"] >= 0
+    received = said(again)
+    assert received["content"] == []
+    assert received["_meta"]["own"] == 1
+    assert received["_meta"][CACHED_KEY]["ageSeconds"] >= 0
     assert len(stage.link.sent) == 1
     assert stage.server_queue.running == 0
 
@@ -83,8 +83,8 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
 @pytest.mark.parametrize("value", [7, "text", {"sum": 3}])
 async def test_a_plain_server_s_value_is_given_again_as_it_is(value: Any) -> None:
     stage = Stage.of(KEPT)
-    told = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
-    assert [said(each) for each in told] == [value, value]
+    received = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
+    assert [said(each) for each in received] == [value, value]
     assert len(stage.link.sent) == 1
 
 
@@ -376,8 +376,8 @@ async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
 )
 def test_what_is_given_again_holds_for_what_is_left_of_its_time(said_ms: float, age: float, left: int) -> None:
     result = Result(raw({"contents": [], "ttlMs": said_ms, "cacheScope": "private"}), ttl_seconds=said_ms / 1000)
-    told = json.loads(bytes(recall_module._with_age(result, age).payload))
-    assert (told["ttlMs"], told["cacheScope"]) == (left, "private")
+    response = json.loads(bytes(recall_module._with_age(result, age).payload))
+    assert (response["ttlMs"], response["cacheScope"]) == (left, "private")
 
 
 def test_of_what_says_nothing_usable_of_its_time_nothing_is_said() -> None:

@@ -277,11 +277,11 @@ async def test_only_its_caller_reads_a_kept_result_and_others_learn_nothing() ->
     stage = Cut()
     uri = link_of(await stage.cut({"content": [{"type": "text", "text": "x" * 3 * LIMIT}]}))
     assert await stage.read(uri)
-    told = stage.refusal(uri, OTHER)
-    assert told.removeprefix(f"Resource not found: {uri}") == stage.refusal(f"{URI}x", OTHER).removeprefix(
+    received = stage.refusal(uri, OTHER)
+    assert received.removeprefix(f"Resource not found: {uri}") == stage.refusal(f"{URI}x", OTHER).removeprefix(
         f"Resource not found: {URI}x"
     )
-    assert "kept for 3600 s" in told
+    assert "kept for 3600 s" in received
 
 
 async def test_an_expired_result_and_a_dropped_one_say_so() -> None:

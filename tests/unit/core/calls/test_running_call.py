@@ -385,7 +385,7 @@ async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_go
 
 
 async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
-    for way, told in (
+    for way, received in (
         (InFlight.expire, GIVEN_UP),
         (lambda inflight: inflight.cancel("enough"), GIVEN_UP),
         (lambda inflight: inflight.finish(DONE), TOO_LATE),
@@ -394,7 +394,7 @@ async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
         inflight, listener, answers = asked(stage)
         way(inflight)
         listener.asked[0][1](ANSWER)
-        assert (len(listener.ends), answers, stage.server_queue.running) == (1, [told], 0)
+        assert (len(listener.ends), answers, stage.server_queue.running) == (1, [received], 0)
         assert stage.hub.deadlines.pending() == []
 
 
@@ -413,8 +413,8 @@ class Spared(Listener):
         self.told.append(reply)
 
     def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
-        told = self.told
-        return lambda: told.append(reply)
+        received = self.told
+        return lambda: received.append(reply)
 
     def end(self, outcome: Outcome) -> None:
         super().end(outcome)

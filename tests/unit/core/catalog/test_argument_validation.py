@@ -65,16 +65,16 @@ def test_a_misspelt_argument_is_named_with_the_one_that_was_meant() -> None:
 
 
 def test_an_explanation_is_cut_however_much_was_sent() -> None:
-    told = check(ECHO, {"text": ["x" * 50_000]})
-    assert told is not None
-    assert len(told) == DETAIL_LENGTH_MAX
+    received = check(ECHO, {"text": ["x" * 50_000]})
+    assert received is not None
+    assert len(received) == DETAIL_LENGTH_MAX
 
 
 def test_long_arguments_are_checked_and_not_quoted() -> None:
     assert check(ECHO, {"text": "x" * 100_000}) is None
-    told = check(ECHO, {"text": ["x" * 100_000]})
-    assert told is not None
-    assert "100014 bytes" in told
+    received = check(ECHO, {"text": ["x" * 100_000]})
+    assert received is not None
+    assert "100014 bytes" in received
 
 
 def test_arguments_of_very_many_parts_are_too_expensive_for_the_event_loop() -> None:

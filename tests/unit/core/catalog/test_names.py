@@ -119,10 +119,10 @@ def test_a_built_in_tool_wins_over_servers_with_one_of_that_name() -> None:
 
 @pytest.mark.parametrize("said", ["search", "mcp.search"])
 def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> None:
-    with pytest.raises(AmbiguousName) as told:
+    with pytest.raises(AmbiguousName) as received:
         resolve(said, PAIRS)
-    assert told.value.candidates == ["files.search", "web.search"]
-    assert "files.search, web.search" in str(told.value)
+    assert received.value.candidates == ["files.search", "web.search"]
+    assert "files.search, web.search" in str(received.value)
 
 
 def test_mcp_names_are_those_of_servers_only() -> None:

@@ -127,8 +127,8 @@ def test_a_tool_with_removed_arguments_takes_only_declared_ones() -> None:
 
 
 def test_nothing_in_the_schema_shows_a_removed_argument() -> None:
-    told = {**SCHEMA, "default": {"deep": True}, "examples": [{"deep": False}]}
-    text = bytes(change_tool(defined(told), SetTool(hide=("deep",))).tool.definition["inputSchema"])
+    received = {**SCHEMA, "default": {"deep": True}, "examples": [{"deep": False}]}
+    text = bytes(change_tool(defined(received), SetTool(hide=("deep",))).tool.definition["inputSchema"])
     assert b"deep" not in text
 
 

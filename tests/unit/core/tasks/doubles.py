@@ -43,9 +43,9 @@ class HeldJournal(MemoryJournal):
     def settle(self, verdict: WriteResult = "kept", *, is_kept: bool = False) -> WriteResult:
         """Do what was asked first; `unknown` may be written or not."""
         documents, done = self.waiting.popleft()
-        told = self._write(documents) if verdict == "kept" or is_kept else verdict
-        done(verdict if verdict == "unknown" else told)
-        return told
+        received = self._write(documents) if verdict == "kept" or is_kept else verdict
+        done(verdict if verdict == "unknown" else received)
+        return received
 
     def let_go(self) -> None:
         """Write everything from now on, and what waits."""

@@ -414,8 +414,8 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
                 held.engine.change(live, asked=StoredQuestion(f"{turn}.{number}", Raw(b"{}")))
             await turns(3)
             if held.journal.waiting:
-                told: Literal["kept", "refused"] = "kept" if fate == "kept" else "refused"
-                held.journal.settle("unknown" if "unknown" in fate else told, is_kept=fate == "unknown and kept")
+                received: Literal["kept", "refused"] = "kept" if fate == "kept" else "refused"
+                held.journal.settle("unknown" if "unknown" in fate else received, is_kept=fate == "unknown and kept")
         held.engine.change(live, state="completed", phase="over")
         held.journal.let_go()
         async with asyncio.timeout(SECONDS):
@@ -809,20 +809,20 @@ async def test_what_is_to_be_sent_is_kept_with_the_change_or_not_at_all(monkeypa
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     journal = HeldJournal()
     shop = Workshop(journal)
-    told: list[int] = []
-    shop.engine.on_due = lambda documents: told.extend(delivery_of(document).number for document in documents)
+    received: list[int] = []
+    shop.engine.on_due = lambda documents: received.extend(delivery_of(document).number for document in documents)
     beginning = asyncio.ensure_future(shop.engine.begin(replace(draft(call(), id="t"), recipients=(ANN,))))
     await turns()
-    assert (await due(shop), told) == ([], [])
+    assert (await due(shop), received) == ([], [])
     journal.settle()
     await beginning
-    assert (await due(shop), told) == ([1], [1])
+    assert (await due(shop), received) == ([1], [1])
     shop.sent[0].finish(DONE)
     journal.settle("refused")
     await until(lambda: bool(journal.waiting))
-    assert (await due(shop), told) == ([1], [1])
+    assert (await due(shop), received) == ([1], [1])
     journal.settle()
-    assert (await due(shop), told) == ([1, 2], [1, 2])
+    assert (await due(shop), received) == ([1, 2], [1, 2])
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

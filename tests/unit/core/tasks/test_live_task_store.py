@@ -45,17 +45,17 @@ async def test_the_least_recently_read_are_forgotten_first(monkeypatch: pytest.M
 
 
 async def test_a_reader_of_another_nodes_task_finds_the_news_for_all_waiters() -> None:
-    workshop, heard = Workshop(), list[str]()
+    workshop, received = Workshop(), list[str]()
     tasks = workshop.engine._store
     replace = msgspec.structs.replace
     record = replace(resting(1).record, state="working", version=1)
     live = tasks.show(replace(document_of(record), holder="7"))
     ear = IdleListener()
-    ear.task_changed = lambda record: heard.append(record.state)  # type: ignore[method-assign]
+    ear.task_changed = lambda record: received.append(record.state)  # type: ignore[method-assign]
     live.listeners[ear] = None
     done = document_of(replace(record, state="completed", version=2))
     assert tasks.show(done) is tasks.show(done) is live
-    assert heard == ["completed"]
+    assert received == ["completed"]
 
 
 async def test_the_task_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +215,9 @@ async def test_a_discarded_task_is_hidden_at_once_and_deleted_with_retries() -> 
 async def test_what_was_due_of_it_keeps_nothing_of_it() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
-    told = PushRecipient("a", "https://hook.example.com/", "1.0")
+    received = PushRecipient("a", "https://hook.example.com/", "1.0")
     wanted = draft(call(), id="t")
-    beginning = asyncio.ensure_future(shop.engine.begin(msgspec.structs.replace(wanted, recipients=(told,))))
+    beginning = asyncio.ensure_future(shop.engine.begin(msgspec.structs.replace(wanted, recipients=(received,))))
     await until(lambda: bool(journal.waiting))
     (due,) = deliveries_of(shop.engine._store._running[(OWNER.key, "t")].record)
     journal.settle("unknown", is_kept=True)

@@ -147,21 +147,21 @@ async def test_a_task_waits_no_longer_than_it_may_take() -> None:
 
 
 async def test_a_wait_ends_once_by_time_or_by_news() -> None:
-    shop, heard = away(), list[str]()
+    shop, received = away(), list[str]()
     server_queue, lives = shop.stage.server_queue, [await shop.begin() for _ in range(3)]
     names = dict(zip(lives, ("time", "news", "nothing"), strict=True))
-    queue = OfflineQueue(shop.stage.hub, shop.now, lambda live, _: heard.append(names[live]))
+    queue = OfflineQueue(shop.stage.hub, shop.now, lambda live, _: received.append(names[live]))
     queue._wait(lives[0], server_queue, 0.0)
     queue._wait(lives[1], server_queue, GRACE)
     queue._wait(lives[2], server_queue, 0.0)
     queue.stop(lives[2])
-    await until(lambda: heard == ["time"])
+    await until(lambda: received == ["time"])
     server_queue.attach(HeldLink())
-    await until(lambda: len(heard) > 1)
+    await until(lambda: len(received) > 1)
     server_queue.detach("it left", is_failure=False)
     server_queue.attach(HeldLink())
     await turns()
-    assert heard == ["time", "news"]
+    assert received == ["time", "news"]
 
 
 async def test_the_time_that_a_task_waited_is_not_given_to_it_again() -> None:

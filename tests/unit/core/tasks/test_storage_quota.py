@@ -149,15 +149,15 @@ async def test_what_is_to_be_sent_is_counted_once_however_often_it_is_tried(monk
     monkeypatch.setattr(engine, "RETRY_SECONDS", 0.0)
     room = Room()
     room.engine.storage_quota.keep_bytes = 100 * MOST
-    told = msgspec.structs.replace(
+    received = msgspec.structs.replace(
         draft(call(), id="told"), recipients=(PushRecipient("1", "https://a.example", "1.0"),)
     )
     await room.end("first")
     room.slow.refuses = True
     with pytest.raises(TaskNotStored):
-        await room.engine.begin(told)
+        await room.engine.begin(received)
     room.slow.refuses = False
-    await room.engine.begin(told)
+    await room.engine.begin(received)
     room.slow.refuses = True
     room.sent[-1].finish(DONE)
     await turns(50)
@@ -248,12 +248,12 @@ async def test_room_that_was_not_made_is_not_reported(monkeypatch: pytest.Monkey
     await room.begin(id="two")
     await room.begin(id="three")
     room.engine.storage_quota.keep_bytes = 800
-    with capture_logs() as told:
+    with capture_logs() as received:
         for running in room.sent[:2]:
             running.finish(DONE)
             await turns(20)
         await room.engine.storage_quota._free(OWNER)
-    made = [line["tasks"] for line in told if line["event"].startswith("deleted a caller's oldest tasks")]
+    made = [line["tasks"] for line in received if line["event"].startswith("deleted a caller's oldest tasks")]
     assert made == [1, 1]
 
 

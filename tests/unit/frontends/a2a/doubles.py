@@ -122,14 +122,14 @@ class Hall:
         """The answer to a JSON-RPC request."""
         answer = await self.post(envelope(method, params), *lines)
         assert answer.status == 200
-        told = json.loads(answer.body)
-        assert told["id"] == 7
-        return told
+        response = json.loads(answer.body)
+        assert response["id"] == 7
+        return response
 
     async def task(self, method: str, params: Mapping[str, Any], *lines: str) -> Any:
         """The task that a request of 1.0 is answered with."""
-        told = await self.rpc(method, params, *lines)
-        result = told["result"]
+        response = await self.rpc(method, params, *lines)
+        result = response["result"]
         return result.get("task", result)
 
     @asynccontextmanager
@@ -166,8 +166,8 @@ class Events:
 
     async def item(self) -> Any:
         """The next result of a JSON-RPC stream."""
-        _, told = await self.next()
-        return told["result"]
+        _, received = await self.next()
+        return received["result"]
 
     async def rest(self) -> list[Any]:
         """All that is left, until the stream ends."""

@@ -159,8 +159,8 @@ async def test_the_extended_card_is_for_callers_and_in_their_words() -> None:
         latest = (await here.rpc("GetExtendedAgentCard", {}))["result"]
         earlier = (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["result"]
         plain = json.loads((await here.ask("/a2a/rest/extendedAgentCard")).body)
-        for told in (latest, earlier, plain):
-            assert any(skill["id"] == "files.read" for skill in told["skills"])
+        for received in (latest, earlier, plain):
+            assert any(skill["id"] == "files.read" for skill in received["skills"])
         assert ("url" in latest, "url" in earlier) == (False, True)
         assert plain == latest
 
@@ -181,26 +181,26 @@ async def test_the_extended_card_waits_for_a_server_that_is_only_starting(method
 
 async def test_on_an_open_hub_there_is_no_other_card() -> None:
     async with hall(needs_key=False) as here:
-        told = await card(here, PATHS[0])
-        assert told["capabilities"]["extendedAgentCard"] is False
-        assert "securitySchemes" not in told
+        response = await card(here, PATHS[0])
+        assert response["capabilities"]["extendedAgentCard"] is False
+        assert "securitySchemes" not in response
         assert (await here.rpc("GetExtendedAgentCard", {}))["error"]["code"] == -32004
         assert (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["error"]["code"] == -32007
 
 
 async def test_the_card_lists_the_credentials_that_the_authenticator_accepts() -> None:
     async with hall() as here:
-        told = await card(here, PATHS[0])
-        assert told["securityRequirements"] == [
+        response = await card(here, PATHS[0])
+        assert response["securityRequirements"] == [
             {"schemes": {"bearer": {"list": []}}},
             {"schemes": {"key": {"list": []}}},
             {"schemes": {"oauth": {"list": []}}},
         ]
-        assert told["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"] == "Bearer"
-        assert told["securitySchemes"]["key"]["apiKeySecurityScheme"] == {"location": "header", "name": "X-Api-Key"}
-        flow = told["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]
+        assert response["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"] == "Bearer"
+        assert response["securitySchemes"]["key"]["apiKeySecurityScheme"] == {"location": "header", "name": "X-Api-Key"}
+        flow = response["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]
         assert flow == {
-            "tokenUrl": f"{told['supportedInterfaces'][0]['url'].removesuffix('/a2a')}/oauth/token",
+            "tokenUrl": f"{response['supportedInterfaces'][0]['url'].removesuffix('/a2a')}/oauth/token",
             "scopes": {},
         }
         assert (await card(here, PATHS[1]))["authentication"] == {"schemes": ["Bearer", "apiKey", "oauth2"]}
@@ -210,13 +210,16 @@ async def test_the_card_lists_the_credentials_that_the_authenticator_accepts() -
 
 async def test_the_first_generation_s_card_is_that_of_an_mcp_gateway() -> None:
     async with hall() as here:
-        told = await card(here, PATHS[1])
-        assert (told["name"], told["defaultInputModes"], told["defaultOutputModes"]) == (
+        response = await card(here, PATHS[1])
+        assert (response["name"], response["defaultInputModes"], response["defaultOutputModes"]) == (
             "MCP Gateway Agent",
             ["data"],
             ["data"],
         )
-        assert (told["skills"][0]["id"], told["skills"][0]["name"]) == ("execute_mcp_command", "Execute MCP Command")
+        assert (response["skills"][0]["id"], response["skills"][0]["name"]) == (
+            "execute_mcp_command",
+            "Execute MCP Command",
+        )
 
 
 async def test_the_schemas_of_skills_are_in_an_extension() -> None:

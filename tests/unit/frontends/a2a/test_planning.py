@@ -190,8 +190,8 @@ async def test_lists_are_answered_from_what_the_caller_sees(method: str, member:
     made = Sight().plan(CommandInstruction("files", method))
     assert made.state == "completed"
     assert made.ending is not None
-    told: dict[str, Any] = json.loads(bytes(made.ending.result))
-    assert [entry["name"] for entry in told[member]] == names
+    response: dict[str, Any] = json.loads(bytes(made.ending.result))
+    assert [entry["name"] for entry in response[member]] == names
 
 
 async def test_a_tool_s_name_is_a_method_too_as_it_is_for_servers_without_mcp() -> None:

@@ -185,8 +185,8 @@ async def test_what_could_not_be_sent_is_refused_and_no_task_is_begun_for_it(tar
     assert isinstance(sent, A2aProblem)
     assert office.sent == []
     live = await begun(office)
-    told = await named(office, live, target)
-    for problem in (sent, told):
+    response = await named(office, live, target)
+    for problem in (sent, response):
         assert isinstance(problem, A2aProblem)
         assert problem.kind == "invalid_params"
         assert why in problem.message
@@ -381,10 +381,10 @@ def test_since_1_0_each_change_is_sent_as_a_stream_would() -> None:
 
 @pytest.mark.parametrize("form", ["0.3", "0.1", "agentvault"])
 def test_before_that_the_whole_task_is_sent(form: str) -> None:
-    [(headers, told)] = letters(form, DONE)
+    [(headers, received)] = letters(form, DONE)
     assert headers["content-type"] == "application/json"
-    assert told["id"] == "t"
-    assert (told.get("state") or told["status"]["state"]).lower() == "completed"
+    assert received["id"] == "t"
+    assert (received.get("state") or received["status"]["state"]).lower() == "completed"
 
 
 def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
@@ -395,8 +395,8 @@ def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
 
 
 def test_an_unsupported_generation_is_notified_in_another_form() -> None:
-    [(_, told)] = letters("0.0", DONE)
-    assert told["kind"] == "task"
+    [(_, received)] = letters("0.0", DONE)
+    assert received["kind"] == "task"
 
 
 # -- what is kept of it ------------------------------------------------------------------------------------------------

@@ -186,9 +186,9 @@ async def test_a_listener_that_returns_for_a_short_answer_gets_it_at_once() -> N
         here.office.answer_at_once()
         await here.task("SendMessage", run(), KEY_LINE)
         async with here.following("SendStreamingMessage", run(), KEY_LINE) as events:
-            ((_, told),) = await events.rest()
-        assert told["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
-        assert len(told["result"]["task"]["artifacts"]) == 1
+            ((_, received),) = await events.rest()
+        assert received["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert len(received["result"]["task"]["artifacts"]) == 1
 
 
 async def test_agentvault_replays_what_was_and_follows_what_comes() -> None:
@@ -201,10 +201,10 @@ async def test_agentvault_replays_what_was_and_follows_what_comes() -> None:
             followed = await early.rest()
         async with here.following("tasks/sendSubscribe", {"id": task}) as late:
             replayed = await late.rest()
-        for told in (followed, replayed):
-            assert [name for name, _ in told] == ["task_message", "task_status"]
-            assert told[0][1]["message"]["parts"][0]["content"]["success"] is True
-            assert told[1][1]["state"] == "COMPLETED"
+        for received in (followed, replayed):
+            assert [name for name, _ in received] == ["task_message", "task_status"]
+            assert received[0][1]["message"]["parts"][0]["content"]["success"] is True
+            assert received[1][1]["state"] == "COMPLETED"
 
 
 async def test_the_first_generation_replays_an_ended_task() -> None:
@@ -213,10 +213,10 @@ async def test_the_first_generation_replays_an_ended_task() -> None:
         part = {"type": "data", "data": {"tool": "files.read"}}
         await here.rpc("tasks/send", {"id": "mine", "message": {"role": "user", "parts": [part]}})
         async with here.following("tasks/resubscribe", {"id": "mine"}) as events:
-            told = [each["result"] for _, each in await events.rest()]
-        assert told[-1]["status"]["state"] == "completed"
-        assert told[-1]["final"] is True
-        assert any("artifact" in each for each in told)
+            received = [each["result"] for _, each in await events.rest()]
+        assert received[-1]["status"]["state"] == "completed"
+        assert received[-1]["final"] is True
+        assert any("artifact" in each for each in received)
 
 
 async def test_a_slow_reader_misses_progress_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,22 +285,22 @@ async def test_a_cut_off_listener_starts_again_or_continues_after_the_last_event
 
 async def test_every_listener_ends_with_the_same_reports() -> None:
     async with hall() as here, here.following("SendStreamingMessage", run()) as first:
-        heard = [[await first.item()]]
-        task = heard[0][0]["task"]["id"]
+        received = [[await first.item()]]
+        task = received[0][0]["task"]["id"]
         here.office.sent[0].emit(progress(0))
         async with here.following("SubscribeToTask", {"id": task}) as second:
-            heard.append([await second.item()])
+            received.append([await second.item()])
             here.office.sent[0].emit(LogMessage("info", {"data": raw("a line")}))
             async with here.following("SubscribeToTask", {"id": task}) as third:
-                heard.append([await third.item()])
+                received.append([await third.item()])
                 here.office.sent[0].emit(progress(1))
                 here.office.finish()
-                for each, events in zip(heard, (first, second, third), strict=True):
+                for each, events in zip(received, (first, second, third), strict=True):
                     each += [told["result"] for _, told in await events.rest()]
-    ids = [report_ids(each) for each in heard]
+    ids = [report_ids(each) for each in received]
     assert len(set(ids[0])) == 3
     assert ids[0] == ids[1] == ids[2]
-    statuses = [[each["statusUpdate"] for each in told if "statusUpdate" in each] for told in heard]
+    statuses = [[each["statusUpdate"] for each in told if "statusUpdate" in each] for told in received]
     assert statuses[0] == statuses[1] == statuses[2]
 
 
@@ -325,9 +325,9 @@ async def test_a_listener_that_joins_at_a_question_gets_earlier_reports_and_then
             assert await texts(events, 1) == ["step 0"]
             assert (await events.item())["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
         async with here.following("tasks/resubscribe", {"id": task}) as events:
-            told = [each["result"] for _, each in await events.rest()]
-        assert [each["status"]["state"] for each in told] == ["input-required", "working", "input-required"]
-        assert [each.get("final") for each in told] == [None, False, True]
+            received = [each["result"] for _, each in await events.rest()]
+        assert [each["status"]["state"] for each in received] == ["input-required", "working", "input-required"]
+        assert [each.get("final") for each in received] == [None, False, True]
 
 
 async def test_the_answer_to_a_question_gets_no_report_from_before_it() -> None:
@@ -368,8 +368,10 @@ async def test_an_artifact_comes_part_by_part() -> None:
         async with here.following("SendStreamingMessage", run()) as events:
             await events.item()
             here.office.finish(content=live_parts)
-            told = [each["result"].get("artifactUpdate") for _, each in await events.rest()]
-        pieces = [(piece.get("append", False), piece.get("lastChunk", False)) for piece in told if piece is not None]
+            received = [each["result"].get("artifactUpdate") for _, each in await events.rest()]
+        pieces = [
+            (piece.get("append", False), piece.get("lastChunk", False)) for piece in received if piece is not None
+        ]
         assert pieces == [(False, False), (True, False), (True, True)]
 
 

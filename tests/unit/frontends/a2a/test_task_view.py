@@ -111,8 +111,8 @@ def test_an_error_of_the_server_keeps_its_code_and_its_data() -> None:
     error = StoredOutcome(reason="server_error", message="no", code=-32050, data=raw({"x": [1]}))
     message = shown(record("failed", ending=error)).status.message
     assert message is not None
-    told = {"executed": "yes", "reason": "server_error", "code": -32050, "data": {"x": [1]}}
-    assert msgspec.json.decode(message.metadata) == told
+    received = {"executed": "yes", "reason": "server_error", "code": -32050, "data": {"x": [1]}}
+    assert msgspec.json.decode(message.metadata) == received
 
 
 def test_an_error_of_the_tool_says_that_it_ran() -> None:
@@ -152,14 +152,14 @@ def test_what_is_shown_is_the_same_whenever_it_is_shown() -> None:
 
 def test_reports_have_their_words_first() -> None:
     working = record("working", ending=None)
-    told = reported(working, Report(1, 3.0, Progress({"progress": raw(1), "message": raw("step")})))
-    assert told.status.message is not None
-    assert told.status.message.parts[0] == TextPart("step")
+    received = reported(working, Report(1, 3.0, Progress({"progress": raw(1), "message": raw("step")})))
+    assert received.status.message is not None
+    assert received.status.message.parts[0] == TextPart("step")
     other = reported(working, Report(2, 3.0, LogMessage("info", {"data": raw("x")})))
     assert other.status.message is not None
     assert len(other.status.message.parts) == 1
-    assert other.status.message.id != told.status.message.id
-    assert not told.is_last
+    assert other.status.message.id != received.status.message.id
+    assert not received.is_last
 
 
 RESULT = {"content": [{"type": "text", "text": "hi"}]}
@@ -331,8 +331,8 @@ def test_a_block_that_cannot_be_read_is_there_as_it_is(block: Any) -> None:
 
 
 def test_structured_content_comes_first_and_is_not_said_twice() -> None:
-    told = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
-    assert parts_of(told) == (DataPart(raw({"a": 1}), JSON_TYPE),)
+    received = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
+    assert parts_of(received) == (DataPart(raw({"a": 1}), JSON_TYPE),)
     both = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": {"a": 1}})
     assert parts_of(both) == (DataPart(raw({"a": 1}), JSON_TYPE), TextPart("one"))
 
@@ -356,22 +356,22 @@ def test_a_text_that_only_looks_like_the_structured_content_is_kept(text: str, s
 
 def test_a_text_that_repeats_the_structured_content_in_other_words_is_not_kept() -> None:
     content = json.dumps([{"type": "text", "text": '{ "b": [true, null], "a": 1.50 }'}])
-    told = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
-    assert parts_of(told) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
+    received = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
+    assert parts_of(received) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
 
 
 @pytest.mark.parametrize("said", [FOR_PEOPLE, {"_meta": {"a": 1}}])
 def test_a_repeated_text_with_metadata_is_kept(said: Any) -> None:
-    told = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
-    data, text = parts_of(told)
+    received = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
+    data, text = parts_of(received)
     assert data == DataPart(raw({"a": 1}), JSON_TYPE)
     assert isinstance(text, TextPart)
     assert json.loads(bytes(text.metadata)) == said
 
 
 def test_null_structured_content_is_left_out() -> None:
-    told = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
-    assert parts_of(told) == (TextPart("one"),)
+    received = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
+    assert parts_of(received) == (TextPart("one"),)
 
 
 def test_structured_content_keeps_its_numbers() -> None:
@@ -389,9 +389,9 @@ def test_a_result_without_content_is_there_whole(result: Any) -> None:
 @pytest.mark.parametrize("depth", [500, 990, 5_000])
 def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
     deep = "[" * depth + "]" * depth
-    told = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
-    first = parts_of(Raw(told))[0]
-    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(told), JSON_TYPE))
+    received = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
+    first = parts_of(Raw(received))[0]
+    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(received), JSON_TYPE))
 
 
 @given(

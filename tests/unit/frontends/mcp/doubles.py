@@ -241,6 +241,6 @@ def events(chunks: Iterable[bytes]) -> list[Any]:
     return [json.loads(line[5:]) for line in lines if line.startswith(b"data:") and line[5:].strip()]
 
 
-def members(told: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+def members(received: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
     """An object's members as text."""
-    return {key: raw(value) for key, value in told.items()}
+    return {key: raw(value) for key, value in received.items()}

@@ -342,7 +342,7 @@ async def test_following_waits_for_servers_that_only_start() -> None:
 
 
 def levels_heard(talk: Talk) -> list[str]:
-    return [told["params"]["level"] for told in talk.told() if told["method"] == "notifications/message"]
+    return [received["params"]["level"] for received in talk.told() if received["method"] == "notifications/message"]
 
 
 async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = None) -> list[str]:
@@ -430,7 +430,7 @@ async def test_changes_are_notified_from_initialize_on_and_once_however_often_it
     talk.say("notifications/initialized")
     talk.say("notifications/initialized")
     hosted.hub.publish(ready(tool("late"), prompts=[prompt("late")], resources=[resource("late:")]))
-    assert [told["method"] for told in talk.told()] == [
+    assert [received["method"] for received in talk.told()] == [
         f"notifications/{topic}/list_changed" for topic in ("tools", "prompts", "resources")
     ]
     talk.conversation.stop_notifying()
@@ -592,7 +592,7 @@ async def test_an_update_before_the_acknowledgement_is_sent_after_it() -> None:
     assert talk.heard == []
     hosted.announcer.opened.set()
     await talk.until(lambda: len(talk.heard) == 2)
-    assert [told["method"] for told in talk.heard] == ["notifications/subscriptions/acknowledged", UPDATED]
+    assert [request["method"] for request in talk.heard] == ["notifications/subscriptions/acknowledged", UPDATED]
 
 
 async def test_a_subscription_ends_when_it_is_cancelled() -> None:

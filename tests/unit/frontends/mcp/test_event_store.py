@@ -84,7 +84,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     stream_log = started(store, client)
     for message in whole[:cut]:
         stream_log.end(message) if message == whole[-1] else stream_log.send_report(message)
-    heard, last = said(client), events(client)[-1].id
+    received, last = said(client), events(client)[-1].id
     if is_noticed:
         stream_log.disconnected(client)
     for message in whole[cut:-1]:
@@ -92,7 +92,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     back = resumed(store, last)
     if not stream_log.is_done:
         stream_log.end(whole[-1])
-    assert [*heard, *said(back)] == [message.decode() for message in whole]
+    assert [*received, *said(back)] == [message.decode() for message in whole]
     assert len(back.ended) == 1
 
 
@@ -164,9 +164,9 @@ async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
     for number in range(1, 100):
         stream_log.send_report(b"%03d" % number)
     stream_log.end(b"answer")
-    told = said(resumed(store, events(client)[0].id))
-    assert (told[0], told[-2:]) == ("question", ["099", "answer"])
-    assert len(told) <= 5
+    received = said(resumed(store, events(client)[0].id))
+    assert (received[0], received[-2:]) == ("question", ["099", "answer"])
+    assert len(received) <= 5
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
@@ -208,13 +208,13 @@ async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.Monk
 async def test_ended_streams_are_bounded_and_those_that_were_read_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     store = StreamStore()
     clients = [Client() for _ in range(3)]
-    broken, heard, later = (started(store, client) for client in clients)
+    broken, received, later = (started(store, client) for client in clients)
     broken.disconnected(clients[0])
     broken.end(b"broken")
-    heard.end(b"heard")
-    monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + heard.size_bytes)
+    received.end(b"heard")
+    monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + received.size_bytes)
     later.end(b"later")
-    assert [store.find(OWNER, f"{stream_log.name}.0") is not None for stream_log in (broken, heard, later)] == [
+    assert [store.find(OWNER, f"{stream_log.name}.0") is not None for stream_log in (broken, received, later)] == [
         True,
         False,
         True,

@@ -127,9 +127,9 @@ def request(method: str, params: Mapping[str, Any] | None = None, id: Any = 1) -
 
 def modern(method: str, params: Mapping[str, Any] | None = None, **meta: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """A modern request and its headers."""
-    told = {**(params or {}), "_meta": {**META, **meta}}
-    name = {"mcp-name": told[NAMED[method]]} if method in NAMED and NAMED[method] in told else {}
-    return request(method, told), {"mcp-protocol-version": MODERN, "mcp-method": method, **name}
+    received = {**(params or {}), "_meta": {**META, **meta}}
+    name = {"mcp-name": received[NAMED[method]]} if method in NAMED and NAMED[method] in received else {}
+    return request(method, received), {"mcp-protocol-version": MODERN, "mcp-method": method, **name}
 
 
 def of(session: str | None) -> dict[str, str]:
@@ -155,9 +155,9 @@ async def test_every_list_is_returned_in_both_eras_and_names_the_missing_servers
     frontend.hub.open_server_queue(
         ServerQueue(SLOW, frontend.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
     )
-    for told in (await frontend.ask(method), await frontend.ask_modern(method)):
-        assert [entry["name"] for entry in told[member]] == named
-        assert list(told["_meta"]["isthmus/missing"]) == ["slow"]
+    for received in (await frontend.ask(method), await frontend.ask_modern(method)):
+        assert [entry["name"] for entry in received[member]] == named
+        assert list(received["_meta"]["isthmus/missing"]) == ["slow"]
 
 
 async def test_a_caller_gets_the_real_capabilities_of_the_servers() -> None:
@@ -340,7 +340,9 @@ async def hear_all(frontend: HttpFrontend, body: Any, headers: Mapping[str, str]
     for level in LOG_LEVELS:
         frontend.hosted.last_call.emit(LogMessage(level, {"level": raw(level), "data": raw("x")}))
     frontend.hosted.answer()
-    return [told["params"]["level"] for told in client.events if told.get("method") == "notifications/message"]
+    return [
+        received["params"]["level"] for received in client.events if received.get("method") == "notifications/message"
+    ]
 
 
 async def test_a_session_gets_its_level_and_servers_are_asked_for_it() -> None:
@@ -389,7 +391,7 @@ async def test_missed_updates_of_an_unfollowed_resource_are_not_sent() -> None:
     async with frontend.streaming(None, of(session), method="GET") as stream:
         frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: bool(stream.events))
-    assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
+    assert {received["method"].rpartition("/")[2] for received in stream.events} == {"list_changed"}
 
 
 async def test_a_session_is_the_subscriber_and_a_modern_caller_has_none() -> None:
@@ -414,7 +416,7 @@ async def test_one_session_does_not_get_what_another_follows() -> None:
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         frontend.hub.publish(ready(tool("new")))
         await stream.until(lambda: len(stream.events) == 3)
-    assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
+    assert {received["method"].rpartition("/")[2] for received in stream.events} == {"list_changed"}
 
 
 @pytest.mark.parametrize(
@@ -491,7 +493,7 @@ async def test_a_session_is_notified_at_once_of_every_list_that_changed_since_it
     frontend.hub.publish(ready(tool(), prompts=[prompt("new")]))
     async with frontend.streaming(None, of(session), method="GET") as stream:
         await stream.until(lambda: len(stream.events) == 2)
-    changed = [told["method"] for told in stream.events]
+    changed = [received["method"] for received in stream.events]
     assert changed == ["notifications/prompts/list_changed", "notifications/resources/list_changed"]
 
 
@@ -503,11 +505,11 @@ async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -
         frontend.hub.publish(ready(tool("new"), prompts=[prompt("new")]))
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         await stream.until(lambda: len(stream.events) == 3)
-    assert [told["method"] for told in stream.events[1:3]] == [
+    assert [received["method"] for received in stream.events[1:3]] == [
         "notifications/prompts/list_changed",
         "notifications/resources/updated",
     ]
-    assert {told["params"]["_meta"][SUBSCRIPTION_KEY] for told in stream.events[:3]} == {1}
+    assert {received["params"]["_meta"][SUBSCRIPTION_KEY] for received in stream.events[:3]} == {1}
     assert frontend.hosted.is_forgotten()
     assert frontend.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
 
@@ -845,17 +847,17 @@ async def test_a_session_gets_on_its_next_stream_what_it_missed_on_the_last() ->
     session = await polling(frontend)
     await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
     async with frontend.streaming(None, session, method="GET") as first:
-        heard = last_id(first)
+        notified = last_id(first)
         frontend.hub.subscriptions.updated(SERVER, NOTES)
         await first.until(lambda: len(first.pushed) == 2)
         frontend.hub.publish(ready(tool("new")))
         await first.until(lambda: len(first.pushed) >= 3)
     frontend.hub.publish(ready(tool("newer"), prompts=[prompt()]))
-    async with frontend.streaming(None, {**session, **heard}, method="GET") as second:
+    async with frontend.streaming(None, {**session, **notified}, method="GET") as second:
         await second.until(lambda: len(second.events) >= 3)
-        told = [event["method"] for event in second.events]
-    assert told[0] == "notifications/resources/updated"
-    assert "notifications/tools/list_changed" in told[1:]
+        received = [event["method"] for event in second.events]
+    assert received[0] == "notifications/resources/updated"
+    assert "notifications/tools/list_changed" in received[1:]
     last = last_id(second)
     async with frontend.streaming(None, {**session, **last}, method="GET") as third:
         assert third.events == []
@@ -870,8 +872,8 @@ async def test_unsent_events_of_a_stream_are_sent_on_the_one_before_it() -> None
                 frontend.hub.publish(ready(tool(name)))
             await second.until(lambda: bool(second.events))
             assert first.events == []
-        told = [event["method"] for event in first.events]
-    assert told == ["notifications/tools/list_changed"]
+        received = [event["method"] for event in first.events]
+    assert received == ["notifications/tools/list_changed"]
 
 
 async def test_updates_wait_while_the_caller_has_not_read_the_last() -> None:
@@ -932,8 +934,8 @@ async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> Non
     await until(lambda: bool(frontend.hosted.stage.link.sent))
     frontend.hosted.answer(content=[])
     await asking
-    told = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
-    assert told == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
+    received = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
+    assert received == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
     assert [outcome(answer) for answer in client.json if answer["id"] is None] == [-32600, -32600]
 
 
@@ -1024,8 +1026,8 @@ async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
 async def test_a_version_that_is_spoken_is_good_for_everything(version: str | None) -> None:
     frontend = HttpFrontend()
     headers = {**of(await frontend.open()), **({} if version is None else {"mcp-protocol-version": version})}
-    told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    assert (await frontend.http_request(told, headers)).status == 202
+    received = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert (await frontend.http_request(received, headers)).status == 202
     async with frontend.streaming(None, headers, method="GET"):
         pass
     assert (await frontend.http_request(headers=headers, method="DELETE")).status == 204

@@ -203,19 +203,19 @@ async def test_not_more_than_so_many_are_forgotten_by_themselves(monkeypatch: py
 async def test_a_task_of_the_hubs_own_is_followed_without_asking_its_server() -> None:
     house = House()
     id = await begin(house.talk())
-    told: list[Any] = []
-    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
+    received: list[Any] = []
+    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append)
     assert following is not None
     following.start()
     house.sent[0].emit(PROGRESS)
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()
-    assert [json.loads(bytes(members["status"])) for members in told] == ["working", "completed"]
-    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append) is None
-    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
+    assert [json.loads(bytes(members["status"])) for members in received] == ["working", "completed"]
+    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append) is None
+    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, received.append)
     assert again is not None
     again.start()
-    assert len(told) == 3
+    assert len(received) == 3
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -547,8 +547,8 @@ async def test_an_indistinguishable_caller_lists_the_tasks_of_this_conversation(
     house = House()
     one, other = house.talk(ANYBODY), house.talk(ANYBODY)
     for talk in (one, other):
-        told = (await talk.ask("initialize", {**HELLO, "capabilities": {}}, id="hello"))["capabilities"]["tasks"]
-        assert sorted(told) == ["cancel", "requests"]
+        response = (await talk.ask("initialize", {**HELLO, "capabilities": {}}, id="hello"))["capabilities"]["tasks"]
+        assert sorted(response) == ["cancel", "requests"]
     id = await begin(one)
     assert [task["taskId"] for task in (await one.ask("tasks/list", id="list"))["tasks"]] == [id]
     assert (await other.ask("tasks/list", id="list"))["tasks"] == []
@@ -557,8 +557,8 @@ async def test_an_indistinguishable_caller_lists_the_tasks_of_this_conversation(
 
 
 async def test_a_caller_with_a_key_gets_the_capability_of_listing_tasks() -> None:
-    told = await House().talk().ask("initialize", HELLO, id="hello")
-    assert sorted(told["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
+    response = await House().talk().ask("initialize", HELLO, id="hello")
+    assert sorted(response["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
 
 
 async def test_what_asks_for_a_task_must_be_understood() -> None:
@@ -584,9 +584,9 @@ async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
     params = {"notifications": {"taskIds": [id, "0" * 32]}, "_meta": meta()}
     talk.say("subscriptions/listen", params, id="s")
     await talk.until(lambda: len(talk.heard) == 3)
-    acknowledged, told = talk.heard[1:]
+    acknowledged, received = talk.heard[1:]
     assert acknowledged["params"]["notifications"]["taskIds"] == [id]
-    assert (told["method"], told["params"]["taskId"]) == ("notifications/tasks", id)
+    assert (received["method"], received["params"]["taskId"]) == ("notifications/tasks", id)
     talk.conversation.stop_notifying()
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()

@@ -95,12 +95,12 @@ def test_a_refusal_reaches_the_server_unchanged(seat: Seat) -> None:
 
 
 def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
-    heard: dict[int, list[Reply]] = {number: [] for number in range(100)}
-    for answers in heard.values():
+    received: dict[int, list[Reply]] = {number: [] for number in range(100)}
+    for answers in received.values():
         seat.asked.ask(seat.stream, FORM, answers.append)
     for number, request in reversed(list(enumerate(seat.stream.read))):
         assert seat.asked.receive(Response(raw(request["id"]), raw({"number": number})))
-    for number, (answer,) in heard.items():
+    for number, (answer,) in received.items():
         assert isinstance(answer, Answered)
         assert json.loads(bytes(answer.result)) == {"number": number}
 

@@ -135,10 +135,10 @@ async def test_an_initializing_client_learns_which_hubs_are_here_and_behind(era:
     hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
     method = "initialize" if era == "legacy" else "server/discover"
     params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
-    told = await hosted.mcp_methods.answer(
+    response = await hosted.mcp_methods.answer(
         Request(ID, method, members(params)), McpClient(hosted.hub, ANYONE, EVERYTHING), era
     )
-    hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
+    hubs = json.loads(response.body)["result"]["_meta"]["isthmus/hubs"]
     assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
 
 

@@ -18,17 +18,17 @@ from tests.unit.frontends.mcp.doubles import NOTES, Hosted
 
 
 def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[CallerSubscriptions, list[str]]:
-    told: list[str] = []
-    return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), told.append), told
+    received: list[str] = []
+    return CallerSubscriptions(McpClient(hosted.hub, caller, EVERYTHING), received.append), received
 
 
 async def test_an_update_is_sent_as_the_caller_spelt_it() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
         assert await interests.subscribe(uri) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES, f"isthmus://hub/files/{NOTES}"]
+    assert received == [NOTES, f"isthmus://hub/files/{NOTES}"]
     assert hosted.announcer.asked == [f"+{NOTES}"]
 
 
@@ -51,23 +51,23 @@ async def test_of_a_resource_that_the_caller_no_longer_sees_no_update_is_sent(gr
     hosted = Hosted()
     server_status = hosted.hub.snapshot.server_statuses[SERVER]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=ToolRules(tags={NOTES: ("open",)})))
-    interests, told = wanting(hosted, Caller("limited", "default", grants))
+    interests, received = wanting(hosted, Caller("limited", "default", grants))
     assert await interests.subscribe(NOTES) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=then))
     interests._feed._flush_again()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
 
 
 async def test_of_an_unlisted_resource_updates_are_sent_as_before() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     assert await interests.subscribe(NOTES) is None
     hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.server_statuses[SERVER], resources=()))
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
 
 
 async def test_the_callers_servers_are_those_that_it_may_see() -> None:
@@ -78,10 +78,10 @@ async def test_the_callers_servers_are_those_that_it_may_see() -> None:
 
 async def test_following_twice_is_following_once() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     assert (await interests.subscribe(NOTES), await interests.subscribe(NOTES)) == (None, None)
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert told == [NOTES]
+    assert received == [NOTES]
     interests.unsubscribe(NOTES)
     interests.unsubscribe(NOTES)
     assert hosted.is_forgotten()
@@ -142,7 +142,7 @@ async def test_a_name_longer_than_any_that_is_listed_cannot_be_followed() -> Non
 
 async def test_two_callers_want_their_own() -> None:
     hosted = Hosted()
-    (one, heard), (two, also) = wanting(hosted), wanting(hosted)
+    (one, received), (two, also) = wanting(hosted), wanting(hosted)
     await one.subscribe(NOTES)
     await two.subscribe(NOTES)
     one.set_level("error")
@@ -150,7 +150,7 @@ async def test_two_callers_want_their_own() -> None:
     assert hosted.level() == "info"
     two.close()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert (hosted.level(), heard, also) == ("error", [NOTES], [])
+    assert (hosted.level(), received, also) == ("error", [NOTES], [])
     one.close()
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
@@ -181,20 +181,20 @@ async def test_a_caller_that_has_left_wants_nothing_whatever_is_read_late() -> N
 
 async def test_a_storm_of_updates_is_sent_once_and_nothing_after_an_unsubscribe() -> None:
     hosted = Hosted()
-    interests, told = wanting(hosted)
+    interests, received = wanting(hosted)
     await interests.subscribe(NOTES)
     for _ in range(1000):
         hosted.hub.subscriptions.updated(SERVER, NOTES)
     interests.unsubscribe(NOTES)
     await interests.subscribe("file:///other")
     hosted.hub.subscriptions.updated(SERVER, "file:///other")
-    assert told == [NOTES, "file:///other"]
+    assert received == [NOTES, "file:///other"]
     interests.close()
 
 
 async def test_an_update_that_waits_when_its_subscription_is_replaced_is_sent_by_the_next_one() -> None:
     hosted = Hosted()
-    (first, heard), (other, others) = wanting(hosted), wanting(hosted, Caller("other", "default", Grants(("*",))))
+    (first, received), (other, others) = wanting(hosted), wanting(hosted, Caller("other", "default", Grants(("*",))))
     await first.subscribe(NOTES)
     for _ in range(2):  # the second update waits, because the first one has just been sent
         hosted.hub.subscriptions.updated(SERVER, NOTES)
@@ -203,7 +203,7 @@ async def test_an_update_that_waits_when_its_subscription_is_replaced_is_sent_by
     await elsewhere.subscribe("file:///other")
     await other.subscribe(NOTES)
     first.close()
-    assert (heard, later, nothing, others) == ([NOTES], [NOTES], [], [])
+    assert (received, later, nothing, others) == ([NOTES], [NOTES], [], [])
     for each in (following, elsewhere, other):
         each.close()
 

@@ -20,8 +20,10 @@ MARK = {SUBSCRIPTION_KEY: 9007199254740993}
 
 
 def streaming() -> tuple[SubscriptionStream, list[Any]]:
-    told: list[Any] = []
-    return SubscriptionStream(raw(9007199254740993), lambda text: told.append(json.loads(text)), frame=bytes), told
+    received: list[Any] = []
+    return SubscriptionStream(
+        raw(9007199254740993), lambda text: received.append(json.loads(text)), frame=bytes
+    ), received
 
 
 def subscribing(hosted: Hosted) -> ListenSubscription:
@@ -30,25 +32,25 @@ def subscribing(hosted: Hosted) -> ListenSubscription:
 
 
 def test_updates_wait_for_the_acknowledgement_each_once() -> None:
-    stream, told = streaming()
+    stream, received = streaming()
     for uri in ("a", "b", "a"):
         stream.resource_updated(uri)
-    assert told == []
+    assert received == []
     acknowledged = json.loads(stream.acknowledgement(ListenFilter(frozenset({"tools"}), ("a",))))
     assert acknowledged["params"] == {
         "_meta": MARK,
         "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a"]},
     }
     stream.release()
-    assert [message["params"] for message in told] == [{"uri": "a", "_meta": MARK}, {"uri": "b", "_meta": MARK}]
+    assert [message["params"] for message in received] == [{"uri": "a", "_meta": MARK}, {"uri": "b", "_meta": MARK}]
     stream.resource_updated("c")
-    assert told[2]["params"]["uri"] == "c"
+    assert received[2]["params"]["uri"] == "c"
 
 
 def test_a_change_names_its_list_and_the_last_word_is_the_answer() -> None:
-    stream, told = streaming()
+    stream, received = streaming()
     stream.list_changed("resources")
-    assert told == [
+    assert received == [
         {"jsonrpc": "2.0", "method": "notifications/resources/list_changed", "params": {"_meta": MARK}},
     ]
     assert json.loads(stream.final_result()) == {

@@ -179,11 +179,11 @@ async def test_a_subscription_names_what_it_follows_and_marks_its_notifications(
     talk.say("subscriptions/listen", wanted, id="s")
     await talk.until(lambda: bool(host.stage.link.sent))
     host.last_call.finish(Result(raw({"resultType": "complete", "taskId": "t", "status": "working"}), is_typed=True))
-    acknowledged, told = talk.told()
+    acknowledged, received = talk.told()
     assert acknowledged["params"]["notifications"] == {"taskIds": [MINE]}
-    assert told["method"] == "notifications/tasks"
-    assert told["params"]["taskId"] == MINE
-    assert told["params"]["_meta"] == acknowledged["params"]["_meta"]
+    assert received["method"] == "notifications/tasks"
+    assert received["params"]["taskId"] == MINE
+    assert received["params"]["_meta"] == acknowledged["params"]["_meta"]
     talk.say("notifications/cancelled", {"requestId": "s"})
     assert not talk.conversation._listens
 

@@ -170,21 +170,21 @@ def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is
 
 def test_a_result_names_the_task_as_its_caller_knows_it() -> None:
     result = Result(raw({"task": {"taskId": "t"}}), task_of=OLD)
-    told = with_public_id(result, ANYONE, OLD)
-    assert json.loads(bytes(told.payload)) == {"task": {"taskId": public_id(ANYONE, OLD, "t")}}
+    received = with_public_id(result, ANYONE, OLD)
+    assert json.loads(bytes(received.payload)) == {"task": {"taskId": public_id(ANYONE, OLD, "t")}}
 
 
 def test_a_question_names_the_task_that_it_is_about() -> None:
     params = raw({"message": "?", "_meta": {RELATED: {"taskId": "t"}}})
-    told = public_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
-    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}
+    received = public_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
+    assert msgspec.json.decode(received)["_meta"] == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}
     assert public_params(Question("elicitation/create", params), call("old.slow", "tool")) is params
 
 
 def test_an_event_names_the_task_that_it_relates_to() -> None:
     members = {"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}, "x": 1})}
-    told = with_public_related(Progress(members, OLD), ANYONE)
-    assert json.loads(bytes(told.members["_meta"])) == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}, "x": 1}
+    received = with_public_related(Progress(members, OLD), ANYONE)
+    assert json.loads(bytes(received.members["_meta"])) == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}, "x": 1}
     plain = Progress(members)
     assert with_public_related(plain, ANYONE) is plain
 
@@ -199,8 +199,8 @@ def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
 
 def test_what_a_caller_answers_does_too() -> None:
     answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}})
-    told = json.loads(bytes(server_result(answer, ANYONE)))
-    assert told == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
+    response = json.loads(bytes(server_result(answer, ANYONE)))
+    assert response == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
     for plain in (raw({"action": "accept"}), raw([1]), raw({"_meta": 1})):
         assert server_result(plain, ANYONE) is plain
 

@@ -78,9 +78,9 @@ def test_a_resource_names_its_issuers_and_the_hub() -> None:
 
 
 def test_without_issuers_a_resource_is_its_address() -> None:
-    told = resource_document(BASE, "/mcp/files", (), gives_tokens=True)
-    assert (told["resource"], told["authorization_servers"]) == (f"{BASE}/mcp/files", [BASE])
-    assert "scopes_supported" not in told
+    received = resource_document(BASE, "/mcp/files", (), gives_tokens=True)
+    assert (received["resource"], received["authorization_servers"]) == (f"{BASE}/mcp/files", [BASE])
+    assert "scopes_supported" not in received
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_a_token_may_be_asked_for_the_hub_and_what_is_in_it() -> None:
 
 
 def test_the_hub_says_where_it_gives_tokens() -> None:
-    told = server_document(BASE)
-    assert told["issuer"] == BASE
-    assert told["token_endpoint"] == f"{BASE}/oauth/token"
-    assert told["grant_types_supported"] == ["client_credentials"]
+    received = server_document(BASE)
+    assert received["issuer"] == BASE
+    assert received["token_endpoint"] == f"{BASE}/oauth/token"
+    assert received["grant_types_supported"] == ["client_credentials"]
 
 
 def test_a_resource_says_how_proofs_may_be_signed_and_whether_all_tokens_need_one() -> None:

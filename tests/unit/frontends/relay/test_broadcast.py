@@ -221,9 +221,9 @@ async def test_a_request_whose_id_is_reused_is_answered_first_with_what_arrived(
     party.device.send("custom/thing", id=1)
     say(party.two, {"a": 2})
     party.device.send("ping", id=1)
-    heard, ping = party.device.said
-    assert heard["result"]["responses"] == [{"a": 2, "server_id": "s2"}]
-    assert [absent["server_id"] for absent in heard["result"]["missing"]] == ["s1"]
+    received, ping = party.device.said
+    assert received["result"]["responses"] == [{"a": 2, "server_id": "s2"}]
+    assert [absent["server_id"] for absent in received["result"]["missing"]] == ["s1"]
     assert (ping["id"], ping["result"]["total_servers"]) == (1, 2)
     assert party.one.link.withdrawn
 

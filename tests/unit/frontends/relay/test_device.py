@@ -825,24 +825,24 @@ async def test_a_greeting_that_fits_in_no_other_way_is_only_the_hubs_own() -> No
     for number in range(32):
         room.sit(f"{number}" + "厨" * 60)
     device = ConnectedDevice(room, RelaySettings(frame_bytes=4096))
-    told = json.loads(initialize_result(device.agent, ME, "2024-11-05"))
-    assert told.keys() == {"protocolVersion", "capabilities", "serverInfo"}
+    response = json.loads(initialize_result(device.agent, ME, "2024-11-05"))
+    assert response.keys() == {"protocolVersion", "capabilities", "serverInfo"}
 
 
 async def test_a_server_without_a_welcome_is_still_named() -> None:
     room = Room()
     room.sit("s1").welcome = b""
-    told = json.loads(initialize_result(ConnectedDevice(room).agent, ME, "2024-11-05"))
-    assert told["responses"] == [{"server_id": "s1"}]
+    response = json.loads(initialize_result(ConnectedDevice(room).agent, ME, "2024-11-05"))
+    assert response["responses"] == [{"server_id": "s1"}]
 
 
 async def test_a_heartbeat_names_connected_and_absent_servers() -> None:
     room = Room()
     room.sit("s1")
     room.go_away(room.sit("s2"), "gone")
-    told = json.loads(ping_result(ConnectedDevice(room).agent))
-    assert told["responses"] == [{"server_id": "s1"}]
-    assert told["missing"] == [{"server_id": "s2", "reason": "gone"}]
+    response = json.loads(ping_result(ConnectedDevice(room).agent))
+    assert response["responses"] == [{"server_id": "s1"}]
+    assert response["missing"] == [{"server_id": "s2", "reason": "gone"}]
 
 
 class Caller:

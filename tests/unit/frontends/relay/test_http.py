@@ -194,9 +194,9 @@ async def test_the_documents_of_the_original(house: House) -> None:
 async def test_what_is_no_plain_path_says_what_it_is(house: House) -> None:
     async with house.http() as http:
         for path in ("/mcp_endpoint/mcp/", "/mcp_endpoint/call", "/mcp_endpoint/call/?token=both"):
-            told = await http.get(path)
-            assert told.status_code == 426
-            assert "WebSocket" in told.json()["error"]
+            response = await http.get(path)
+            assert response.status_code == 426
+            assert "WebSocket" in response.json()["error"]
         assert (await http.get("/mcp_endpoint/else")).status_code == 404
         assert (await http.post("/mcp_endpoint/")).status_code == 405
         assert (await http.get("/mcp_endpoint/", headers={"host": "evil.test"})).status_code == 421
@@ -537,11 +537,11 @@ def test_a_bad_key_is_reported_as_the_original_does() -> None:
 
 
 def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
-    told = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
+    received = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
     info = {"title": "Calculator 3.4.10", "name": "my_agent_calculator", "state": "ready", "since": 10.0}
     described = {"tools_count": 2, "tools": ("add", "sub"), "server_info": info}
-    assert told["result"]["status"] == "success"
-    assert told["result"]["connections"] == {
+    assert received["result"]["status"] == "success"
+    assert received["result"]["connections"] == {
         "mcp_server_connections": 1,
         "robot_connections": 2,
         "total_connections": 3,
@@ -553,5 +553,5 @@ def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
     }
     away = {"weather": {"since": 20.0, "reason": "it is not connected", "tools_count": 1}}
     own = {"version": "1.2.3", "away": {"my_agent": away}, "calls": 4, "tasks": 9, "uptime": 12.346}
-    assert told["result"]["isthmus"] == own
-    assert told.keys() == {"result", "id", "jsonrpc"}
+    assert received["result"]["isthmus"] == own
+    assert received.keys() == {"result", "id", "jsonrpc"}

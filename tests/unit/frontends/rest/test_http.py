@@ -92,9 +92,9 @@ async def hall(*, is_taken: bool = True) -> AsyncIterator[Hall]:
 
 def problem(answer: Answer) -> dict[str, Any]:
     assert answer.header(b"content-type") == b"application/problem+json"
-    told: dict[str, Any] = json.loads(answer.body)
-    assert told["status"] == answer.status
-    return told
+    response: dict[str, Any] = json.loads(answer.body)
+    assert response["status"] == answer.status
+    return response
 
 
 # -- what belongs here -----------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_paths_of_others(path: str) -> None:
 
 async def test_lists_and_entries_are_answered() -> None:
     async with hall() as here:
-        told = json.loads((await here.ask("/v1/tools")).body)
-        assert [entry["name"] for entry in told["tools"]] == ["files.read", "files.a/b", "files.write"]
+        response = json.loads((await here.ask("/v1/tools")).body)
+        assert [entry["name"] for entry in response["tools"]] == ["files.read", "files.a/b", "files.write"]
         one = await here.ask("/v1/tools?server=files", "X-Api-Key: some")
         assert [entry["name"] for entry in json.loads(one.body)["tools"]] == ["files.read"]
         assert json.loads((await here.ask("/v1/tools/files.a%2Fb")).body)["name"] == "files.a/b"
@@ -259,8 +259,8 @@ async def test_a_resource_is_read_by_its_uri() -> None:
 async def test_a_body_that_is_no_arguments_is_refused(body: bytes, reason: str, *, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         answer = await here.post(CALL, body)
-        told = problem(answer)
-        assert (answer.status, told["reason"], told["executed"]) == (400, reason, "no")
+        received = problem(answer)
+        assert (answer.status, received["reason"], received["executed"]) == (400, reason, "no")
         assert here.stage.link.sent == []
 
 

@@ -65,10 +65,10 @@ def listed(made: Stage, caller: Caller = ANYONE) -> Any:
 
 async def test_a_list_has_the_callers_tools_and_the_missing_servers() -> None:
     made = stage()
-    told = listed(made)
-    assert [entry["name"] for entry in told["tools"]] == ["files.read", "files.write"]
-    assert told["missing"] == {"away": {"state": "retrying", "reason": "refused", "listed": False}}
-    assert listed(made, READER) == {"tools": [told["tools"][0]], "missing": {}}
+    received = listed(made)
+    assert [entry["name"] for entry in received["tools"]] == ["files.read", "files.write"]
+    assert received["missing"] == {"away": {"state": "retrying", "reason": "refused", "listed": False}}
+    assert listed(made, READER) == {"tools": [received["tools"][0]], "missing": {}}
 
 
 async def test_every_list_has_its_own_member() -> None:
@@ -175,8 +175,8 @@ class Book:
         return STATUS
 
     def forget(self, server: ServerName) -> Forgetting:
-        told = next((told for told in STATUS.servers if told.name == server), None)
-        return "unknown" if told is None else "forgotten" if told.state == "away" else "connected"
+        received = next((received for received in STATUS.servers if received.name == server), None)
+        return "unknown" if received is None else "forgotten" if received.state == "away" else "connected"
 
 
 class Hall:
@@ -203,18 +203,18 @@ def identify(fields: Fields) -> Caller | None:
     return CALLERS.get(fields.get(b"x-api-key", b""))
 
 
-def dialled_in(stage: Stage, told: DialledServer) -> None:
-    state: ServerState = "ready" if told.state == "ready" else "away"
-    tools = tuple(tool(name, server=told.name) for name in told.tools)
-    server_status = ServerStatus(told.name, state, is_settled=True, tools=tools, agent=told.agent)
-    stage.hub.open_server_queue(ServerQueue(told.name, stage.hub.limits), server_status)
+def dialled_in(stage: Stage, received: DialledServer) -> None:
+    state: ServerState = "ready" if received.state == "ready" else "away"
+    tools = tuple(tool(name, server=received.name) for name in received.tools)
+    server_status = ServerStatus(received.name, state, is_settled=True, tools=tools, agent=received.agent)
+    stage.hub.open_server_queue(ServerQueue(received.name, stage.hub.limits), server_status)
 
 
 @asynccontextmanager
 async def hall(*, has_relay: bool = True) -> AsyncIterator[Hall]:
     stage = Stage()
-    for told in STATUS.servers:
-        dialled_in(stage, told)
+    for received in STATUS.servers:
+        dialled_in(stage, received)
     frontend = RestHttp(
         stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify), Book() if has_relay else None
     )
@@ -273,10 +273,10 @@ async def test_filters_leave_what_fits(path: str, names: list[str]) -> None:
 
 async def test_an_agent_is_shown_with_its_servers_and_devices() -> None:
     async with hall() as here:
-        told = await here.told("/v1/relay/agents/kitchen")
-        assert [entry["name"] for entry in told["servers"]] == ["kitchen_oven", "kitchen_sink"]
-        assert [entry["id"] for entry in told["devices"]] == ["d1"]
-        assert (told["agent"], told["tools"]) == ("kitchen", 3)
+        response = await here.told("/v1/relay/agents/kitchen")
+        assert [entry["name"] for entry in response["servers"]] == ["kitchen_oven", "kitchen_sink"]
+        assert [entry["id"] for entry in response["devices"]] == ["d1"]
+        assert (response["agent"], response["tools"]) == ("kitchen", 3)
         for path in ("acme/cellar", quote("acme/cellar", safe="")):
             assert (await here.told(f"/v1/relay/agents/{path}"))["agent"] == "acme/cellar"
 
@@ -352,10 +352,10 @@ async def test_an_operator_has_a_server_forgotten_that_is_away(
 ) -> None:
     async with hall() as here:
         answer = await here.ask(f"/v1/relay/servers/{name}", key, "DELETE")
-        told = json.loads(answer.body)
-        assert (answer.status, told.get("reason") if status != 200 else None) == (status, reason)
+        response = json.loads(answer.body)
+        assert (answer.status, response.get("reason") if status != 200 else None) == (status, reason)
         if status == 200:
-            assert (told["name"], told["tools"]) == (name, ["rinse"])
+            assert (response["name"], response["tools"]) == (name, ["rinse"])
 
 
 async def test_nothing_is_forgotten_where_there_is_no_relay() -> None:

@@ -32,27 +32,27 @@ WORDED = SkillTool(TOOL, 'a "b"', takes_text=True)
 
 
 def test_words_and_data_are_parts_and_the_rest_says_where_they_belong() -> None:
-    told = message_for(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
+    received = message_for(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
     parts = (TextPart("hi"), DataPart(Raw(b'{"n":1.0}'), "application/json"))
-    assert told == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
+    assert received == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
 
 
 def test_what_is_null_is_not_there() -> None:
-    told = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
-    assert isinstance(told, TaskMessage)
-    assert (told.parts, told.task, told.context) == ((TextPart("hi"),), "", "")
+    received = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
+    assert isinstance(received, TaskMessage)
+    assert (received.parts, received.task, received.context) == ((TextPart("hi"),), "", "")
 
 
 def test_arguments_of_a_schema_are_one_part_as_they_are() -> None:
-    told = message_for(SkillTool(TOOL, "s", takes_text=False), Raw(b'{ "n": 1.50 }'))
-    assert isinstance(told, TaskMessage)
-    assert (told.parts, told.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
+    received = message_for(SkillTool(TOOL, "s", takes_text=False), Raw(b'{ "n": 1.50 }'))
+    assert isinstance(received, TaskMessage)
+    assert (received.parts, received.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
 
 
 def test_an_agent_as_a_whole_gets_no_skill() -> None:
-    told = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
-    assert isinstance(told, TaskMessage)
-    assert told.metadata == ABSENT
+    received = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
+    assert isinstance(received, TaskMessage)
+    assert received.metadata == ABSENT
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b'{"message":7}', b'{"message":"","task_id":7}'])
@@ -90,8 +90,8 @@ def test_a_fault_over_there_is_one_here_and_says_whether_the_tool_ran(
 
 
 def test_what_the_hub_over_there_was_shown_is_taken_out_of_its_words_and_its_data() -> None:
-    told = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
-    fault = fault_in(told, FAR, lambda text: text.replace("secret", "***"))
+    received = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
+    fault = fault_in(received, FAR, lambda text: text.replace("secret", "***"))
     assert fault is not None
     assert (fault.message, fault.data) == ("not with ***", Raw(b'{"executed":"no","reason":"not with ***"}'))
 

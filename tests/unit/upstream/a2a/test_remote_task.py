@@ -517,12 +517,12 @@ async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
 
 
 async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> None:
-    told = asyncio.Event()
+    received = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING, stands("working", TextPart("one")))
-        told.set()
+        received.set()
         await asyncio.Event().wait()
 
     every.agent.scripts[SendMessage] = work

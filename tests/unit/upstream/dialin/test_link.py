@@ -187,8 +187,8 @@ async def test_a_call_that_is_given_up_is_cancelled_at_the_server() -> None:
         request = await sent(server)
         inflight.cancel("nobody wants to know any more")
         await until(lambda: "notifications/cancelled" in methods(server))
-        (told,) = (each for each in server.asked if each.get("method") == "notifications/cancelled")
-        assert told["params"]["requestId"] == request["id"]
+        (received,) = (each for each in server.asked if each.get("method") == "notifications/cancelled")
+        assert received["params"]["requestId"] == request["id"]
         assert listener.ends
 
 

@@ -264,22 +264,22 @@ def reply(message: str, data: Any) -> ErrorReply:
 
 
 def test_a_call_that_its_server_did_not_answer_ended_as_if_this_hub_had_kept_it() -> None:
-    told: dict[str, Any] = {"executed": "unknown", "reason": "lost", "server": "one"}
-    lost = read_error(NAME, reply("Lost server one during the call: killed by signal 9", told))
+    received: dict[str, Any] = {"executed": "unknown", "reason": "lost", "server": "one"}
+    lost = read_error(NAME, reply("Lost server one during the call: killed by signal 9", received))
     assert isinstance(lost, Lost)
     assert lost.is_behind
     assert (lost.executed, lost.message) == ("unknown", "Lost server robot_one during the call: killed by signal 9")
 
-    told = {"executed": "no", "reason": "draining", "retryAfter": 1}
-    refused = read_error(NAME, reply("The hub is shutting down", told))
+    received = {"executed": "no", "reason": "draining", "retryAfter": 1}
+    refused = read_error(NAME, reply("The hub is shutting down", received))
     assert isinstance(refused, NotConnected)
     assert (refused.executed, refused.why) == ("no", "The hub is shutting down")
 
 
 @pytest.mark.parametrize("own", [{"hint": [1, {"a": None}]}, None])
 def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> None:
-    told = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
-    error = read_error(NAME, reply("no such file", told))
+    received = {**(own or {}), "executed": "yes", "reason": "server_error", "server": "one"}
+    error = read_error(NAME, reply("no such file", received))
     assert error == reply("no such file", own)
 
 

@@ -460,36 +460,36 @@ async def test_a_server_that_is_away_for_long_is_forgotten() -> None:
 async def test_a_watcher_that_fails_keeps_notifications_from_no_other() -> None:
     async with scene() as at:
         roster = at.book.roster("kitchen")
-        told: list[str] = []
+        received: list[str] = []
 
         def fail() -> None:
             raise RuntimeError("broken")
 
         roster.watch(fail)
-        roster.watch(lambda: told.append("something"))
+        roster.watch(lambda: received.append("something"))
         await at.agent_server(Dialler())
-        assert told
+        assert received
         assert at.servers() == {"kitchen_clock": "ready"}
 
 
 async def test_a_roster_notifies_of_every_change_and_is_new_only_when_a_server_joins_or_leaves() -> None:
     async with scene(DialInSettings(max_servers=1)) as at:
         roster = at.book.roster("kitchen")
-        told: list[int] = []
-        unwatch = roster.watch(lambda: told.append(len(roster.servers())))
+        received: list[int] = []
+        unwatch = roster.watch(lambda: received.append(len(roster.servers())))
         server = await at.agent_server(Dialler())
         servers = roster.servers()
-        assert told[-1] == 1
+        assert received[-1] == 1
         server.leave()
         assert roster.servers() is servers
-        heard = len(told)
+        notified = len(received)
         await at.agent_server(Dialler("lamp"))
-        assert len(told) > heard
+        assert len(received) > notified
         assert [agent_server.server_id for agent_server in roster.servers()] == ["lamp"]
         unwatch()
-        heard = len(told)
+        notified = len(received)
         await at.agent_server(Dialler("lamp"), "lamp")
-        assert len(told) == heard
+        assert len(received) == notified
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
@@ -704,12 +704,15 @@ async def test_servers_that_share_a_socket_are_one_connection_and_get_their_name
         socket.open(at.book)
         await at.quiet()
         assert at.servers() == {"kitchen_one": "ready", "kitchen_two": "ready"}
-        assert {told["server"] for told in socket.told if "server" in told} == {"kitchen_one", "kitchen_two"}
+        assert {received["server"] for received in socket.told if "server" in received} == {
+            "kitchen_one",
+            "kitchen_two",
+        }
         assert (at.book.connections(), at.book.connections_of("kitchen")) == (1, 1)
         assert text_of(await at.call("kitchen_two.now")) == "two: now"
         assert all(shown.is_muxed for shown in at.book.servers())
         at.book.change(DialInSettings(agents={"kitchen": AgentRules(name="home")}))
-        assert [told["server"] for told in socket.told if "server" in told][2:] == ["home_two", "home_one"]
+        assert [received["server"] for received in socket.told if "server" in received][2:] == ["home_two", "home_one"]
         at.book.change(DialInSettings())
         at.book.recheck(lambda _claim: False)
         assert socket.closed == [(1008, "token已失效")]

@@ -104,9 +104,9 @@ class Counting(MemoryJournal):
 
 
 async def put(journal: Journal, document: Document) -> None:
-    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-    journal.write((document,), told.set_result)
-    assert await told == "kept"
+    results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    journal.write((document,), results.set_result)
+    assert await results == "kept"
 
 
 async def test_the_next_hub_knows_every_server_and_what_it_listed(journal: Journal) -> None:

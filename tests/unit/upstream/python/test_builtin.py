@@ -262,8 +262,8 @@ async def test_an_echo_is_its_text(local_scene: LocalScene) -> None:
 
 
 async def test_the_time_is_returned_in_two_forms(local_scene: LocalScene) -> None:
-    told = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
-    assert shown(await local_scene.run("timestamp"))["structuredContent"] == told
+    received = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
+    assert shown(await local_scene.run("timestamp"))["structuredContent"] == received
 
 
 async def test_lines_are_kept_and_read_back_oldest_first(local_scene: LocalScene) -> None:

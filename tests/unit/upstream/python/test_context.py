@@ -83,8 +83,8 @@ async def ended(asked: Listener) -> Any:
         await asked.ended.wait()
     (outcome,) = asked.ends
     assert isinstance(outcome, Result), outcome
-    told = json.loads(bytes(outcome.payload))
-    return told["content"][0]["text"] if outcome.is_error else told["structuredContent"]
+    response = json.loads(bytes(outcome.payload))
+    return response["content"][0]["text"] if outcome.is_error else response["structuredContent"]
 
 
 @pytest_asyncio.fixture
@@ -257,7 +257,7 @@ def test_after_the_hub_has_ended_no_answer_comes() -> None:
     ],
 )
 def test_unsendable_values_are_reported_at_the_call_that_sends_them(tell: Callable[[Context], None], said: str) -> None:
-    heard: list[Event] = []
+    received: list[Event] = []
     with pytest.raises(ValueError, match=said):
-        tell(Context("ada", heard.append))
-    assert heard == []
+        tell(Context("ada", received.append))
+    assert received == []

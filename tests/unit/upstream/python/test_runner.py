@@ -80,8 +80,8 @@ async def test_what_is_quick_cannot_end_the_program_either() -> None:
 
 
 async def test_events_of_a_thread_that_floods_are_bounded() -> None:
-    heard: list[Any] = []
-    outbox = EventOutbox(asyncio.get_running_loop(), heard.append)
+    received: list[Any] = []
+    outbox = EventOutbox(asyncio.get_running_loop(), received.append)
 
     def pour() -> None:
         for _ in range(10_000):
@@ -91,7 +91,7 @@ async def test_events_of_a_thread_that_floods_are_bounded() -> None:
     flood.start()
     flood.join(10)  # the loop cannot run meanwhile
     await asyncio.sleep(0)
-    assert len(heard) == module.EVENTS_MAX
+    assert len(received) == module.EVENTS_MAX
 
 
 def test_events_after_the_loop_has_closed_are_dropped() -> None:

@@ -412,8 +412,8 @@ def hold(scene: Scene) -> asyncio.Event:
 
 async def test_a_cancelled_caller_gets_nothing_more(scene: Scene) -> None:
     held = hold(scene)
-    heard: list[OpenTarget | Fault] = []
-    turn_back = scene.aim().open(heard.append)
+    received: list[OpenTarget | Fault] = []
+    turn_back = scene.aim().open(received.append)
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
     assert scene.targets.running() == 1
     turn_back()
@@ -421,7 +421,7 @@ async def test_a_cancelled_caller_gets_nothing_more(scene: Scene) -> None:
     await scene.kept.until(
         lambda: scene.kept.hub.snapshot.server_statuses[ServerName(scene.server_status[0])].state == "ready"
     )
-    assert (heard, scene.targets.running()) == ([], 0)
+    assert (received, scene.targets.running()) == ([], 0)
 
 
 async def test_when_the_hub_shuts_down_connecting_callers_get_an_error_and_no_new_one_starts(scene: Scene) -> None:

@@ -80,9 +80,9 @@ def test_a_whole_number_stays_one() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("request_", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_a_problem(method: str, request_: bytes) -> None:
-    told = read(method, request_)
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "invalid_params"
+    received = read(method, request_)
+    assert isinstance(received, A2aProblem)
+    assert received.kind == "invalid_params"
 
 
 def test_a_number_that_json_does_not_have_is_a_problem() -> None:
@@ -166,8 +166,8 @@ def test_what_is_foretold_is_not_far_from_it() -> None:
 def test_the_extended_card_has_a_form_and_what_is_of_earlier_generations_has_none() -> None:
     scheme = {"httpAuthSecurityScheme": {"scheme": "Bearer"}, "type": "http"}
     card = {"name": "a", "url": "x", "securitySchemes": {"b": scheme}, "capabilities": {"streaming": False}}
-    told = unpacked("AgentCard", write("GetExtendedAgentCard", json.dumps(card).encode()))
-    assert told == {
+    received = unpacked("AgentCard", write("GetExtendedAgentCard", json.dumps(card).encode()))
+    assert received == {
         "name": "a",
         "securitySchemes": {"b": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}},
         "capabilities": {"streaming": False},

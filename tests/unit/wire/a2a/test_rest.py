@@ -163,7 +163,7 @@ def test_nothing_that_can_be_sent_makes_it_raise(verb: str, prefix: str, path: s
 
 @pytest.mark.parametrize("path", ["v1", "v1/", "/v1/nothing"])
 def test_what_is_below_v1_is_answered_as_0_3(path: str) -> None:
-    binding, told = rest.read("GET", path, "", b"")
+    binding, received = rest.read("GET", path, "", b"")
     assert binding is rest.V0_3
-    assert isinstance(told, A2aProblem)
-    assert told.kind == "unknown_method"
+    assert isinstance(received, A2aProblem)
+    assert received.kind == "unknown_method"

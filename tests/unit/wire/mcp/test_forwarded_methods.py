@@ -26,12 +26,12 @@ URI_REF = {"type": "ref/resource", "uri": "x:{y}"}
 ARGUMENT = {"name": "a", "value": "v"}
 
 
-def members(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+def members(received: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in received.items()}
 
 
-def read(method: str, **told: Any) -> CallRequest:
-    asked = read_request(method, members(told))
+def read(method: str, **received: Any) -> CallRequest:
+    asked = read_request(method, members(received))
     assert isinstance(asked, CallRequest), asked
     return asked
 
@@ -43,7 +43,7 @@ def test_every_kind_has_a_method_save_what_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "kind", "name", "arguments"),
+    ("method", "received", "kind", "name", "arguments"),
     [
         ("tools/call", {"name": "t", "arguments": {"a": 1}}, "tool", "t", {"a": 1}),
         ("tools/call", {"name": "t"}, "tool", "t", {}),
@@ -58,19 +58,19 @@ def test_every_kind_has_a_method_save_what_is_one() -> None:
     ],
 )
 def test_a_request_is_read_and_written_again_as_it_was(
-    method: str, told: dict[str, Any], kind: Kind, name: str, arguments: dict[str, Any]
+    method: str, received: dict[str, Any], kind: Kind, name: str, arguments: dict[str, Any]
 ) -> None:
-    asked = read(method, **told, _meta={"trace": 1}, context={"n": 1})
+    asked = read(method, **received, _meta={"trace": 1}, context={"n": 1})
     assert (asked.kind, asked.name, json.loads(bytes(asked.arguments))) == (kind, name, arguments)
     assert (asked.meta, asked.extra) == (members({"trace": 1}), members({"context": {"n": 1}}))
     written = json.loads(request_params(kind, name, asked.arguments, b'{"trace":1}', asked.extra))
     bare = {key: value for key, value in written.items() if key != "arguments" or value}
-    assert bare == {**told, "_meta": {"trace": 1}, "context": {"n": 1}}
+    assert bare == {**received, "_meta": {"trace": 1}, "context": {"n": 1}}
     assert METHODS[kind] == method
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "words"),
+    ("method", "received", "words"),
     [
         ("tools/call", {}, "needs a name"),
         ("tools/call", {"name": 7}, "needs a name"),
@@ -91,8 +91,8 @@ def test_a_request_is_read_and_written_again_as_it_was(
         ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT, "Ref": URI_REF}, "did you mean 'ref'"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(method: str, told: dict[str, Any], words: str) -> None:
-    asked = read_request(method, members(told))
+def test_what_is_wrong_with_a_request_is_said(method: str, received: dict[str, Any], words: str) -> None:
+    asked = read_request(method, members(received))
     assert isinstance(asked, str)
     assert words in asked
 
@@ -105,7 +105,7 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "answer"),
+    ("received", "answer"),
     [
         ({}, CallResultInfo(False, None)),
         ({"isError": True, "resultType": "complete"}, CallResultInfo(True, "complete", has_type=True)),
@@ -116,12 +116,12 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
         ("x", None),
     ],
 )
-def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultInfo | None) -> None:
-    assert read_call_result(json.dumps(told).encode()) == answer
+def test_of_a_result_only_what_matters_is_read(received: object, answer: CallResultInfo | None) -> None:
+    assert read_call_result(json.dumps(received).encode()) == answer
 
 
 @pytest.mark.parametrize(
-    ("told", "answer"),
+    ("received", "answer"),
     [
         ({}, CallResultInfo(False, None)),
         ({"isError": True}, CallResultInfo(False, None)),
@@ -136,8 +136,8 @@ def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultI
         ([], None),
     ],
 )
-def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallResultInfo | None) -> None:
-    assert read_resource_result(json.dumps(told).encode()) == answer
+def test_a_resource_says_how_long_it_may_be_kept(received: object, answer: CallResultInfo | None) -> None:
+    assert read_resource_result(json.dumps(received).encode()) == answer
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,8 @@ def test_headers_are_believed_where_the_official_server_believes_them(
     arguments: dict[str, Any], headers: dict[str, str]
 ) -> None:
     official = validate_mcp_param_headers(SCHEMA, arguments, headers)
-    told = {name.encode(): value.encode() for name, value in headers.items()}
-    ours = find_param_mismatch(required_params(raw(SCHEMA)), raw(arguments), told)
+    received = {name.encode(): value.encode() for name, value in headers.items()}
+    ours = find_param_mismatch(required_params(raw(SCHEMA)), raw(arguments), received)
     assert (ours is None) == (official is None), (ours, official)
 
 

@@ -44,11 +44,11 @@ def test_what_is_no_object_names_no_hub(meta: bytes) -> None:
 
 def test_of_too_many_the_nearest_are_sent() -> None:
     many = {str(steps): steps % 100 for steps in range(1000)}
-    told = write_hubs(many)[HUBS_KEY]
-    assert len(told) == HUBS_MAX
-    assert max(told.values()) < 30
+    received = write_hubs(many)[HUBS_KEY]
+    assert len(received) == HUBS_MAX
+    assert max(received.values()) < 30
 
 
 def test_a_hub_that_is_said_to_be_far_away_costs_none_of_the_others() -> None:
-    told = write_hubs({"here": 0, "far": STEPS_MAX + 1})
-    assert read_hubs(json.dumps(told).encode()) == {"here": 0, "far": STEPS_MAX}
+    received = write_hubs({"here": 0, "far": STEPS_MAX + 1})
+    assert read_hubs(json.dumps(received).encode()) == {"here": 0, "far": STEPS_MAX}

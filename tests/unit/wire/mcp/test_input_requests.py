@@ -123,9 +123,9 @@ def test_answers_are_read_as_the_caller_wrote_them() -> None:
 
 def test_a_question_that_sends_the_user_elsewhere_has_an_id_for_earlier_callers() -> None:
     asked = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/", "message": "in?"}))
-    told = as_legacy_request(asked, "e1")
-    assert json.loads(bytes(told.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
-    assert as_legacy_request(told, "e2") == told
+    received = as_legacy_request(asked, "e1")
+    assert json.loads(bytes(received.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
+    assert as_legacy_request(received, "e2") == received
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ class Read(NamedTuple):
     ttl_seconds: float | None
 
 
-def read(shape: ListShape, told: Any) -> Read:
-    page = read_page(shape, told if isinstance(told, bytes) else json.dumps(told).encode())
+def read(shape: ListShape, received: Any) -> Read:
+    page = read_page(shape, received if isinstance(received, bytes) else json.dumps(received).encode())
     assert isinstance(page, ListPage), page
     found = [read_entry(shape, raw) for raw in page]
     assert len(found) == len(page)
@@ -138,9 +138,9 @@ def test_entries_are_found_whatever_stands_between_them(between: str) -> None:
     assert read_list(TOOLS, text) == read(TOOLS, text).entries
 
 
-@pytest.mark.parametrize("told", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
-def test_an_invalid_list_is_reported(told: object) -> None:
-    page = read_page(TOOLS, json.dumps(told).encode())
+@pytest.mark.parametrize("received", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
+def test_an_invalid_list_is_reported(received: object) -> None:
+    page = read_page(TOOLS, json.dumps(received).encode())
     assert isinstance(page, str)
     assert page.startswith("tools/list returned an invalid result")
 
@@ -151,7 +151,7 @@ def test_a_page_of_millions_of_values_is_not_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("received", "seconds"),
     [
         ({}, None),
         ({"ttlMs": None}, None),
@@ -162,8 +162,8 @@ def test_a_page_of_millions_of_values_is_not_split() -> None:
         ({"cacheScope": 7}, None),
     ],
 )
-def test_the_ttl_of_a_list_is_in_milliseconds(told: dict[str, Any], seconds: float | None) -> None:
-    assert read(TOOLS, {"tools": [], **told}).ttl_seconds == seconds
+def test_the_ttl_of_a_list_is_in_milliseconds(received: dict[str, Any], seconds: float | None) -> None:
+    assert read(TOOLS, {"tools": [], **received}).ttl_seconds == seconds
 
 
 @pytest.mark.parametrize("shape", EVERY, ids=lambda shape: shape.noun)

@@ -30,12 +30,12 @@ from isthmus.wire.mcp.tasks import (
 from tests.unit.core.doubles import raw
 
 
-def renamed(told: object) -> Any:
-    return json.loads(bytes(rename_ids(msgspec.Raw(json.dumps(told).encode()), lambda own: f"hub-{own}")))
+def renamed(received: object) -> Any:
+    return json.loads(bytes(rename_ids(msgspec.Raw(json.dumps(received).encode()), lambda own: f"hub-{own}")))
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("received", "shown"),
     [
         ({"taskId": "t", "status": "working"}, {"taskId": "hub-t", "status": "working"}),
         ({"task": {"taskId": "t", "ttl": None}, "x": 1}, {"task": {"taskId": "hub-t", "ttl": None}, "x": 1}),
@@ -45,12 +45,12 @@ def renamed(told: object) -> Any:
         ),
     ],
 )
-def test_an_id_is_renamed_wherever_it_stands(told: object, shown: object) -> None:
-    assert renamed(told) == shown
+def test_an_id_is_renamed_wherever_it_stands(received: object, shown: object) -> None:
+    assert renamed(received) == shown
 
 
 @pytest.mark.parametrize(
-    "told",
+    "received",
     [
         {},
         {"content": [{"taskId": "t"}]},
@@ -59,8 +59,8 @@ def test_an_id_is_renamed_wherever_it_stands(told: object, shown: object) -> Non
         ["taskId"],
     ],
 )
-def test_what_is_no_id_is_left_alone(told: object) -> None:
-    assert renamed(told) == told
+def test_what_is_no_id_is_left_alone(received: object) -> None:
+    assert renamed(received) == received
 
 
 def test_a_message_without_an_id_stays_as_it_was_written() -> None:
@@ -73,9 +73,9 @@ def test_a_message_without_an_id_stays_as_it_was_written() -> None:
 STATE = {"taskId": "t", "status": "working", "ttl": 1500, "x": 1}
 
 
-@pytest.mark.parametrize("told", [STATE, {"task": STATE}])
-def test_a_state_is_read_from_what_holds_it_or_is_it(told: object) -> None:
-    state = read_state(raw(told))
+@pytest.mark.parametrize("received", [STATE, {"task": STATE}])
+def test_a_state_is_read_from_what_holds_it_or_is_it(received: object) -> None:
+    state = read_state(raw(received))
     assert state is not None
     assert (state.id, state.status, state.is_terminal, state.ttl_seconds) == ("t", "working", False, 1.5)
     assert {key: json.loads(bytes(value)) for key, value in state.members.items()} == STATE
@@ -102,7 +102,7 @@ def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float
 
 
 @pytest.mark.parametrize(
-    "told",
+    "received",
     [
         {},
         {"taskId": "t"},
@@ -114,8 +114,8 @@ def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float
         [],
     ],
 )
-def test_what_says_no_status_of_a_task_is_no_state(told: object) -> None:
-    assert read_state(raw(told)) is None
+def test_what_says_no_status_of_a_task_is_no_state(received: object) -> None:
+    assert read_state(raw(received)) is None
 
 
 def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
@@ -130,7 +130,9 @@ def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
 
 def test_a_server_may_say_how_often_it_likes_to_be_asked() -> None:
     assert read_poll_seconds(raw({"pollIntervalMs": 250})) == 0.25
-    assert [read_poll_seconds(msgspec.Raw(told)) for told in (b"{}", b'{"pollIntervalMs":"x"}', b"[]")] == [None] * 3
+    assert [read_poll_seconds(msgspec.Raw(received)) for received in (b"{}", b'{"pollIntervalMs":"x"}', b"[]")] == [
+        None
+    ] * 3
 
 
 def test_a_page_names_the_next_if_there_is_one() -> None:
@@ -143,9 +145,9 @@ def test_a_page_names_the_next_if_there_is_one() -> None:
 
 def test_what_relates_to_a_task_names_it_anew() -> None:
     members = {"x": raw(1), "_meta": raw({"a": 1, RELATED: {"taskId": "t", "b": 2}})}
-    told = rename_related(members, str.upper)
-    assert told["x"] == raw(1)
-    assert json.loads(bytes(told["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
+    received = rename_related(members, str.upper)
+    assert received["x"] == raw(1)
+    assert json.loads(bytes(received["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
 
 
 @pytest.mark.parametrize("related", [{"taskId": "t"}, {"taskId": 7}, {}, "t"])
@@ -170,9 +172,9 @@ TIMES = {"createdAt": "2023-11-14T22:13:20.000Z", "lastUpdatedAt": "2023-11-14T2
 
 
 def test_a_task_has_the_words_of_each_era() -> None:
-    told = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
-    assert read(legacy_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
-    assert read(modern_state(SUMMARY)) == {**told, "ttlMs": 60_000, "pollIntervalMs": 1000}
+    received = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
+    assert read(legacy_state(SUMMARY)) == {**received, "ttl": 60_000, "pollInterval": 1000}
+    assert read(modern_state(SUMMARY)) == {**received, "ttlMs": 60_000, "pollIntervalMs": 1000}
     assert "statusMessage" not in legacy_state(msgspec.structs.replace(SUMMARY, message=""))
 
 

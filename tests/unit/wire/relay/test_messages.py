@@ -54,9 +54,9 @@ def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
 
 def test_totals_name_missing_servers_only_if_there_are_any() -> None:
     assert server_counts(2, ()) == {"total_servers": b"2", "responded_servers": b"2"}
-    told = server_counts(1, [MissingServer("s2", "gone")])
-    assert (told["total_servers"], told["responded_servers"]) == (b"2", b"1")
-    assert json.loads(bytes(told["missing"])) == [{"server_id": "s2", "reason": "gone"}]
+    received = server_counts(1, [MissingServer("s2", "gone")])
+    assert (received["total_servers"], received["responded_servers"]) == (b"2", b"1")
+    assert json.loads(bytes(received["missing"])) == [{"server_id": "s2", "reason": "gone"}]
 
 
 def test_an_object_is_tagged_with_its_server_whatever_it_says_itself() -> None:
@@ -87,8 +87,8 @@ def test_an_error_among_answers_keeps_its_code_message_and_data() -> None:
     ],
 )
 def test_a_tool_that_said_no_says_so_where_devices_look(result: dict[str, object], error: str | None) -> None:
-    told = json.loads(bytes(with_error_text(json.dumps(result).encode())))
-    assert told == (result if error is None else {**result, "error": error})
+    response = json.loads(bytes(with_error_text(json.dumps(result).encode())))
+    assert response == (result if error is None else {**result, "error": error})
 
 
 @pytest.mark.parametrize(
