@@ -118,7 +118,7 @@ async def test_nodes_that_are_killed_and_stopped_at_random_lose_no_task_and_run_
                 assert executed(found) == "unknown", found
                 history.append(Record(nonce, "unknown"))
         assert judge(history, ledger.ran()) == []
-        completed = sum(record.told == "ok" for record in history)
+        completed = sum(record.reported == "ok" for record in history)
         assert completed
         written = cluster.check_history()
         note(seed=SEED, kills_and_stops=KILLS, tasks=len(history), completed=completed, writes=written)

@@ -65,7 +65,7 @@ async def test_a_list_waits_for_a_server_that_connects_to_another_node(pair: Seq
             assert not robot.is_ready, "its list waits"
             server.manner = Manner()
             for frame in list(server.frames):
-                await server.heard(frame)
+                await server.on_frame(frame)
             await robot.ready()
             assert list(robot.tools) == ["echo"]
             assert await robot.call("echo", {"text": "across"}) == "across"

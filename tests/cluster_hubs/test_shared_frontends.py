@@ -241,9 +241,9 @@ async def test_a_servers_tasks_are_listed_and_reported_at_all_nodes(world: World
         ids = [await client.create("job.slow") for client in (one, other, one)]
         for client in (one, other):
             assert await client.listed() == [(id, "working") for id in ids]
-        await one.tell(ids[0], "completed")
+        await one.set_status(ids[0], "completed")
         for client in (one, other):
-            assert (await client.hear())["params"]["taskId"] == ids[0]
+            assert (await client.receive())["params"]["taskId"] == ids[0]
         assert (await other.listed())[0] == (ids[0], "completed")
         async with open_client(world.b, KEYS["uno"]) as stranger:
             assert await stranger.listed() == []

@@ -38,7 +38,7 @@ class Record:
     """One call as its caller saw it; times are of one monotonic clock, `ended` is None if it never was."""
 
     nonce: str
-    told: ReportedOutcome | None
+    reported: ReportedOutcome | None
     answer: str | None = None
     """The nonce that came back with a result."""
     started: float = 0.0
@@ -82,7 +82,7 @@ def _wrongs(record: Record, ran: int) -> Iterable[Wrong]:
         yield Wrong.DUPLICATE
     if _hung(record):
         yield Wrong.HANG
-    match record.told:
+    match record.reported:
         case "ok" if ran == 0:
             yield Wrong.PHANTOM_OK
         case "no" if ran:
@@ -91,11 +91,11 @@ def _wrongs(record: Record, ran: int) -> Iterable[Wrong]:
             yield Wrong.LIED_RAN
         case _:
             pass  # `unknown` is honest whatever ran, and a call that was told nothing has hung
-    if record.told == "ok" and record.answer != record.nonce:
+    if record.reported == "ok" and record.answer != record.nonce:
         yield Wrong.FOREIGN
 
 
 def _hung(record: Record) -> bool:
-    if record.told is None or record.ended is None:
+    if record.reported is None or record.ended is None:
         return True
     return record.ended - record.started > record.deadline + HANG_SECONDS

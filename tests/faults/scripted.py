@@ -125,9 +125,9 @@ class Scripted:
         self._conversations.add(task)
         with suppress(asyncio.IncompleteReadError, ConnectionError, HangUp, asyncio.CancelledError):
             while True:
-                response = await _read(reader)
-                self.heard.append(response)
-                await self.on(response, out)
+                request = await _read(reader)
+                self.heard.append(request)
+                await self.on(request, out)
         out.close()
 
     async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:

@@ -189,7 +189,7 @@ def expected_of(server: str) -> tuple[int, str, str] | str:
 async def end_of(caller: Caller, server: str) -> tuple[int, str, str] | str:
     mode = LIES[server.partition("_")[2]].mode
     answer = await caller.call(f"{server}.echo", {"text": server, "mode": mode})
-    if answer.told != "ok":
+    if answer.reported != "ok":
         return answer.error
     assert answer.text == server
     return "ok"
@@ -198,7 +198,7 @@ async def end_of(caller: Caller, server: str) -> tuple[int, str, str] | str:
 async def answers(caller: Caller, server: str) -> bool:
     answer = await caller.call(f"{server}.echo", {"text": server})
     assert answer.text in (server, None)
-    return answer.told == "ok"
+    return answer.reported == "ok"
 
 
 # -- the good ones meanwhile -------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Pulse:
         async with Caller(self._hub.port) as caller, Metronome() as metronome:
             while not self._is_done:
                 started, worked, late = clock(), processor_seconds(self._hub.pid), metronome.late_seconds
-                assert (await caller.call("builtin.echo", {"text": "beat"})).told == "ok"
+                assert (await caller.call("builtin.echo", {"text": "beat"})).reported == "ok"
                 self.beats.append(clock() - started)
                 self.work.append(processor_seconds(self._hub.pid) - worked)
                 self.resident.append(resident_bytes(self._hub.pid))

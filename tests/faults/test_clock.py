@@ -57,12 +57,12 @@ async def step_once(
     await eventually(lambda: tail.look().ran >= {f"running-{name}", f"late-{name}"}, "both calls run")
     hub.step_clock(chance.uniform(-3600 * HOURS, 3600 * HOURS))
     ended = await late
-    assert ended.told == "unknown"
+    assert ended.reported == "unknown"
     assert ended.ended is not None
     assert ended.ended - ended.started > 0.9 * DEADLINE, "a step ended it early"
     assert not running.done(), "a step ended it"
     gate.touch()
-    assert (await running).told == "ok"
+    assert (await running).reported == "ok"
     return [ended, await running]
 
 

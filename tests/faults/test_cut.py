@@ -94,7 +94,7 @@ class CutServer:
         """Call until it is answered: the wire is whole, so it must come to that."""
 
         async def is_answered() -> bool:
-            return (await self.pay()).told == "ok"
+            return (await self.pay()).reported == "ok"
 
         await eventually(is_answered, f"{self.name} recovers", within=20.0)
 
@@ -113,7 +113,7 @@ def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
 
 def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
     """How many calls were told what."""
-    received = [record.told for server_queue in server_queues for record in server_queue.history]
+    received = [record.reported for server_queue in server_queues for record in server_queue.history]
     return {word: received.count(word) for word in set(received)}
 
 
@@ -162,7 +162,7 @@ async def test_a_cut_of_http_anywhere_is_reported_truthfully(tmp_path: Path, led
         note_cuts("Streamable HTTP", received)
         assert sum(received.values()) > 2000
         # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
-        armed = [record.told for server_queue in server_queues.values() for record in server_queue.armed]
+        armed = [record.reported for server_queue in server_queues.values() for record in server_queue.armed]
         assert armed.count("unknown") > 0.8 * len(armed)
         # Each kind of honesty was called for: answers, losses, and what provably never left.
         assert min(received.get("ok", 0), received.get("unknown", 0)) > 500
@@ -193,7 +193,7 @@ async def sweep_http(server_queue: CutServer, proxy: ChaosProxy, ending: Ending,
     async def is_refused() -> bool:
         # A kept connection may still be written to before its end is seen, and one that was accepted only now stands.
         proxy.reset_all()
-        return (await server_queue.pay()).told == "no"
+        return (await server_queue.pay()).reported == "no"
 
     await eventually(is_refused, f"{server_queue.name} is told that nothing left")
     await proxy.clear()
@@ -308,7 +308,7 @@ async def test_a_caller_that_disconnects_anywhere_affects_no_other_caller(
         assert judge([*records, *neighbour], ledger.ran()) == []
         note_cuts(f"MCP caller, {era}", count(server_queues))
         assert proxy.cuts > 100
-        assert {record.told for record in neighbour} == {"ok"}
+        assert {record.reported for record in neighbour} == {"ok"}
         assert len(neighbour) > 10
         await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 4, "the broken connections are closed")
         assert not complaints(hub)

@@ -228,15 +228,15 @@ async def test_a_caller_that_is_cut_off_anywhere_harms_no_other_caller_and_may_a
         async with steady(other, TOOL, neighbour, f"beside {name}"):
             for way, ending in itertools.product(WAYS, ENDINGS):
                 await proxy.clear()
-                assert (await pay(is_cut=False)).told == "ok"
+                assert (await pay(is_cut=False)).reported == "ok"
                 for offset in offsets(proxy.passed[way], caller.step):
                     (proxy.reset_after if ending == "reset" else proxy.close_after)(offset, way)
                     await pay(is_cut=True)
                     await proxy.clear()
-        assert {record.told for record in neighbour} == {"ok"}
+        assert {record.reported for record in neighbour} == {"ok"}
         ran = {nonce: times for nonce, times in front.ledger.ran().items() if name in nonce}
         assert judge([*history, *neighbour], ran) == []
         assert proxy.cuts > 10
-        note_cuts(f"caller over {name}", dict(Counter(record.told for record in history)), caller.step)
+        note_cuts(f"caller over {name}", dict(Counter(record.reported for record in history)), caller.step)
     await eventually(lambda: open_descriptors(front.hub.pid) <= descriptors + 2, "the broken connections are closed")
     assert not complaints(front.hub)

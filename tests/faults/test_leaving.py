@@ -87,7 +87,7 @@ async def test_a_legacy_callers_broken_connection_does_not_cancel(
         later = await asyncio.gather(
             *(other.call(f"{name}.pay", {"nonce": f"{name}-later", "mode": "sleep:0.5"}) for name in REACHES)
         )
-        assert [answer.told for answer in later] == ["ok"] * len(REACHES)
+        assert [answer.reported for answer in later] == ["ok"] * len(REACHES)
         assert tail.look().cancelled == set()
 
 
@@ -140,7 +140,7 @@ async def test_callers_that_leave_at_random_moments_are_all_seen_as_cancellation
         assert judge(history, ledger.ran()) == []
         await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 8, "the connections are closed")
         for name in REACHES:
-            assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).told == "ok", "the slots are free"
+            assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).reported == "ok", "the slots are free"
     assert tail.cancelled, "somebody left while the tool ran"
     waits = sorted(at - left[nonce] for nonce, at in tail.cancelled_at.items())
     note(

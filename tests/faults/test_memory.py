@@ -45,7 +45,7 @@ async def test_finished_calls_are_gone_without_the_cycle_collector(tmp_path: Pat
         await hub.ready("a")
         async with Caller(port) as caller:
             for _ in range(CALLS):
-                assert (await caller.call("a.t")).told == "ok"
+                assert (await caller.call("a.t")).reported == "ok"
             server.heard.clear()
 
             # The latest may still be held by the connection that it came on.

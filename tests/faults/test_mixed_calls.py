@@ -96,7 +96,7 @@ class Mix:
         try:
             if kind < 2:
                 answer: Answer = await (modern, legacy)[kind].call(f"{server}.echo", {"text": text})
-                found = answer.text if answer.told == "ok" else answer.told
+                found = answer.text if answer.reported == "ok" else answer.reported
             else:
                 found = await self._echo_by_rest(server, text, modern)
         except Broken as error:

@@ -46,7 +46,9 @@ async def test_calls_pipelined_behind_a_slow_one_are_all_answered_in_order(tmp_p
         await eventually(lambda: server.count("tools/call") == 1, "the slow call has begun")
         ids = range(1, PIPELINED + 1)
         writer.write(b"".join(caller.call_bytes("builtin.echo", {"text": "x"}, id=str(id)) for id in ids))
-        assert (await caller.call("builtin.echo", {"text": "x"})).told == "ok"  # the hub has had a turn to read them
+        assert (
+            await caller.call("builtin.echo", {"text": "x"})
+        ).reported == "ok"  # the hub has had a turn to read them
         server.goes_on.set()
 
         assert await answered_ids(reader, PIPELINED + 1) == [0, *ids]

@@ -78,7 +78,7 @@ class Wire:
         """Call until it is answered: the wire is whole, so it must come to that."""
 
         async def is_answered() -> bool:
-            return (await self.pay(await self.connected())).told == "ok"
+            return (await self.pay(await self.connected())).reported == "ok"
 
         await eventually(is_answered, "the link recovers")
 
@@ -125,7 +125,7 @@ async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, k
         for way in ways:
             await sweep(wire, proxy, way, ending)
         assert judge(wire.history, ledger.ran()) == []
-        received = [record.told for record in wire.history]
+        received = [record.reported for record in wire.history]
         note_cuts(f"{kind}, {ending}", dict(Counter(received)))
         assert received.count("ok") > 20
         assert received.count("unknown") > 10
@@ -136,7 +136,7 @@ async def test_a_cut_link_is_reported_truthfully(spawn: Spawn, ledger: Ledger, k
         proxy.refuse()
         async with asyncio.timeout(10):
             await scene.link.lost
-        assert (await wire.pay(scene)).told == "no"
+        assert (await wire.pay(scene)).reported == "no"
         assert judge(wire.history, ledger.ran()) == []
         await proxy.clear()
 

@@ -58,24 +58,26 @@ class Caller:
         message = {"messageId": f"m{self._said}", "role": "ROLE_USER", "parts": [{"data": data}]}
         return (await self.ask("SendMessage", {"message": message}))["task"]
 
-    async def told(self, target: str, method: str, params: Any = None, **more: Any) -> tuple[str, Any]:
+    async def call_target(self, target: str, method: str, params: Any = None, **more: Any) -> tuple[str, Any]:
         """How the task stands, and the data part of its answer."""
         task = await self.task(target, method, params, **more)
         return task["status"]["state"].removeprefix("TASK_STATE_"), task["artifacts"][0]["parts"][0]["data"]
 
     async def add(self, target: str, **more: Any) -> Any:
         """What two and three are, as a server says."""
-        state, received = await self.told(target, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}}, **more)
+        state, received = await self.call_target(
+            target, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}}, **more
+        )
         assert state == "COMPLETED", received
         return received["mcp_result"]
 
     async def may(self, target: str) -> bool:
         """Whether an address may be named now."""
-        return (await self.told(target, "ping"))[0] == "COMPLETED"
+        return (await self.call_target(target, "ping"))[0] == "COMPLETED"
 
     async def refused(self, target: str, **more: Any) -> str:
         """Why a target is refused."""
-        state, received = await self.told(target, "tools/list", **more)
+        state, received = await self.call_target(target, "tools/list", **more)
         data = received["mcp_error"]["data"]
         assert (state, data["kind"], data["reason"]) == ("REJECTED", "request", "target_refused"), received
         assert data["executed"] == "no"
@@ -132,23 +134,23 @@ async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
         for kind, path in NAMED:
             target, where = peers[kind].at(""), {} if path is None else {"mcp_request_path": path}
             assert "5" in json.dumps(await caller.add(target, **where)), (kind, path)
-            state, received = await caller.told(target, "tools/list", mcp_request_id=7, **where)
+            state, received = await caller.call_target(target, "tools/list", mcp_request_id=7, **where)
             assert (state, received["mcp_request_id_echo"], received["mcp_response_id"]) == ("COMPLETED", 7, 7), (
                 kind,
                 path,
             )
             assert "add" in [tool["name"] for tool in received["mcp_result"]["tools"]], (kind, path)
-            state, received = await caller.told(target, "initialize", {"protocolVersion": "2025-06-18"}, **where)
+            state, received = await caller.call_target(target, "initialize", {"protocolVersion": "2025-06-18"}, **where)
             assert (state, received["mcp_result"]["capabilities"]["tools"] is not None) == ("COMPLETED", True), (
                 kind,
                 path,
             )
             assert received["mcp_result"].keys() >= {"protocolVersion", "serverInfo"}, (kind, path)
-            state, received = await caller.told(target, "tools/jump", **where)
+            state, received = await caller.call_target(target, "tools/jump", **where)
             assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "server_error"), (kind, path)
-            assert (await caller.told(target, "notifications/initialized", **where))[0] == "COMPLETED"
+            assert (await caller.call_target(target, "notifications/initialized", **where))[0] == "COMPLETED"
         await _check_plain(caller, peers["rpc"].at("/rpc"))
-        state, received = await caller.told(
+        state, received = await caller.call_target(
             peers["stateful"].at("/mcp"), "tools/call", {"name": "gone", "arguments": {}}
         )
         assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool")
@@ -156,11 +158,11 @@ async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
 
 async def _check_plain(caller: Caller, target: str) -> None:
     """A server that speaks no MCP is told what the caller says, and its answer is the caller's as it is."""
-    state, received = await caller.told(target, "add", {"a": 2, "b": 3})
+    state, received = await caller.call_target(target, "add", {"a": 2, "b": 3})
     assert (state, received["mcp_result"]) == ("COMPLETED", {"sum": 5})
-    state, received = await caller.told(target, "tools/list")
+    state, received = await caller.call_target(target, "tools/list")
     assert "add" in [tool["name"] for tool in received["mcp_result"]["tools"]]
-    state, received = await caller.told(target, "refuse")
+    state, received = await caller.call_target(target, "refuse")
     assert (state, received["mcp_error"]["code"]) == ("FAILED", -32050)
     assert received["mcp_error"]["data"]["kind"] == "mcp"
 
@@ -170,13 +172,13 @@ async def test_a_request_has_its_caller_s_id_on_the_wire(tmp_path: Path) -> None
         tables = allowing(plain.at(""), origin(server))
         async with serving(tmp_path, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for id in ("order-7", 7, "é"):
-                _, received = await caller.told(plain.at("/rpc"), "envelope", mcp_request_id=id)
+                _, received = await caller.call_target(plain.at("/rpc"), "envelope", mcp_request_id=id)
                 assert (received["mcp_result"]["id"], received["mcp_request_id_echo"]) == (id, id)
-                state, _ = await caller.told(
+                state, _ = await caller.call_target(
                     origin(server), "tools/call", {"name": "t", "arguments": {}}, mcp_request_id=id
                 )
                 assert (state, server.heard[-1].message["id"]) == ("COMPLETED", id)
-            _, received = await caller.told(plain.at("/rpc"), "envelope")
+            _, received = await caller.call_target(plain.at("/rpc"), "envelope")
             assert isinstance(received["mcp_result"]["id"], int)
 
 
@@ -188,7 +190,7 @@ async def test_a_request_over_an_event_stream_has_its_caller_s_id_and_finds_its_
     ):
         call = {"name": "echo", "arguments": {"text": "hi"}}
         ids: list[Any] = ["same", "same", 7, "other"]
-        asked = (caller.told(server.at("/sse"), "tools/call", call, mcp_request_id=id) for id in ids)
+        asked = (caller.call_target(server.at("/sse"), "tools/call", call, mcp_request_id=id) for id in ids)
         results = await asyncio.gather(*asked)
         assert [state for state, _ in results] == ["COMPLETED"] * 4, results
 
@@ -207,11 +209,11 @@ async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Pat
         Caller(hub, KEYS["planner"]) as caller,
     ):
         for method, params in (("tools/jump", {"high": 1.5}), ("logging/setLevel", {"level": "debug"})):
-            state, received = await caller.told(origin(server), method, params)
+            state, received = await caller.call_target(origin(server), method, params)
             said = received["mcp_result"]["jumped"]
             assert (state, {key: said[key] for key in params}) == ("COMPLETED", params)
         greetings = server.greetings
-        state, received = await caller.told(origin(server), "initialize")
+        state, received = await caller.call_target(origin(server), "initialize")
         assert (state, received["mcp_result"]["serverInfo"]["name"]) == ("COMPLETED", "x")
         assert server.greetings < greetings + len(hub.each)  # each node greets it once
 
@@ -222,7 +224,7 @@ async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_pa
         serving(tmp_path, **allowing(plain.at(""))) as hub,
         Caller(hub, KEYS["planner"]) as caller,
     ):
-        state, received = await caller.told(plain.at(""), "code.run", {"code": "2"})
+        state, received = await caller.call_target(plain.at(""), "code.run", {"code": "2"})
         assert (state, received["mcp_result"]) == (
             "COMPLETED",
             {"content": [{"type": "code_output", "stdout": "2\n", "stderr": ""}]},
@@ -250,13 +252,13 @@ async def test_what_answers_nowhere_else_is_spoken_to_at_messages_and_that_is_re
         Caller(hub, KEYS["planner"]) as caller,
     ):
         params = {"name": "t", "arguments": {"n": 12345678901234567890}}
-        state, received = await caller.told(origin(server), "tools/call", params)
+        state, received = await caller.call_target(origin(server), "tools/call", params)
         assert (state, received["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
         assert server.heard[-1].message["params"] == params
         assert {request.path for request in server.heard} == {"/mcp", "/sse", "/messages/"}
         await eventually(lambda: said(hub, "a server that a caller named is no longer used"), "the server is let go")
         server.heard.clear()
-        assert (await caller.told(origin(server), "tools/call", params))[0] == "FAILED"
+        assert (await caller.call_target(origin(server), "tools/call", params))[0] == "FAILED"
         assert {request.path for request in server.heard} == {"/messages/"}
 
 
@@ -276,7 +278,7 @@ async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would
         Caller(hub, GUEST) as guest,
     ):
         port = origin(server).rpartition(":")[2]
-        assert (await planner.told(origin(server), "ping"))[0] == "COMPLETED"
+        assert (await planner.call_target(origin(server), "ping"))[0] == "COMPLETED"
         server.heard.clear()
         refusals: list[tuple[str, dict[str, Any], str]] = [
             (f"http://localhost:{port}", {}, "[targets] allow would have to list it"),
@@ -297,7 +299,7 @@ async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would
             assert words in await planner.refused(target, **more), target
         assert "with targets = true it could" in await guest.refused(origin(server))
         assert server.heard == []
-        state, received = await planner.told("nobody", "tools/list")
+        state, received = await planner.call_target("nobody", "tools/list")
         assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_server")
 
 
@@ -311,9 +313,9 @@ async def test_the_address_of_a_configured_server_is_that_server_as_far_as_its_c
         tables = allowing(origin(shop), origin(vault), headers=["X-Token"])
         async with serving(tmp_path, servers, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for target in (origin(shop), shop.entry["url"], f"{shop.entry['url']}/", "shop"):
-                _, received = await caller.told(target, "tools/list")
+                _, received = await caller.call_target(target, "tools/list")
                 assert [tool["name"] for tool in received["mcp_result"]["tools"]] == ["add"], target
-                state, received = await caller.told(target, "tools/call", {"name": "pay", "arguments": {}})
+                state, received = await caller.call_target(target, "tools/call", {"name": "pay", "arguments": {}})
                 assert (state, received["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool"), target
                 assert "configured here" in await caller.refused(target, mcp_headers={"X-Token": SECRET})
             unlisted = (await caller.refused("http://127.0.0.1:9")).replace("http://127.0.0.1:9", origin(vault))
@@ -327,7 +329,9 @@ async def test_on_an_open_hub_the_local_caller_may_name_configured_servers_and_n
         tables: dict[str, Any] = {"targets": {"allow": [origin(other)]}, "limits": PATIENT}
         async with serving(tmp_path, {"s": server.entry}, **tables) as hub, Caller(hub) as caller:
             for target in ("s", server.entry["url"], origin(server)):
-                assert (await caller.told(target, "tools/call", {"name": "t", "arguments": {}}))[0] == "COMPLETED"
+                assert (await caller.call_target(target, "tools/call", {"name": "t", "arguments": {}}))[
+                    0
+                ] == "COMPLETED"
             assert "targets = true" in await caller.refused(origin(other))
             assert other.heard == []
 
@@ -372,19 +376,19 @@ async def test_headers_go_to_their_target_alone_and_are_written_nowhere(tmp_path
             task = await planner.task(origin(server), "tools/call", call, **with_secret)
             assert task["status"]["state"] == "TASK_STATE_COMPLETED"
             greetings = server.greetings
-            await planner.told(origin(server), "tools/call", call, **with_secret)
+            await planner.call_target(origin(server), "tools/call", call, **with_secret)
             assert server.greetings < greetings + len(hub.each)  # each node greets it once
             assert values(server.heard, "x-token") == {SECRET}
             assert all(request.headers.get("x-token") == [SECRET] for request in server.heard)
-            await planner.told(origin(other), "tools/call", call)
+            await planner.call_target(origin(other), "tools/call", call)
             assert values(other.heard, "x-token") == set()
             for caller, headers in ((planner, {"X-Token": OTHER_SECRET}), (writer, {"X-Token": SECRET}), (planner, {})):
                 before = server.greetings
-                await caller.told(origin(server), "tools/call", call, mcp_headers=headers)
+                await caller.call_target(origin(server), "tools/call", call, mcp_headers=headers)
                 assert server.greetings > before
             kept = await planner.ask("GetTask", {"id": task["id"]})
             assert kept["history"][0]["parts"][0]["data"]["mcp_headers"] == {"X-Token": None}
-            await planner.told(origin(server), "tools/call", call, mcp_headers={"X-Token": [SECRET]})
+            await planner.call_target(origin(server), "tools/call", call, mcp_headers={"X-Token": [SECRET]})
         assert "".join(hub.said).count("a caller named a server") == 5
     assert "secret-" not in "".join(hub.said)
     assert secrets_in(tmp_path) == set()
@@ -429,13 +433,13 @@ async def test_redirects_are_not_followed(tmp_path: Path) -> None:
         tables = allowing(*(origin(server) for server in servers), headers=["X-Token"])
         async with serving(tmp_path, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
             for server in (away, within):
-                state, received = await caller.told(
+                state, received = await caller.call_target(
                     origin(server), "tools/list", mcp_request_path="/mcp", mcp_headers={"X-Token": SECRET}
                 )
                 assert (state, received["mcp_error"]["data"]["kind"]) == ("FAILED", "network")
                 assert {request.path for request in server.heard} == {"/mcp"}
             assert other.heard == []
-            assert (await caller.told(near.entry["url"], "tools/list"))[0] == "COMPLETED"
+            assert (await caller.call_target(near.entry["url"], "tools/list"))[0] == "COMPLETED"
 
 
 # -- coming and going --------------------------------------------------------------------------------------------------
@@ -448,7 +452,7 @@ async def test_an_unused_server_is_dropped_and_reached_again(tmp_path: Path) -> 
         Caller(hub, KEYS["planner"]) as caller,
     ):
         running = asyncio.ensure_future(
-            caller.told(origin(server), "tools/call", {"name": "t", "arguments": {"hang": True}})
+            caller.call_target(origin(server), "tools/call", {"name": "t", "arguments": {"hang": True}})
         )
         await eventually(lambda: server.hung == 1, "the server is called")
         until = asyncio.get_running_loop().time() + 3 * IDLE_SECONDS
@@ -460,7 +464,7 @@ async def test_an_unused_server_is_dropped_and_reached_again(tmp_path: Path) -> 
         assert (await running)[0] == "CANCELED"
         await eventually(lambda: any(request.verb == "DELETE" for request in server.heard), "the session is ended")
         greetings = server.greetings
-        assert (await caller.told(origin(server), "ping"))[0] == "COMPLETED"
+        assert (await caller.call_target(origin(server), "ping"))[0] == "COMPLETED"
         assert server.greetings > greetings
 
 
@@ -474,16 +478,16 @@ async def test_one_more_server_than_there_may_be_is_refused_while_the_others_are
             Caller(hub, KEYS["writer"]) as writer,
         ):
             hang = {"name": "t", "arguments": {"hang": True}}
-            running = asyncio.ensure_future(caller.told(origin(busy), "tools/call", hang))
+            running = asyncio.ensure_future(caller.call_target(origin(busy), "tools/call", hang))
             await eventually(lambda: busy.hung == 1, "the server is called")
-            state, received = await caller.told(origin(second), "ping")
+            state, received = await caller.call_target(origin(second), "ping")
             assert (state, received["mcp_error"]["data"]["reason"]) == ("REJECTED", "too_many_targets")
-            assert (await writer.told(origin(second), "ping"))[0] == "COMPLETED"
-            assert (await writer.told(origin(third), "ping"))[0] == "COMPLETED"
+            assert (await writer.call_target(origin(second), "ping"))[0] == "COMPLETED"
+            assert (await writer.call_target(origin(third), "ping"))[0] == "COMPLETED"
             (task,) = (await caller.ask("ListTasks", {"status": "TASK_STATE_WORKING"}))["tasks"]
             await caller.ask("CancelTask", {"id": task["id"]})
             assert (await running)[0] == "CANCELED"
-            assert (await caller.told(origin(second), "ping"))[0] == "COMPLETED"
+            assert (await caller.call_target(origin(second), "ping"))[0] == "COMPLETED"
 
 
 class Silent(Scripted):
@@ -501,11 +505,11 @@ async def test_unreachable_targets_fail_and_a_connecting_one_can_be_cancelled(tm
         serving(tmp_path, **allowing(address, origin(server))) as hub,
         Caller(hub, KEYS["planner"]) as caller,
     ):
-        state, received = await caller.told(address, "tools/list")
+        state, received = await caller.call_target(address, "tools/list")
         data = received["mcp_error"]["data"]
         assert (state, data["kind"], data["reason"], data["executed"]) == ("FAILED", "network", "not_connected", "no")
         assert "connection refused" in received["mcp_error"]["message"]
-        running = asyncio.ensure_future(caller.told(origin(server), "tools/list"))
+        running = asyncio.ensure_future(caller.call_target(origin(server), "tools/list"))
         await eventually(lambda: bool(server.heard), "the server is spoken to")
         (task,) = (await caller.ask("ListTasks", {"status": "TASK_STATE_WORKING"}))["tasks"]
         await caller.ask("CancelTask", {"id": task["id"]})
@@ -521,7 +525,7 @@ async def test_only_its_caller_sees_a_server_that_it_named(tmp_path: Path) -> No
             Caller(hub, KEYS["planner"]) as caller,
             Raw(hub.url, key=GUEST) as guest,
         ):
-            assert (await caller.told(origin(server), "tools/call", {"name": "hidden_tool"}))[0] == "COMPLETED"
+            assert (await caller.call_target(origin(server), "tools/call", {"name": "hidden_tool"}))[0] == "COMPLETED"
             name = next(word for line in hub.said for word in line.split() if "127.0.0.1" in word and "#" in word)
             pages = ["/v1/tools", "/v1/servers", "/.well-known/agent-card.json", "/.well-known/ai-catalog.json"]
             for key in (KEYS["planner"], GUEST):

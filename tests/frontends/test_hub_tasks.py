@@ -99,8 +99,8 @@ class Place:
         id: str = (await self.modern("tools/call", params, can=can)).json["result"]["taskId"]
         return id
 
-    async def told(self, id: str, status: str) -> Any:
-        """A task of the modern era, once it stands so."""
+    async def task_with_status(self, id: str, status: str) -> Any:
+        """Poll a task of the modern era until it has this status."""
         found: Any = None
 
         async def is_so() -> bool:
@@ -349,11 +349,11 @@ async def test_a_conversation_receives_the_status_of_its_task(place: Place) -> N
         await other.listen()
         params = {**begun("step", "f"), "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
-        received = [await one.hear()]
+        received = [await one.receive()]
         place.release("f")
-        received.append(await one.hear())
+        received.append(await one.receive())
         theirs = (await other.ask("tools/call", begun("echo", "f")))["result"]["task"]["taskId"]
-        assert (await other.hear())["params"]["taskId"] == theirs
+        assert (await other.receive())["params"]["taskId"] == theirs
     progress, status = received
     assert progress["method"] == "notifications/progress"
     assert progress["params"] == {
@@ -387,7 +387,7 @@ async def test_a_call_that_takes_long_becomes_a_task(place: Place) -> None:
     state = (await place.modern("tasks/get", {"taskId": id})).json["result"]
     assert (state["resultType"], state["status"], state["ttlMs"]) == ("complete", "working", made["ttlMs"])
     place.release("h")
-    ended = await place.told(id, "completed")
+    ended = await place.task_with_status(id, "completed")
     assert ended["result"] == {"resultType": "complete", "content": [{"type": "text", "text": "h"}]}
     assert place.ledger().count("hold h") == 1
     assert (await place.ask("tasks/get", {"taskId": id}))["result"]["status"] == "completed"
@@ -417,7 +417,7 @@ async def test_a_client_without_tasks_waits_for_the_result(place: Place) -> None
 async def test_what_a_task_asks_is_part_of_how_it_stands_and_answered_by_an_update(place: Place) -> None:
     id = await place.become("late", "k", can={"elicitation": {}, "extensions": {TASKS: {}}})
     place.release("k")
-    asking = await place.told(id, "input_required")
+    asking = await place.task_with_status(id, "input_required")
     ((key, question),) = asking["inputRequests"].items()
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "go on, k?")
     for nothing in ({}, {"another": {"action": "accept"}}, {key: 5}):
@@ -425,7 +425,7 @@ async def test_what_a_task_asks_is_part_of_how_it_stands_and_answered_by_an_upda
         assert answered.json["result"] == {"resultType": "complete"}
     answer = {key: {"action": "accept", "content": {"ok": True}}}
     await place.modern("tasks/update", {"taskId": id, "inputResponses": answer})
-    ended = await place.told(id, "completed")
+    ended = await place.task_with_status(id, "completed")
     assert ended["result"]["structuredContent"] == {"heard": {"action": "accept", "content": {"ok": True}}}
     assert "inputRequests" not in ended
 
@@ -434,7 +434,7 @@ async def test_a_modern_task_is_given_up(place: Place) -> None:
     id = await place.become("hold", "l")
     for _ in range(2):
         assert (await place.modern("tasks/cancel", {"taskId": id})).json["result"] == {"resultType": "complete"}
-    assert (await place.told(id, "cancelled"))["taskId"] == id
+    assert (await place.task_with_status(id, "cancelled"))["taskId"] == id
 
 
 async def test_a_caller_that_leaves_after_it_got_a_task_ends_nothing_and_can_follow_it(place: Place) -> None:

@@ -30,12 +30,12 @@ class Guest:
     """Who came, what it said, and how it went. It is sent back what it says."""
 
     socket: AcceptedSocket
-    heard: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
     reason: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def read(self, text: bytes | memoryview) -> None:
-        self.heard.append(bytes(text))
+        self.received.append(bytes(text))
         self.socket.send(bytes(text))
 
     def flush(self) -> None:

@@ -92,7 +92,7 @@ class SessionClient:
         """Have a server do something."""
         return await self.ask("tools/call", {"name": f"{server}.do", "arguments": {"what": what, **more}})
 
-    async def tell(self, id: str, status: str) -> None:
+    async def set_status(self, id: str, status: str) -> None:
         """Have the server of a task tell how that stands."""
         await self.do(id.rpartition("~")[2].partition(".")[0], "tell", taskId=own(id), status=status)
 
@@ -101,7 +101,7 @@ class SessionClient:
         page = (await self.ask("tasks/list"))["result"]
         return [(task["taskId"], task["status"]) for task in page["tasks"]]
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """The next message on the stream."""
         async with asyncio.timeout(SECONDS):
             return await anext(self._heard)
@@ -202,7 +202,7 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
     async with hub_with(tmp_path, **servers) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         write_config(tmp_path, {**servers, "b": server()}, callers=CALLERS, limits=PATIENT)
-        assert (await one.hear())["method"] == "notifications/tools/list_changed"
+        assert (await one.receive())["method"] == "notifications/tools/list_changed"
         assert await one.listed() == [(id, "working")]
         assert (await one.ask("tasks/get", {"taskId": id}))["result"]["taskId"] == id
 
@@ -214,12 +214,12 @@ async def test_the_list_and_its_ids_outlive_a_reload(tmp_path: Path) -> None:
 async def test_only_its_own_caller_gets_the_status_of_a_task(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine, others = await one.create(), await other.create()
-        await other.tell(mine, "input_required")
-        assert told(await one.hear()) == (STATUS, mine, "input_required")
-        await one.tell(others, "completed")
-        assert told(await other.hear()) == (STATUS, others, "completed")
-        await one.tell(mine, "completed")
-        assert told(await one.hear()) == (STATUS, mine, "completed")
+        await other.set_status(mine, "input_required")
+        assert told(await one.receive()) == (STATUS, mine, "input_required")
+        await one.set_status(others, "completed")
+        assert told(await other.receive()) == (STATUS, others, "completed")
+        await one.set_status(mine, "completed")
+        assert told(await one.receive()) == (STATUS, mine, "completed")
 
 
 async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
     ):
         mine, others = await one.create(), await other.create()
         assert (own(mine), own(others)) == ("task-1", "task-1")
-        await one.tell(mine, "input_required")
-        await other.tell(others, "failed")
-        assert told(await one.hear()) == (STATUS, mine, "input_required")
-        assert told(await other.hear()) == (STATUS, others, "failed")
+        await one.set_status(mine, "input_required")
+        await other.set_status(others, "failed")
+        assert told(await one.receive()) == (STATUS, mine, "input_required")
+        assert told(await other.receive()) == (STATUS, others, "failed")
         assert await one.listed() == [(mine, "input_required")]
         assert await other.listed() == [(others, "failed")]
 
@@ -254,20 +254,20 @@ async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path
         for method in ("tasks/get", "tasks/cancel", "tasks/result"):
             assert (await one.ask(method, {"taskId": mine}))["error"]["message"] == "Task not found"
         assert (await one.listed(), await other.listed()) == ([], [(others, "working")])
-        await other.tell(others, "completed")
-        assert told(await other.hear()) == (STATUS, others, "completed")
+        await other.set_status(others, "completed")
+        assert told(await other.receive()) == (STATUS, others, "completed")
         again = await one.create()
-        await one.tell(again, "completed")
-        assert told(await one.hear()) == (STATUS, again, "completed")
+        await one.set_status(again, "completed")
+        assert told(await one.receive()) == (STATUS, again, "completed")
 
 
 async def test_a_session_gets_missed_notifications_when_it_listens(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE, listens=False) as one:
         id = await one.create()
-        await one.tell(id, "input_required")
-        await one.tell(id, "completed")
+        await one.set_status(id, "input_required")
+        await one.set_status(id, "completed")
         await one.listen()
-        assert told(await one.hear()) == (STATUS, id, "completed")
+        assert told(await one.receive()) == (STATUS, id, "completed")
 
 
 async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -346,13 +346,13 @@ async def test_progress_of_a_task_reaches_the_conversation_that_asked_for_it_und
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, ONE) as another:
         params = {"name": "a.slow", "arguments": {}, "task": {}, "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
-        await one.tell(id, "input_required")
-        assert told(await one.hear()) == (STATUS, id, "input_required")
-        progress = await one.hear()
+        await one.set_status(id, "input_required")
+        assert told(await one.receive()) == (STATUS, id, "input_required")
+        progress = await one.receive()
         assert progress["method"] == "notifications/progress"
         assert progress["params"] == {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": id}}}
-        await one.tell(id, "completed")
-        assert [told(await another.hear())[2] for _ in range(2)] == ["input_required", "completed"]
+        await one.set_status(id, "completed")
+        assert [told(await another.receive())[2] for _ in range(2)] == ["input_required", "completed"]
 
 
 # -- 2026-07-28 ----------------------------------------------------------------------------------------------------

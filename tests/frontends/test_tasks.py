@@ -308,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers["content-length"]))
-        self.server.heard.append(text)
+        self.server.requests.append(text)
         message = json.loads(text)
         if message["method"].startswith("tasks/"):
             self.server.named.append((message["params"]["taskId"], self.headers["mcp-name"]))
@@ -330,7 +330,7 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.tasks = task_server.ModernServer()
         self.named: list[tuple[str, str | None]] = []
-        self.heard: list[bytes] = []
+        self.requests: list[bytes] = []
 
 
 @contextmanager
@@ -363,7 +363,7 @@ async def test_a_command_does_not_write_the_hub_s_envelope(tmp_path: Path) -> No
         async with serving(tmp_path, {"web": web}, callers=CALLERS, limits=PATIENT) as hub:
             task = await command(hub, "web", "tools/call", params)
             assert task["status"]["state"] == "TASK_STATE_COMPLETED"
-        (called,) = [text for text in server.heard if b"tools/call" in text]
+        (called,) = [text for text in server.requests if b"tools/call" in text]
         assert b"mine" in called
         assert b"forged" not in called
         assert b"inputResponses" not in called

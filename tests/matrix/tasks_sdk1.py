@@ -106,7 +106,7 @@ async def call_task(url: str, tool: str) -> dict[str, Any]:
             "unknown": await refused(me, endless[:-1]),
             "listed": {task.taskId: task.status for task in listed.tasks} == {id: "completed", endless: "cancelled"},
             "next": listed.nextCursor,
-            "told": sorted({received.taskId in (id, endless) for received in statuses}),
+            "notified": sorted({received.taskId in (id, endless) for received in statuses}),
         }
 
 
@@ -135,7 +135,7 @@ async def hear(url: str, tool: str) -> dict[str, Any]:
         listed = await me.experimental.list_tasks()
         result = await me.experimental.get_task_result(id, types.CallToolResult)
         return {
-            "told": [[received.taskId == id, received.status] for received in statuses],
+            "notified": [[received.taskId == id, received.status] for received in statuses],
             "running": [[task.taskId == id, task.status] for task in running.tasks],
             "listed": [[task.taskId == id, task.status] for task in listed.tasks],
             "is_error": result.isError,

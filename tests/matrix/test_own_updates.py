@@ -238,7 +238,7 @@ async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
 
 async def test_two_sessions_of_the_earlier_sdk_each_get_updates_of_their_own_process(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server:
-        assert await run(server.url, PAGE, "touch") == {"told": [1, 1], "read": ["1", "1"]}
+        assert await run(server.url, PAGE, "touch") == {"notified": [1, 1], "read": ["1", "1"]}
         assert len(server.pids()) == 3
 
 
@@ -263,4 +263,4 @@ async def test_the_reference_server_notifies_its_followers_on_the_links_of_their
     ):
         await until_complete(hub.url_of("one"))
         response = await run(hub.url_of("one"), DOCUMENT, "toggle-subscriber-updates")
-        assert min(response["told"]) >= 1, response  # it tells every few seconds from then on
+        assert min(response["notified"]) >= 1, response  # it tells every few seconds from then on

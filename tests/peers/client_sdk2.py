@@ -36,11 +36,11 @@ class Listener:
     """Hears a client's messages; `changed` is set by each legacy `list_changed` until a test clears it."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
 
     async def __call__(self, message: Any) -> None:
         """Keep the message."""
-        self.heard.append(message)
+        self.messages.append(message)
         if isinstance(message, ToolListChangedNotification):
             self.changed.set()
 

@@ -46,7 +46,7 @@ def assert_logged(found: Survey, *, era: Era, keeps_levels: bool) -> None:
 
 def assert_changed(found: Survey, form: Form, *, has_hub: bool = True) -> None:
     """Changes were announced, where the form can, and what changed was then there."""
-    can, received = form.abilities, found.heard()
+    can, received = form.abilities, found.announced()
     watched = found.place.uri_prefix + content.WATCHED_URI
     lists = {"tools", "prompts", "resources"}
     expected = (lists if "announces" in can else set()) | ({watched} if "updates" in can else set())

@@ -101,7 +101,7 @@ def changing(token: str, place: Place = AT_HOME, *, listens: bool, updates: bool
     steps["touched"] = {"do": "call", "tool": f"{name}touch", "arguments": {}}
     if updates:
         steps["updated"] = {"do": "updated", "uri": watched, "within": NOTIFICATION_SECONDS}
-    return {**steps, "watched": {"do": "read", "uri": watched}, "heard": {"do": "heard"}}
+    return {**steps, "watched": {"do": "read", "uri": watched}, "announced": {"do": "announced"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,9 @@ class Survey:
         assert {line["logger"] for line in lines} <= {content.LOGGER}
         return [(line["level"], _text(line["data"])) for line in lines]
 
-    def heard(self) -> set[str]:
-        """What was announced from first to last: `tools`, `prompts`, `resources`, and addresses."""
-        return set(self.answer("heard")["heard"])
+    def announced(self) -> set[str]:
+        """Everything that was announced: `tools`, `prompts`, `resources`, and addresses."""
+        return set(self.answer("announced")["announced"])
 
 
 def _text(data: Any) -> str:

@@ -37,19 +37,19 @@ def steps_for(form: Form) -> dict[str, Step]:
 
 
 @asynccontextmanager
-async def connected(form: Form, ear: MessageListener) -> AsyncIterator[Client]:
+async def connected(form: Form, listener: MessageListener) -> AsyncIterator[Client]:
     """An mcp 2.x client with a server of its own, in the server's era."""
     mode: Mode = "legacy" if form.era == "legacy" else "auto"
     if form.carrier == "stdio":
-        async with client_over_stdio(command(form.peer, *form.options), mode=mode, listener=ear) as client:
+        async with client_over_stdio(command(form.peer, *form.options), mode=mode, listener=listener) as client:
             yield client
         return
     async with http_peer(form.peer, *form.options) as peer:
         url = form.url(peer.port)
         over_http = (
-            client_over_sse(url, listener=ear)
+            client_over_sse(url, listener=listener)
             if form.carrier == "sse"
-            else client_over_http(url, mode=mode, listener=ear)
+            else client_over_http(url, mode=mode, listener=listener)
         )
         async with over_http as client:
             yield client
@@ -83,7 +83,7 @@ def assert_is_full(found: Survey, form: Form) -> None:
 
 @every_form_a_new_client_can_reach
 async def test_a_new_client_gets_everything_that_a_server_of_its_era_has(form: Form) -> None:
-    answers = await survey(steps_for(form), lambda ear: connected(form, ear))
+    answers = await survey(steps_for(form), lambda listener: connected(form, listener))
 
     assert_is_full(Survey(answers), form)
 

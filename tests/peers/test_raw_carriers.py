@@ -155,7 +155,7 @@ async def test_a_list_may_change_all_the_time() -> None:
         command("raw_server", "--mode", "churn:1000"), mode="legacy", listener=received
     ) as client:
         async with asyncio.timeout(WITHIN_SECONDS):
-            while len(received.heard) < 100:
+            while len(received.messages) < 100:
                 await received.changed.wait()
                 received.changed.clear()
         described = {tool.name: tool.description for tool in (await client.list_tools()).tools}

@@ -102,13 +102,13 @@ class Wire:
                 while True:
                     frame = await self.socket.recv()
                     self.frames.append(frame)
-                    await self.heard(frame)
+                    await self.on_frame(frame)
                     self._news.set()
         finally:
             self._is_done = True
             self._news.set()
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """What a client does with a frame; this one does nothing."""
 
     async def until(self, holds: Callable[[], bool], what: str, within: float = PATIENCE) -> None:
@@ -266,7 +266,7 @@ class Device(Wire):
         finally:
             self._calls.pop(id, None)
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """As the real one does, in its order: a result before an error, a call that waits before its own 1 and 2."""
         payload = json.loads(frame)
         try:
@@ -399,7 +399,7 @@ class RawServer(Wire):
         """Whether the hub has greeted it and asked for a list."""
         return "tools/list" in self.asked
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Answer, unless it is silent at that."""
         message = json.loads(frame)
         method = message.get("method")

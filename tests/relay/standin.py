@@ -77,8 +77,8 @@ class Guest:
         text = json.dumps({"jsonrpc": "2.0", **message})
         await self.socket.send(f"{channel} {text}" if self.is_muxed else text)
 
-    async def tell(self, word: Json) -> None:
-        """Say something on the connection itself."""
+    async def control(self, word: Json) -> None:
+        """Send a control message on the connection itself."""
         await self.socket.send(f"0 {json.dumps(word)}")
 
     async def send(self, method: str, params: Json | None = None, *, id: Any = None, channel: int = 0) -> Any:

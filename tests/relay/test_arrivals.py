@@ -126,7 +126,7 @@ async def answer_greeting(server: RawServer) -> None:
     """Have a server answer after all."""
     server.manner = Manner()
     for frame in list(server.frames):
-        await server.heard(frame)
+        await server.on_frame(frame)
 
 
 async def test_a_call_that_waits_is_withdrawn_and_counts(plain: HubProcess, agent: str) -> None:

@@ -76,7 +76,7 @@ class RecordedPipe(Wire):
         super().__init__(socket)
         self._welcome, self._listing, *self._results = said
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         message = json.loads(frame)
         if "id" in message and "method" in message:
             await self._answer(message["method"], json.dumps(message["id"]))

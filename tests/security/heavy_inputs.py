@@ -66,7 +66,7 @@ class Dialled(Wire):
         self.heavy = Heavy()
         self.is_listed = asyncio.Event()
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Answer."""
         self.frames.clear()
         message = json.loads(frame)
@@ -86,7 +86,7 @@ class Caller(Wire):
         super().__init__(socket)
         self.waiting: dict[int, asyncio.Future[int]] = {}
 
-    async def heard(self, frame: str | bytes) -> None:
+    async def on_frame(self, frame: str | bytes) -> None:
         """Note the length of an answer."""
         self.frames.clear()
         head = frame[:200] if isinstance(frame, str) else frame[:200].decode()

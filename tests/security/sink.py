@@ -61,13 +61,13 @@ class Sink:
 
     def __exit__(self, *_: object) -> None:
         try:
-            assert self.heard() == [], "somebody connected to the sink"
+            assert self.connections() == [], "a process connected to the sink"
         finally:
             for listener in self._sockets:
                 listener.close()
 
-    def heard(self) -> list[str]:
-        """Who connected since the last time; the kernel has accepted them already, whoever looks when."""
+    def connections(self) -> list[str]:
+        """The peers that connected since the last look; the kernel accepts them by itself."""
         found = []
         for listener in self._sockets:
             while True:

@@ -44,7 +44,7 @@ class Peer(Client):
         """See `Client`; an empty body has no type."""
         self.lines.append(lines)
         self.answers.append((status, body if isinstance(body, bytes) else b"".join(body)))
-        self.heard.set()
+        self.has_news.set()
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Client`."""
@@ -170,8 +170,8 @@ class World:
         }
         serving = asyncio.ensure_future(self._serve(path, peer))
         while not peer.has_begun and not serving.done():
-            peer.heard.clear()
-            hearing = asyncio.ensure_future(peer.heard.wait())
+            peer.has_news.clear()
+            hearing = asyncio.ensure_future(peer.has_news.wait())
             await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
             hearing.cancel()
         peer.leave()

@@ -91,7 +91,7 @@ async def test_the_dialled_address_is_the_checked_one_however_often_a_name_chang
                     answered += sum(answer.status == 200 for answer in answers)
                     refused += sum(answer.lost is not None for answer in answers)
             await client.aclose()
-        assert sink.heard() == []
+        assert sink.connections() == []
     await background.aclose()
     assert set(whom) == {f"{ALLOWED}:{sink.port}"}
     assert answered == server.requests > server.connections > 0, "connections were used again"
@@ -128,4 +128,4 @@ async def test_what_is_configured_is_dialled_as_it_was_resolved(monkeypatch: pyt
                 transport.abort()
         assert peers == ["127.0.0.1", ALLOWED] * 2
         assert {ipaddress.ip_address(peer) for peer in peers} == {ipaddress.ip_address(name) for name in names.checked}
-        assert len(sink.heard()) == 2  # the operator's own word leads there, and was followed as it was resolved
+        assert len(sink.connections()) == 2  # the operator's own word leads there, and was followed as it was resolved

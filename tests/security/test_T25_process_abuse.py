@@ -154,7 +154,7 @@ async def test_a_daemon_of_the_first_moment_is_found_as_well() -> None:
     own = resource.getrlimit(RLIMIT_LOCKS)
     child = Child()
     child.channel = await ProcessChannel.spawn(
-        ["/bin/sh", "-c", QUICK], env={"PATH": os.defpath}, cwd=None, on_bytes=child.heard, on_lost=child.ended
+        ["/bin/sh", "-c", QUICK], env={"PATH": os.defpath}, cwd=None, on_bytes=child.on_bytes, on_lost=child.ended
     )
     assert resource.getrlimit(RLIMIT_LOCKS) == own, "the hub itself has no mark"
     daemon = int(await child.line())

@@ -34,7 +34,7 @@ SLOTS, QUEUE = 64 * 3 // 4, 256 * 3 // 4
 
 
 async def answers(caller: Caller, server: str = "shop") -> bool:
-    return (await caller.call(f"{server}.echo", {"text": "?"})).told == "ok"
+    return (await caller.call(f"{server}.echo", {"text": "?"})).reported == "ok"
 
 
 async def latencies(caller: Caller, calls: int = 200) -> list[float]:

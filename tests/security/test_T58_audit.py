@@ -456,7 +456,7 @@ class OverStreams:
         process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=-3, env=environment())
         streams = cls(process)
         streams.ask(1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=WHO)
-        await streams.hear()
+        await streams.receive()
         return streams
 
     def ask(self, id: int, method: str, **params: Any) -> None:
@@ -467,7 +467,7 @@ class OverStreams:
     def pay(self, id: int, nonce: str, mode: str = "echo") -> None:
         self.ask(id, "tools/call", name="bank.pay", arguments={"nonce": nonce, "mode": mode})
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         async with asyncio.timeout(30):
             output: dict[str, Any] = msgspec.json.decode(await self.process.stdout.readline())
@@ -484,7 +484,7 @@ async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when
     configuration = configuration_of(config)
     hub = await OverStreams.start(config)
     hub.pay(2, "one")
-    assert "result" in await hub.hear()
+    assert "result" in await hub.receive()
     hub.pay(3, "hangs", "drop")
 
     async def has_run() -> bool:

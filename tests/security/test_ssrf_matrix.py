@@ -159,8 +159,8 @@ class Caller:
         async with connected(self._port) as wire:
             return str((await self._post(wire, rpc("SendMessage", send_1_0(NOTHING)))).json["result"]["task"]["id"])
 
-    async def told(self, field: str, url: str, task: str) -> str:
-        """What is answered to an address in a place."""
+    async def answer_to(self, field: str, url: str, task: str) -> str:
+        """The answer to an address in a place."""
         async with connected(self._port) as wire:
             return (await self._post(wire, FIELDS[field](url, task))).body.decode()
 
@@ -206,10 +206,12 @@ async def test_no_caller_has_the_hub_dial_where_it_must_not(tmp_path: Path) -> N
             task = await caller.task()
             urls = vectors(sink.port)
             for field in GUARDED:
-                assert "may not be dialled: its address is loopback" in await caller.told(field, urls[0], task), field
+                assert "may not be dialled: its address is loopback" in await caller.answer_to(field, urls[0], task), (
+                    field
+                )
             await caller.put(itertools.product(FIELDS, urls), task)
             await put_by_grpc(hub, urls, task)
-            assert sink.heard() == []
+            assert sink.connections() == []
             assert len(server.heard) > len(urls)  # it is heard who is called, and nobody else was
     assert set(recorded(tmp_path / "dialled")) == {at(server)}
 
@@ -249,7 +251,7 @@ async def test_a_name_with_changing_addresses_admits_no_connection(tmp_path: Pat
                 task = await caller.task()
                 await caller.put(itertools.product(FIELDS, [f"http://{REBINDING}:{sink.port}/"]), task)
             await eventually(lambda: _pushed(hub), "something was pushed")
-            assert sink.heard() == []
+            assert sink.connections() == []
     assert set(recorded(tmp_path / "dialled")) == {at(server), f"{PUBLIC}:{sink.port}"}
 
 

@@ -97,7 +97,7 @@ async def follow(url: str, ledger: Ledger) -> None:
                 notified.changed.clear()
                 assert not (await client.call_tool("echo", {"text": "in between"})).is_error
         described = {tool.name: tool.description for tool in (await client.list_tools()).tools}
-        received, read, elapsed = len(notified.heard), readings(ledger) - known, time.monotonic() - started
+        received, read, elapsed = len(notified.messages), readings(ledger) - known, time.monotonic() - started
 
     # The server announced a thousand times as much; each of these would have been another reading of its list.
     assert read <= elapsed + SLACK, url

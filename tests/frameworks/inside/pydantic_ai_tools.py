@@ -48,11 +48,11 @@ class Scripted:
     def __init__(self, *turns: Turn) -> None:
         self._turns = list(turns)
         self.offered: list[list[str]] = []
-        self.told: list[str] = []
+        self.returned: list[str] = []
         self.model = FunctionModel(self._say, stream_function=self._stream)
 
     def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Turn:
-        self.told = [str(part.content) for part in returns(messages[-1:])]
+        self.returned = [str(part.content) for part in returns(messages[-1:])]
         self.offered.append([each.name for each in info.function_tools])
         return self._turns.pop(0)
 
@@ -198,7 +198,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
     agent = Agent(script.model, toolsets=[HubToolset(service, user_context=user)])
     result = await agent.run("please", event_stream_handler=hear)
     (received,) = returns(result.all_messages())
-    assert script.told == [str(received.content)]
+    assert script.returned == [str(received.content)]
     assert received.content.startswith(words)
     assert (received.metadata["status"], received.metadata["error"]["message"]) == (status, received.content)
     assert [event.record for event in ended] == [received.metadata]
@@ -245,7 +245,7 @@ async def test_of_several_toolsets_the_one_that_denies_counts(service: ToolServi
         script = Scripted(("mcp_docs_go", {}), "well")
         agent = Agent(script.model, toolsets=toolsets[::-1] if is_denied_first else toolsets)
         (received,) = returns((await agent.run("please")).all_messages())
-    assert (received.metadata["status"], script.told) == ("unauthorized", [received.content])
+    assert (received.metadata["status"], script.returned) == ("unauthorized", [received.content])
 
 
 async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:

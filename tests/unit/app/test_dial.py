@@ -143,7 +143,7 @@ async def test_servers_share_a_socket_and_equal_ids_do_not_meet() -> None:
             for number in (one, two)
         ]
         assert await asyncio.gather(*calls) == [f"{number} {id}" for id in range(50) for number in (one, two)]
-        await guest.tell({"opened": one, "server": "robot_one-id"})
+        await guest.control({"opened": one, "server": "robot_one-id"})
         await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
         assert dialler.shown().servers[0].answered == 50
         assert len(hub.present) == 1
@@ -170,7 +170,7 @@ async def test_an_answer_that_is_too_long_for_the_hub_is_reported_and_keeps_the_
     async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
         guest = await hub.arrives()
         numbers = await channels(guest, 2)
-        await guest.tell({"opened": numbers["one-id"], "limit": 2000})
+        await guest.control({"opened": numbers["one-id"], "limit": 2000})
         call = {"name": "echo", "arguments": {"text": "x" * 3000}}
         error = (await guest.ask("tools/call", call, id="mine", channel=numbers["one-id"]))["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "yes")
@@ -183,7 +183,7 @@ async def test_a_channel_that_the_hub_closes_is_opened_anew() -> None:
     async with standing_in(shares=True) as hub, dialling(hub, "one", "two"):
         guest = await hub.arrives()
         numbers = await channels(guest, 2)
-        await guest.tell({"closed": numbers["one-id"], "code": 1011, "reason": "it failed"})
+        await guest.control({"closed": numbers["one-id"], "code": 1011, "reason": "it failed"})
         again, server_id = await guest.opened()
         assert server_id == "one-id"
         assert again not in numbers.values()
@@ -245,9 +245,9 @@ async def test_calls_wait_for_a_local_server_as_long_as_they_would_in_the_hub() 
         guest = await hub.arrives()
         number, _ = await guest.opened()
         server_queue = dialler.running.hub.server_queues[ServerName("one")]
-        await guest.tell({"opened": number, "server": "robot_one", "grace": 90})
+        await guest.control({"opened": number, "server": "robot_one", "grace": 90})
         await until(lambda: server_queue.grace == 90)
-        await guest.tell({"opened": number, "server": "robot_one", "grace": 3})
+        await guest.control({"opened": number, "server": "robot_one", "grace": 3})
         await until(lambda: server_queue.grace == 10)
 
 
@@ -404,8 +404,8 @@ async def replaces(guest: Guest) -> None:
     if guest.is_muxed:
         number, _ = await guest.opened()
         await guest.greet(number)
-        await guest.tell({"opened": number, "server": "robot_one-id"})
-        await guest.tell({"closed": number, "code": 1000, "reason": "新连接替换"})
+        await guest.control({"opened": number, "server": "robot_one-id"})
+        await guest.control({"closed": number, "code": 1000, "reason": "新连接替换"})
     else:
         await guest.close(1000, "新连接替换")
 
@@ -435,7 +435,7 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
                 guest = guest if shares else await hub.arrives()
             if shares:
                 number, _ = await guest.opened()
-                await guest.tell({"opened": number, "server": "robot_one-id"})
+                await guest.control({"opened": number, "server": "robot_one-id"})
                 await until(lambda: dialler.shown().servers[0].hub_name == "robot_one-id")
             assert dialler.shown().servers[0].refusal is None
     assert [line["again_in"] for line in lines if "again_in" in line] == [0.1, 0.2, 0.4]

@@ -23,7 +23,7 @@ class Mistake:
 
     code: FindingCode
     text: str
-    told: str
+    message: str
     file: str = "isthmus.toml"
     environment: dict[str, str] = field(default_factory=dict)
     beside: dict[str, str] = field(default_factory=dict)
@@ -319,5 +319,5 @@ def test_every_kind_of_mistake_is_made_here() -> None:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.code.name)
 def test_a_mistake_is_named_exactly(mistake: Mistake, tmp_path: Path) -> None:
     received = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
-    assert [str(finding)[: len(mistake.told)] for finding in received] == [mistake.told]
+    assert [str(finding)[: len(mistake.message)] for finding in received] == [mistake.message]
     assert received[0].fix

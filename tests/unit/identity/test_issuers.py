@@ -380,14 +380,14 @@ class Bound:
         self.clock.now += 600
         self.issuer = made(self.clock, **more)
         self.all = Issuers((self.issuer,), proofs)
-        self.heard: list[tuple[str, bytes]] = []
-        self.all.on_proved = lambda caller, credential, _: self.heard.append((caller.name, credential))
+        self.proved: list[tuple[str, bytes]] = []
+        self.all.on_proved = lambda caller, credential, _: self.proved.append((caller.name, credential))
         self.token = token(cnf={"jkt": thumbprint_of("ES256")})
 
     def prove(self, shown: bytes | None = None, *, is_proved: bool = False, **claims: Any) -> Caller | Unproven:
         credential = shown or self.token
         ath = encoded(hashlib.sha256(credential).digest())
-        made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.heard)}", **claims})
+        made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.proved)}", **claims})
         return self.all.bound_caller_of(credential, ProvenRequest(made.encode(), "POST", [URL]), is_proved=is_proved)
 
 
@@ -403,7 +403,7 @@ def test_a_bound_token_is_good_with_a_proof_and_no_good_without() -> None:
     assert caller.name == "corp/alice"
     assert world.all.knows(caller)
     assert world.all.caller_of(world.token) is None, "however often it was proven"
-    assert world.heard == [("corp/alice", world.token)]
+    assert world.proved == [("corp/alice", world.token)]
 
 
 def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:

@@ -36,9 +36,9 @@ class Bench(ToolService):
 
     def change(self, *names: str, missing: dict[str, str] | None = None) -> None:
         """Have other tools from now on, and say so."""
-        self.tell(catalog_of(*names, missing=missing))
+        self.set_catalog(catalog_of(*names, missing=missing))
 
-    def tell(self, catalog: Catalog) -> None:
+    def set_catalog(self, catalog: Catalog) -> None:
         """Have this catalog from now on, and say so."""
         self.held = catalog
         for watcher in list(self.watchers):

@@ -180,7 +180,7 @@ async def test_the_tools_of_this_server_have_the_words_of_the_protocol() -> None
 async def test_everything_that_a_server_says_of_a_tool_is_passed_on() -> None:
     more = {"title": "Read", "annotations": {"readOnlyHint": True}, "outputSchema": {"type": "object"}}
     bench = Bench()
-    bench.tell(Catalog({EVERYTHING: routes_of(tool("read", "files", description="reads", **more))}))
+    bench.set_catalog(Catalog({EVERYTHING: routes_of(tool("read", "files", description="reads", **more))}))
     (found,) = await wrapper(bench).discover_tools()
     assert found == {"name": "read", "description": "reads", **more, "inputSchema": {"type": "object"}}
 

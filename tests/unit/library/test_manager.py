@@ -98,7 +98,7 @@ async def test_tools_come_and_go_by_themselves(workspace: Workspace, caplog: pyt
 async def test_a_tool_that_is_described_anew_is_registered_anew(workspace: Workspace) -> None:
     bench = await workspace.begin(Bench("a.x", "a.y"), "a")
     kept = workspace.registry.get("mcp_a_y")
-    bench.tell(Catalog({EVERYTHING: routes_of(tool("x", "a", description="better"), tool("y", "a"))}))
+    bench.set_catalog(Catalog({EVERYTHING: routes_of(tool("x", "a", description="better"), tool("y", "a"))}))
     described = workspace.registry.get("mcp_a_x")
     assert described is not None
     assert described.description == "[MCP:a] better"

@@ -36,12 +36,12 @@ class Pipe:
         self.room = room
         self.is_killed = False
         self.is_closed = False
-        self.heard = asyncio.Event()
+        self.was_written = asyncio.Event()
         """Set by whatever is written."""
 
     def write(self, data: bytes) -> int:
         self.written += data
-        self.heard.set()
+        self.was_written.set()
         return len(self.written)
 
     def has_left(self, offset: int) -> bool:
@@ -142,9 +142,9 @@ async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_
     cut = scene.start()[1]
     await turn()
     held = scene.start()[1]
-    line.on_lost = lambda _reason: scene.told.append(f"{len(whole.ends)} ended")
+    line.on_lost = lambda _reason: scene.callbacks.append(f"{len(whole.ends)} ended")
     line.broken()
-    assert scene.told == ["0 ended"]
+    assert scene.callbacks == ["0 ended"]
     faults = [listener.fault for listener in (whole, cut, held)]
     assert all(isinstance(fault, Lost) for fault in faults)
     assert [fault.executed for fault in faults] == ["unknown", "no", "no"]
@@ -235,13 +235,13 @@ class Asking:
     def __init__(self) -> None:
         self.line = Line(Pipe())
         self.line.questions.client_caps = ABLE
-        self.heard = 0
+        self.questions_received = 0
         self.line.questions.on_question = self._listen_first
         self._stage = Stage()
         self._stage.server_queue.attach(self.line)
 
     def _listen_first(self) -> None:
-        self.heard += 1
+        self.questions_received += 1
 
     async def call(self, session: str = "") -> tuple[InFlight, Spared]:
         """A call that has gone."""
@@ -268,7 +268,11 @@ async def test_a_question_among_calls_without_a_conversation_reaches_none_and_is
     asking.line.read(ASKS)
     assert asking.is_refused()
     assert [listener.asked for _, listener in calls] == [[], []]
-    assert (asking.heard, asking.line.questions.has_asked, asking.line.questions.abandoned_session) == (1, True, None)
+    assert (asking.questions_received, asking.line.questions.has_asked, asking.line.questions.abandoned_session) == (
+        1,
+        True,
+        None,
+    )
 
 
 class Sent(Spared):
@@ -315,7 +319,7 @@ async def test_a_question_goes_to_the_only_call_and_to_the_latest_of_a_conversat
         listeners = [(await asking.call(session))[1] for _ in range(calls)]
         asking.line.read(ASKS)
         assert [len(listener.asked) for listener in listeners] == [0] * (calls - 1) + [1]
-        assert asking.heard == 1
+        assert asking.questions_received == 1
 
 
 @pytest.mark.parametrize(("session", "is_asked"), [("", False), ("one", True), ("two", False)])
@@ -615,11 +619,11 @@ async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledg
     await turn()
     if is_acknowledged:
         line.read(acknowledged(1))
-    pipe.heard.clear()
+    pipe.was_written.clear()
     line.read(refused(1))
     if is_acknowledged:
         async with asyncio.timeout(10):
-            await pipe.heard.wait()
+            await pipe.was_written.wait()
     await turn()
     assert len(pipe.said()) == (2 if is_acknowledged else 1)
 

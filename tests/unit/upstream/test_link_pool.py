@@ -948,7 +948,7 @@ class Followed(Pooled):
     def __init__(self, isolation: str = "shared", max_calls: int = 64) -> None:
         super().__init__(isolation, max_calls)
         self.pool.differs_by_client = self.pool.is_duplex = True
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.common = Scripted()
         self.kind: type[Scripted] = Scripted
         self.subscriptions = self.stage.hub.subscriptions
@@ -960,7 +960,10 @@ class Followed(Pooled):
 
     async def follow(self, session: str = "a", uri: str = PAGE, caller: Caller = ANYONE) -> Subscriber:
         follower = Subscriber(caller, ABLE, session)
-        assert await self.subscriptions.add((NAME, uri), lambda: self.told.append(f"{session} {uri}"), follower) is None
+        assert (
+            await self.subscriptions.add((NAME, uri), lambda: self.notified.append(f"{session} {uri}"), follower)
+            is None
+        )
         return follower
 
     async def called(self, session: str = "a", caller: Caller = ANYONE) -> Scripted:
@@ -1002,7 +1005,7 @@ async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_ca
     assert (subscribed(link), sent) == ([PAGE], [0])
     link.on_updated(PAGE)
     link.on_updated(OTHER_PAGE)
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
 
 
 async def test_what_is_followed_while_a_link_is_asked_is_asked_for_too(followed: Followed) -> None:
@@ -1031,7 +1034,7 @@ async def test_a_server_that_does_not_answer_a_subscriber_delays_a_call_only_for
     followed.kind = Mute
     link = await followed.called("a")
     followed.subscriptions.updated(NAME, PAGE)  # it does not tell: the common one still does
-    assert (len(link.sent), followed.told) == (1, [f"a {PAGE}"])
+    assert (len(link.sent), followed.notified) == (1, [f"a {PAGE}"])
 
 
 async def test_a_link_that_was_made_to_list_is_asked_before_it_is_a_conversations(followed: Followed) -> None:
@@ -1055,18 +1058,18 @@ async def test_a_link_for_lists_follows_nothing_until_a_caller_uses_it(followed:
     await followed.called("")
     assert (len(followed.links), subscribed(followed.links[0])) == (1, [PAGE])
     followed.links[0].on_updated(PAGE)
-    assert followed.told == [f" {PAGE}"]
+    assert followed.notified == [f" {PAGE}"]
 
 
 async def test_a_subscriber_on_a_lost_link_is_notified_once_and_the_next_one_is_asked(followed: Followed) -> None:
     await followed.follow("a")
     await followed.follow("b")
     (await followed.called("a")).die("crashed")
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
     followed.subscriptions.updated(NAME, PAGE)  # until there is another, the common one tells
-    assert followed.told == [f"a {PAGE}", f"a {PAGE}", f"b {PAGE}"]
+    assert followed.notified == [f"a {PAGE}", f"a {PAGE}", f"b {PAGE}"]
     again = await followed.called("a")
-    assert (subscribed(again), len(followed.told)) == ([PAGE], 3)
+    assert (subscribed(again), len(followed.notified)) == ([PAGE], 3)
 
 
 async def test_a_link_that_is_lost_while_it_is_asked_ends_its_calls_and_does_not_stay(followed: Followed) -> None:
@@ -1133,11 +1136,11 @@ async def test_links_without_subscriptions_make_room_and_others_notify_when_they
     await followed.follow("c")
     await followed.called("d")  # now there is no other
     await followed.until_quiet()
-    assert (a.is_closed, c.is_closed, followed.told) == (True, False, [])
+    assert (a.is_closed, c.is_closed, followed.notified) == (True, False, [])
     again = await followed.called("a")
-    assert (subscribed(again), followed.told) == ([PAGE], [f"a {PAGE}"])
+    assert (subscribed(again), followed.notified) == ([PAGE], [f"a {PAGE}"])
     await followed.called("a")
-    assert followed.told == [f"a {PAGE}"]
+    assert followed.notified == [f"a {PAGE}"]
     await followed.pool.aclose()
 
 
@@ -1159,7 +1162,7 @@ async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_l
     link = await followed.called("a")
     link.on_renewed()
     await followed.until_quiet()
-    assert (subscribed(link), followed.told) == ([PAGE] * 2, [f"a {PAGE}"])
+    assert (subscribed(link), followed.notified) == ([PAGE] * 2, [f"a {PAGE}"])
 
 
 @pytest.mark.parametrize(
@@ -1195,7 +1198,7 @@ async def test_a_subscriber_without_a_conversation_gets_updates_from_all_links_o
     assert [subscribed(link) for link in followed.links] == [[PAGE], [PAGE]]
     for link in followed.links:
         link.on_updated(PAGE)
-    assert followed.told == [f" {PAGE}"] * 2
+    assert followed.notified == [f" {PAGE}"] * 2
     for inflight in (one, two):
         inflight.finish(DONE)
 
@@ -1208,7 +1211,7 @@ async def test_a_subscriber_on_an_unused_link_is_notified_once_to_look(followed:
     followed.links[0].questions.abandoned_session = ""
     inflight.finish(DONE)
     await followed.until_quiet()
-    assert (followed.links[0].is_closed, followed.told) == (True, [f" {PAGE}"])
+    assert (followed.links[0].is_closed, followed.notified) == (True, [f" {PAGE}"])
 
 
 def pooled_call(followed: Followed) -> InFlight:

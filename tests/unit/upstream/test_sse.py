@@ -285,7 +285,7 @@ async def test_an_answer_may_come_before_its_post_is_accepted(held: Held) -> Non
     await stream.say(event(answer(2)))
     assert text_of(await over(listener)) == "done"
     assert await post.rest() == b""  # and a server that never accepts it does not keep the connection
-    assert held.told == []
+    assert held.callbacks == []
 
 
 async def test_an_answer_cut_at_every_byte_is_read(held: Held) -> None:
@@ -316,7 +316,7 @@ async def test_a_refused_post_fails_its_call_alone(held: Held, status: int, kind
     assert isinstance(fault, kind)
     assert fault.executed == executed
     assert f"HTTP {status} (not with ***)" in fault.message
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
     await stream.say(event(answer(2)))
     assert text_of(await over(other)) == "done"
 
@@ -340,7 +340,7 @@ async def test_a_post_that_breaks_before_it_is_accepted_may_have_run(held: Held)
     fault = (await over(listener)).fault
     assert isinstance(fault, Lost)
     assert fault.executed == "unknown"
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
 
 
 async def test_a_post_that_breaks_after_it_was_accepted_changes_nothing(held: Held) -> None:
@@ -412,13 +412,13 @@ async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: 
 async def test_a_lost_stream_is_reported_first_and_then_loses_its_calls(held: Held) -> None:
     stream = await held.greeted()
     inflight, listener = held.start()
-    inflight.exchange = Order(held.told)
+    inflight.exchange = Order(held.callbacks)
     await held.taken()
     stream.close()
     async with asyncio.timeout(10):
         await held.link.lost
     await asyncio.sleep(0)
-    assert held.told == ["lost: it ended its event stream", "Lost unknown"]
+    assert held.callbacks == ["lost: it ended its event stream", "Lost unknown"]
     assert listener.ends == []
     assert held.start()[1].fault.executed == "no"
 
@@ -439,7 +439,7 @@ async def test_what_had_not_left_when_the_stream_broke_was_not_run(held: Held) -
     stream = await held.greeted()
     _, listener = held.start(arguments={"text": "x" * 20_000_000})
     post = await held.server.accept()
-    await post.hear()
+    await post.receive()
     stream.reset()
     fault = (await over(listener)).fault
     assert isinstance(fault, Lost)
@@ -462,7 +462,7 @@ async def test_an_oversized_event_loses_the_link(held: Held) -> None:
     await held.taken()
     await stream.say(b"data: " + b"x" * 5000)
     assert (await over(listener)).fault.executed == "unknown"
-    assert held.told == ["lost: it sent an event of over 4096 bytes"]
+    assert held.callbacks == ["lost: it sent an event of over 4096 bytes"]
     assert await stream.rest() == b""
 
 
@@ -487,7 +487,7 @@ async def test_changes_and_questions_come_on_the_stream(held: Held) -> None:
     replies = [await posted(first), await posted(second)]
     assert {"jsonrpc": "2.0", "id": "a", "result": {}} in replies
     assert any(reply.get("error", {}).get("code") == -32601 and reply["id"] == 7 for reply in replies)
-    assert held.told == ["changed: tools"]
+    assert held.callbacks == ["changed: tools"]
 
 
 async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(held: Held) -> None:
@@ -546,7 +546,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
     await running.kill()
     for listener in listeners:
         assert (await over(listener)).fault.executed == "unknown"
-    assert [received[:5] for received in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     await scene.link.aclose()
 
 

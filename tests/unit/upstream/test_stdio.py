@@ -83,7 +83,7 @@ async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger:
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
         assert fault.executed == "unknown"
-    assert [received[:5] for received in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     assert scene.start()[1].fault.executed == "no"
     await scene.link.aclose()
 
@@ -132,7 +132,7 @@ async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: py
     scene = await started(saying(b"hello\n" * 10, good, b"hello\n" * 10, good, b"[]\n" * 11, good))
     async with asyncio.timeout(10):
         assert "over 10 lines in a row" in await scene.link.lost
-    assert scene.told[:2] == ["changed: tools"] * 2
+    assert scene.callbacks[:2] == ["changed: tools"] * 2
     await scene.link.aclose()
 
 

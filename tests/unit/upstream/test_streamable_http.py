@@ -196,14 +196,14 @@ async def test_the_stream_before_is_kept_until_the_next_one_is_acknowledged(held
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///a"]
     await second.say(STREAM)
     await first.say(updated("file:///b"))
-    await eventually(lambda: held.told == ["updated: file:///b"], "the stream before still tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///b"], "the stream before still tells")
     assert not subscribing.done()
 
     await second.say(acknowledged(asked["id"]) + updated("file:///a"))
     assert await first.rest() == b""
     async with asyncio.timeout(10):
         await subscribing
-    await eventually(lambda: held.told[1:] == ["updated: file:///a"], "the next one tells")
+    await eventually(lambda: held.callbacks[1:] == ["updated: file:///a"], "the next one tells")
 
 
 async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dropped_alone(
@@ -214,7 +214,7 @@ async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dro
     held.link.listen()
     first, asked = await held.request()
     await first.say(STREAM + acknowledged(asked["id"]) + updated("file:///x"))
-    await eventually(lambda: bool(held.told), "the first stream tells")
+    await eventually(lambda: bool(held.callbacks), "the first stream tells")
     one = asyncio.ensure_future(held.link.subscribe("file:///a"))
     second, _ = await held.request()
     two = asyncio.ensure_future(held.link.subscribe("file:///b"))
@@ -222,7 +222,7 @@ async def test_a_stream_without_an_acknowledgement_for_long_is_overtaken_and_dro
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///a", "file:///b"]
     assert await second.rest() == b""
     await first.say(updated("file:///c"))
-    await eventually(lambda: held.told[1:] == ["updated: file:///c"], "the first stream still tells")
+    await eventually(lambda: held.callbacks[1:] == ["updated: file:///c"], "the first stream still tells")
     await third.say(STREAM + acknowledged(asked["id"]))
     async with asyncio.timeout(10):
         await asyncio.gather(one, two)
@@ -236,7 +236,7 @@ async def test_a_stream_without_an_acknowledgement_is_kept_if_it_is_the_only_one
     subscribing = asyncio.ensure_future(held.link.subscribe("file:///a"))
     second, asked = await held.request()
     await first.say(STREAM + event(message(method="notifications/tools/list_changed")))
-    await eventually(lambda: held.told == ["changed: tools"], "the first stream tells after all")
+    await eventually(lambda: held.callbacks == ["changed: tools"], "the first stream tells after all")
     await second.say(STREAM + acknowledged(asked["id"]))
     async with asyncio.timeout(10):
         await subscribing
@@ -277,7 +277,7 @@ async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None
         with pytest.raises(ServerError, match="sends no updates"):
             await bad
     await first.say(updated("file:///good"))
-    await eventually(lambda: held.told == ["updated: file:///good"], "the stream tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///good"], "the stream tells")
 
 
 async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
@@ -293,7 +293,7 @@ async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
     with pytest.raises(ServerError, match="unknown"):
         await bad
     await first.say(updated("file:///good"))
-    await eventually(lambda: held.told == ["updated: file:///good"], "the stream before still tells")
+    await eventually(lambda: held.callbacks == ["updated: file:///good"], "the stream before still tells")
     another = asyncio.ensure_future(held.link.subscribe("file:///next"))
     third, asked = await held.request()
     assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///good", "file:///next"]
@@ -349,7 +349,7 @@ async def test_a_lost_stream_is_opened_again_and_everything_is_looked_at(held: H
     assert gaps == []
     await second.say(STREAM + acknowledged(asked["id"]) + event(message(method="notifications/nothing")))
     await eventually(lambda: gaps == ["gap"], "what was not heard meanwhile is made up for")
-    assert held.told == ["changed: tools", "changed: prompts", "changed: resources"]
+    assert held.callbacks == ["changed: tools", "changed: prompts", "changed: resources"]
 
 
 async def test_a_log_line_without_a_call_goes_to_the_only_caller(held: Held) -> None:
@@ -631,7 +631,7 @@ async def test_a_stream_that_breaks_is_asked_for_too(held: Held) -> None:
     assert last == "e1"
     await peer.say(STREAM + event(answer(asked["id"])))
     assert text_of(await over(listener)) == "done"
-    assert held.told == ["doubt"]
+    assert held.callbacks == ["doubt"]
 
 
 @pytest.mark.parametrize("status", ["400 No", "404 Not Found", "405 No", "200 OK"])

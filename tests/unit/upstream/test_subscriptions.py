@@ -162,8 +162,8 @@ class Modern:
         self.is_silent = is_silent
         self.said: list[list[str]] = []
         self.refusal = REFUSED
-        self.told: list[str] | None = None
-        """What it acknowledged last."""
+        self.acknowledged: list[str] | None = None
+        """The URIs that it acknowledged last."""
         self.watching = ModernSubscriptions(SERVER, self.ask)
 
     def ask(self, uris: Collection[str]) -> None:
@@ -176,7 +176,7 @@ class Modern:
         if self.bad & {*uris}:
             self.watching.refused(self.refusal)
         else:
-            self.told = uris
+            self.acknowledged = uris
             self.watching.acknowledged(None)
 
     def want(self, *uris: str) -> list[asyncio.Future[None]]:
@@ -229,15 +229,15 @@ async def test_a_bad_resource_among_many_costs_only_itself(bad: list[str]) -> No
     assert await ended(*server.want("known")) == [None]
     answers = await ended(*server.want(*"abcdefgh"))
     assert answers == [REFUSED if uri in bad else None for uri in "abcdefgh"]
-    assert server.told == sorted({"known", *"abcdefgh"} - {*bad})
-    assert server.watching.wanted == {*(server.told or ())}
+    assert server.acknowledged == sorted({"known", *"abcdefgh"} - {*bad})
+    assert server.watching.wanted == {*(server.acknowledged or ())}
 
 
 async def test_what_one_cannot_watch_does_not_keep_another_from_what_it_can() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     assert await ended(*server.want("good")) == [None]
-    assert server.told == ["good"]
+    assert server.acknowledged == ["good"]
 
 
 async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resource() -> None:
@@ -263,7 +263,7 @@ async def test_list_changes_are_notified_even_without_a_resource() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     await server.settle()
-    assert (server.said, server.told) == ([["bad"], []], [])
+    assert (server.said, server.acknowledged) == ([["bad"], []], [])
 
 
 async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
@@ -293,7 +293,7 @@ async def test_a_subscriber_that_leaves_with_many_makes_one_request() -> None:
     server.watching.drop("never there")
     await server.settle()
     assert [len(said) for said in server.said] == [1001, 1]
-    assert server.told == ["kept"]
+    assert server.acknowledged == ["kept"]
 
 
 async def test_an_unwanted_subscription_is_not_taken_for_accepted() -> None:
@@ -318,7 +318,7 @@ async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_on
     with capture_logs() as logs:
         server.watching.again()
         await server.settle()
-    assert (server.told, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
+    assert (server.acknowledged, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
     assert [line["event"] for line in logs] == ["server ended the subscription to a resource"]
 
 
@@ -343,7 +343,7 @@ async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(mo
     with capture_logs() as logs:
         server.answer(server.said[-1])
         await server.settle()
-    assert (server.told, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
+    assert (server.acknowledged, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
 
 
 async def test_subscriptions_at_one_server_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ async def test_subscriptions_at_one_server_are_bounded(monkeypatch: pytest.Monke
     assert isinstance(refusal, TooManySubscriptions)
     server.watching.drop(long)
     assert await ended(*server.want("y" * 10)) == [None]
-    assert server.told == ["y" * 10]
+    assert server.acknowledged == ["y" * 10]
 
 
 async def test_a_lost_link_leaves_no_waiter() -> None:

@@ -59,7 +59,7 @@ class Scripted:
     """A server of the `websockets` library that answers greetings and leaves the rest to the test."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sockets: list[ServerConnection] = []
         self.is_modern = False
         self.is_mute = False
@@ -79,14 +79,14 @@ class Scripted:
                 answered = {"result": DISCOVERY} if self.is_modern else {"error": {"code": -32601, "message": "no"}}
                 await self.say(message(id=asked["id"], **answered))
             else:
-                self.heard.put_nowait(asked)
+                self.received.put_nowait(asked)
 
     async def say(self, text: bytes) -> None:
         await self.sockets[-1].send(text, text=True)
 
     async def next(self) -> dict[str, Any]:
         async with asyncio.timeout(10):
-            return await self.heard.get()
+            return await self.received.get()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -115,7 +115,7 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(
     assert [text_of(await over(listener)) for listener in listeners] == [f"n{at}" for at in range(50)]
     assert ledger.ran() == {f"n{at}": 1 for at in range(50)}
     await scene.link.aclose()
-    assert scene.told == ["lost: closed by the hub"]
+    assert scene.callbacks == ["lost: closed by the hub"]
 
 
 @pytest.mark.parametrize("peer", ["server_sdk1", "server_sdk2"])
@@ -167,7 +167,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
         fault = (await over(listener)).fault
         assert isinstance(fault, Lost)
         assert fault.executed == "unknown"
-    assert [received[:5] for received in scene.told] == ["lost:"]
+    assert [received[:5] for received in scene.callbacks] == ["lost:"]
     assert scene.start("pay", {"nonce": "late"})[1].fault.executed == "no"
     await scene.link.aclose()
 
@@ -348,7 +348,7 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
     assert second["params"]["notifications"]["resourceSubscriptions"] == ["file:///a"]
     await server.say(acknowledged(first["id"]))
     await server.say(message(method="notifications/resources/updated", params={"uri": "file:///a"}))
-    await eventually(lambda: scene.told == ["updated: file:///a"], "an update is told")
+    await eventually(lambda: scene.callbacks == ["updated: file:///a"], "an update is told")
     assert not subscribing.done()  # the acknowledgement was of the one before
     await server.say(acknowledged(second["id"]))
     async with asyncio.timeout(10):
@@ -394,8 +394,8 @@ async def test_whatever_the_end_calls_learn_of_it_after_the_owner(
     await server.next()
     _, listener = scene.start()
     await server.next()
-    scene.link.on_lost = lambda _reason: scene.told.append(f"ended {len(listener.ends)}")
+    scene.link.on_lost = lambda _reason: scene.callbacks.append(f"ended {len(listener.ends)}")
     end(server.sockets[-1])
     assert (await over(listener)).fault.executed == "unknown"
-    assert scene.told == ["ended 0"]
+    assert scene.callbacks == ["ended 0"]
     await scene.link.aclose()

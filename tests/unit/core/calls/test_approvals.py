@@ -66,7 +66,7 @@ class Held(Stage):
     def __init__(self, *rules: ApprovalRule, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
         super().__init__(*(tools or (tool("read"), tool("write"))))
         self.time = 1_000_000.0
-        self.told: list[tuple[str, Mapping[str, Any]]] = []
+        self.recorded: list[tuple[str, Mapping[str, Any]]] = []
         self.journal = journal or FailingJournal()
         self.approvals = CallApprovals(self.journal, lambda: self.time, self._record)
         self.approvals.has_operator = True
@@ -74,12 +74,12 @@ class Held(Stage):
         self.approvals.change(rules or (ALL,))
 
     def _record(self, event: str, **about: Any) -> None:
-        self.told.append((event, about))
+        self.recorded.append((event, about))
 
     @property
     def events(self) -> list[str]:
         """What the audit log was told, in this order."""
-        return [event.removeprefix("approval.") for event, _ in self.told]
+        return [event.removeprefix("approval.") for event, _ in self.recorded]
 
     async def ask(self, made: Call | None = None) -> tuple[str, Listener]:
         """Make a call that waits, and return the id of its approval."""
@@ -143,7 +143,7 @@ async def test_a_request_shows_tool_arguments_caller_and_set_and_the_audit_log_n
         "pending",
     )
     assert json.loads(bytes(shown.arguments)) == PAY
-    assert "amount" not in str(stage.told)
+    assert "amount" not in str(stage.recorded)
 
 
 async def test_at_its_deadline_the_call_fails_and_the_same_call_works_after_the_decision() -> None:
@@ -825,7 +825,7 @@ async def test_a_caller_that_can_be_asked_decides_if_the_rule_says_so() -> None:
     reply(answer("accept", decision="once"))
     await settled()
     assert stage.sent() == [PAY]
-    assert stage.told[1][1]["by"] == "anyone (the caller)"
+    assert stage.recorded[1][1]["by"] == "anyone (the caller)"
 
 
 @pytest.mark.parametrize("given", [answer("decline"), answer("accept", decision="deny", reason="no")])

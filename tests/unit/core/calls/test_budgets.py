@@ -90,10 +90,13 @@ class Counted(Stage):
     def __init__(self, *budgets: Budget, tools: Sequence[Tool] = (), journal: MemoryJournal | None = None) -> None:
         super().__init__(*(tools or (tool("read"), tool("write"))))
         self.time = NOON
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.recorded: list[tuple[str, dict[str, Any]]] = []
         self.journal = journal or StubbornJournal()
         self.budgets = CallBudgets(
-            self.journal, BackgroundTasks(), lambda event, **about: self.told.append((event, about)), lambda: self.time
+            self.journal,
+            BackgroundTasks(),
+            lambda event, **about: self.recorded.append((event, about)),
+            lambda: self.time,
         )
         self.hub.budgets = self.budgets
         self.budgets.change(budgets)
@@ -138,7 +141,7 @@ async def test_a_refusal_says_which_budget_how_much_is_used_and_when_it_is_renew
     )
     assert len(stage.link.sent) == 2
     assert stage.call() is not None
-    assert [event for event, _ in stage.told] == ["budget.exceeded"], "once for each counter and period"
+    assert [event for event, _ in stage.recorded] == ["budget.exceeded"], "once for each counter and period"
     assert stage.budgets.refusals == {"day": 2}
 
 

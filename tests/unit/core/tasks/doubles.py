@@ -54,24 +54,24 @@ class HeldJournal(MemoryJournal):
             self.settle()
 
 
-class Ears:
-    """A listener that remembers what it was told."""
+class RecordingListener:
+    """A listener that records every change."""
 
     def __init__(self, live: LiveTask) -> None:
-        self.heard: list[TaskRecord] = []
+        self.records: list[TaskRecord] = []
         self.events: list[Event] = []
         live.listeners[self] = None
 
     def task_changed(self, record: TaskRecord) -> None:
-        self.heard.append(record)
+        self.records.append(record)
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None:
         self.events.append(noted.event)
 
     @property
     def states(self) -> list[TaskState]:
-        """How the task stood, in order."""
-        return [record.state for record in self.heard]
+        """The states of the task, in order."""
+        return [record.state for record in self.records]
 
 
 class Workshop:

@@ -24,7 +24,17 @@ from isthmus.model.calls import Answered, Question, Reply
 from isthmus.model.fault_table import Overloaded
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, call, raw
-from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import (
+    OWNER,
+    SECONDS,
+    HeldJournal,
+    RecordingListener,
+    Workshop,
+    draft,
+    said,
+    turns,
+    until,
+)
 
 QUESTION = Question("elicitation/create", raw({"message": "Which?"}))
 
@@ -176,13 +186,13 @@ async def test_a_caller_that_stops_waiting_while_its_task_is_begun_does_not_end_
 async def test_a_listener_gets_an_end_when_it_is_stored_and_not_before() -> None:
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     await turns()
-    assert ears.heard == []
+    assert recorded.records == []
     assert state_of(live) == "working"
     held.journal.settle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     assert state_of(live) == "completed"
 
 
@@ -190,15 +200,15 @@ async def test_an_end_that_the_journal_refuses_is_tried_again_until_it_is_kept(m
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     for _ in range(3):
         await until(lambda: bool(held.journal.waiting))
         held.journal.settle("refused")
-    assert ears.heard == []
+    assert recorded.records == []
     await until(lambda: bool(held.journal.waiting))
     held.journal.settle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     kept = await held.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert kept.version == 2
@@ -209,13 +219,13 @@ async def test_an_end_of_unknown_storage_is_written_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     held.shop.sent[0].finish(DONE)
     held.journal.settle("unknown", is_kept=is_kept)
     held.journal.is_held = False
     async with asyncio.timeout(SECONDS):
         await held.engine.wait_idle()
-    assert ears.states == ["completed"]
+    assert recorded.states == ["completed"]
     kept = await held.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert record_of(kept).state == "completed"
@@ -287,13 +297,13 @@ async def test_a_reloaded_task_is_not_changed_by_a_holder_of_the_first_one() -> 
 async def test_a_task_that_another_process_changed_stays_as_it_is_and_starts_nothing() -> None:
     shop = Workshop()
     live = await shop.engine.begin(draft(None, state="input_required"))
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     theirs = replace(live.record, said=(*live.record.said, said("theirs", "m9")), version=2)
     assert shop.journal._write([document_of(theirs)]) == "kept"
     shop.engine.continue_with(live, said("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert (shop.sent, ears.heard, live.stored) == ([], [theirs], theirs)
+    assert (shop.sent, recorded.records, live.stored) == ([], [theirs], theirs)
     # It can go on from there.
     shop.engine.continue_with(live, said("do it", "m3"), call())
     await turns()
@@ -321,12 +331,12 @@ async def test_a_task_without_a_call_that_another_process_changed_ends(*, is_ans
 async def test_a_task_that_another_process_deleted_has_failed_here() -> None:
     shop = Workshop()
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     shop.journal._documents.clear()
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert ears.states == ["failed"]
+    assert recorded.states == ["failed"]
     # That is kept nowhere.
     assert state_of(live) == "working"
     assert await shop.engine.find(OWNER, live.record.id) is None
@@ -362,7 +372,7 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
     journal = Forgetful()
     shop = Workshop(journal)
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     journal.remember()
     shop.sent[0].ask(QUESTION, lambda _: None)
     await turns()
@@ -373,7 +383,7 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    assert ears.states == ["input_required", "working", "completed"]
+    assert recorded.states == ["input_required", "working", "completed"]
     kept = await journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert (kept.version, record_of(kept)) == (2, live.stored)
@@ -383,16 +393,16 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
 async def test_what_changes_while_something_is_written_is_written_next() -> None:
     held = Held()
     live = await held.begun()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     TaskExchange(held.shop.engine, live).ask(QUESTION, lambda _: None)
     held.shop.sent[0].cancel("enough")
     await turns()
     assert len(held.journal.waiting) == 1
     assert held.journal.settle() == "kept"
-    assert ears.states == ["input_required"]
+    assert recorded.states == ["input_required"]
     assert held.journal.settle() == "kept"
-    assert ears.states == ["input_required", "canceled"]
-    assert [record.version for record in ears.heard] == [2, 3]
+    assert recorded.states == ["input_required", "canceled"]
+    assert [record.version for record in recorded.records] == [2, 3]
 
 
 Fate = Literal["kept", "refused", "unknown and kept", "unknown and lost"]
@@ -408,7 +418,7 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
     async def run() -> None:
         held = Held()
         live = await held.begun()
-        ears = Ears(live)
+        recorded = RecordingListener(live)
         for turn, fate in enumerate(fates):
             for number in range(changes.count(turn)):
                 held.engine.change(live, asked=StoredQuestion(f"{turn}.{number}", Raw(b"{}")))
@@ -422,8 +432,8 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
             await held.engine.wait_idle()
         document = await held.journal.read(TASK, OWNER.key, live.record.id)
         assert document is not None
-        assert record_of(document) == live.record == live.stored == ears.heard[-1]
-        versions = [record.version for record in ears.heard]
+        assert record_of(document) == live.record == live.stored == recorded.records[-1]
+        versions = [record.version for record in recorded.records]
         assert versions == sorted(set(versions))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -456,20 +466,20 @@ async def test_reports_reach_listeners_and_a_failing_one_costs_only_itself() -> 
     shop = Workshop()
     live = await shop.begin()
 
-    class Broken(Ears):
+    class Broken(RecordingListener):
         def task_changed(self, record: TaskRecord) -> None:
             raise RuntimeError(f"broken by {record.state}")
 
         def task_reported(self, record: TaskRecord, noted: Report) -> None:
             raise RuntimeError(f"broken by {noted} of {record.id}")
 
-    broken, ears = Broken(live), Ears(live)
+    broken, recorded = Broken(live), RecordingListener(live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
-    assert ears.events == [PROGRESS]
-    assert ears.states == ["completed"]
-    assert broken.heard == []
+    assert recorded.events == [PROGRESS]
+    assert recorded.states == ["completed"]
+    assert broken.records == []
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -478,7 +488,7 @@ async def test_reports_reach_listeners_and_a_failing_one_costs_only_itself() -> 
 async def test_a_question_makes_the_task_wait_and_the_next_message_answers_it() -> None:
     shop = Workshop()
     live = await shop.begin()
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     replies: list[Reply] = []
     shop.sent[0].ask(QUESTION, replies.append)
     await turns()
@@ -489,7 +499,7 @@ async def test_a_question_makes_the_task_wait_and_the_next_message_answers_it() 
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
     assert replies == [Answered(raw({"action": "accept"}))]
-    assert ears.states == ["input_required", "working", "completed"]
+    assert recorded.states == ["input_required", "working", "completed"]
     assert [message.id for message in live.record.said] == ["m1", "m2"]
 
 
@@ -559,10 +569,10 @@ async def test_what_is_discarded_is_kept_nowhere() -> None:
 async def test_a_listener_from_the_beginning_gets_everything() -> None:
     shop = Workshop()
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
-    ears = Ears(LiveTask(record_of_nothing()))
-    await shop.engine.begin(replace(draft(call()), listeners=(ears,)))
+    recorded = RecordingListener(LiveTask(record_of_nothing()))
+    await shop.engine.begin(replace(draft(call()), listeners=(recorded,)))
     await shop.engine.wait_idle()
-    assert ears.states == ["submitted", "completed"]
+    assert recorded.states == ["submitted", "completed"]
 
 
 def record_of_nothing() -> TaskRecord:
@@ -861,12 +871,12 @@ async def test_recipients_may_change_at_any_time_and_that_is_not_notified(*, is_
     if is_terminal:
         shop.sent[0].finish(DONE)
         await turns()
-    ears, updated = Ears(live), live.record.updated
+    recorded, updated = RecordingListener(live), live.record.updated
     shop.engine.set_recipients(live, (ANN,))
     await shop.engine.wait_stored(live)
     assert live.stored is not None
     assert (live.stored.recipients, live.stored.updated) == ((ANN,), updated)
-    assert (ears.heard, await due(shop)) == ([], [])
+    assert (recorded.records, await due(shop)) == ([], [])
     document = await shop.journal.read(TASK, OWNER.key, "t")
     assert document is not None
     assert record_of(document) == live.stored

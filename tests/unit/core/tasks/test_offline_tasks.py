@@ -20,7 +20,17 @@ from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
-from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import (
+    OWNER,
+    SECONDS,
+    HeldJournal,
+    RecordingListener,
+    Workshop,
+    draft,
+    said,
+    turns,
+    until,
+)
 
 GRACE = 60.0
 
@@ -66,7 +76,7 @@ async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_
     await until(lambda: bool(journal.waiting))
     journal.settle()
     live = await beginning
-    ears = Ears(live)
+    recorded = RecordingListener(live)
     assert (live.record.state, (await kept(shop, live)).phase) == ("submitted", "waiting")
     come_back(shop)
     await until(lambda: bool(journal.waiting))
@@ -78,7 +88,7 @@ async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_
     journal.let_go()
     shop.sent[0].finish(DONE)
     await until(lambda: live.stored is not None and live.stored.is_terminal)
-    assert ears.states == ["working", "completed"]
+    assert recorded.states == ["working", "completed"]
 
 
 async def test_tasks_are_sent_in_the_order_in_which_they_were_begun() -> None:
@@ -374,7 +384,7 @@ async def test_a_call_of_a_set_does_not_leave_it_with_a_renamed_server(surface: 
     assert shop.sent == []
 
 
-class Standing(Ears):
+class Standing(RecordingListener):
     """A listener behind which somebody waits."""
 
     is_left = False
@@ -386,7 +396,7 @@ class Standing(Ears):
 async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     shop = away()
     live = await shop.begin(id="t")
-    waits, hears = Standing(live), Ears(live)
+    waits, recorded = Standing(live), RecordingListener(live)
     shop.stage.hub.refuse_new_calls()
     shop.engine.release_offline()
     async with asyncio.timeout(SECONDS):
@@ -394,7 +404,7 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     shop.stage.server_queue.stop_waiting("the hub is shutting down")
     come_back(shop)
     await turns()
-    assert (waits.is_left, hears.heard, shop.sent) == (True, [], [])
+    assert (waits.is_left, recorded.records, shop.sent) == (True, [], [])
     assert (await kept(shop, live)).phase == "waiting"
     after = await next_hub(shop)
     after.engine.resume()
@@ -435,7 +445,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     journal.is_held = False
     shop = Workshop(journal)
     _, second = await queued(shop)
-    ears = Ears(second)
+    recorded = RecordingListener(second)
     journal.is_held = True
     shop.sent[0].finish(DONE)
     await turns()
@@ -444,7 +454,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     assert (len(shop.sent), (await kept(shop, second)).phase) == (2, "sent")
     shop.sent[1].finish(DONE)
     await until(lambda: second.stored is not None and second.stored.is_terminal)
-    assert ears.states == ["working", "completed"]
+    assert recorded.states == ["working", "completed"]
 
 
 @pytest.mark.parametrize("has_slot", [False, True])

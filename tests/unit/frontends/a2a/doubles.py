@@ -111,7 +111,7 @@ class Hall:
         """Ask something, on a connection of its own."""
         async with connect_raw(self.port) as raw_client:
             raw_client.say(request(path, body, *lines, method=method))
-            return await raw_client.hear()
+            return await raw_client.receive()
 
     async def post(self, body: Any, *lines: str, path: str = "/a2a") -> Answer:
         """Send JSON, or bytes as they are."""
@@ -138,7 +138,7 @@ class Hall:
         async with connect_raw(self.port) as raw_client:
             body = json.dumps(envelope(method, params)).encode()
             raw_client.say(request("/a2a", body, "Content-Type: application/json", *lines))
-            status, headers = await raw_client.hear_head()
+            status, headers = await raw_client.receive_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
             yield Events(raw_client)
 

@@ -156,7 +156,7 @@ async def test_a_large_answer_with_a_missing_part_is_returned_to_a_repeated_requ
         answer_largely(here)
         async with connect_raw(here.port, receive_bytes=4096) as raw_client:
             raw_client.say(request("/a2a", json.dumps(envelope("SendMessage", run())).encode(), JSON_LINE))
-            await raw_client.hear_head()
+            await raw_client.receive_head()
             raw_client.leave()
         again = await here.task("SendMessage", run())
         assert again["artifacts"][0]["parts"][0]["text"] == LARGE

@@ -54,7 +54,7 @@ async def test_an_application_sees_the_length_that_a_known_head_has_now() -> Non
     async with opened(echo) as (_, port), connect_raw(port) as raw_client:
         for number in range(1, 5):
             raw_client.say(request("/same", b"x" * number))
-            await raw_client.hear()
+            await raw_client.receive()
     assert [dict(headers)[b"content-length"] for headers in echo.headers] == [b"1", b"2", b"3", b"4"]
 
 
@@ -84,10 +84,10 @@ async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.M
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         for number in range(6):
             raw_client.say(request("/same", b"x" * number * 7 + b"y"))
-            assert (await raw_client.hear()).body == b"/same " + b"x" * number * 7 + b"y"
+            assert (await raw_client.receive()).body == b"/same " + b"x" * number * 7 + b"y"
         for number in range(HEADS_MAX + 3):
             raw_client.say(request(f"/{number}", b"body"))
-            assert (await raw_client.hear()).body == b"/%d body" % number
+            assert (await raw_client.receive()).body == b"/%d body" % number
     assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is cached_header, and others
 
 

@@ -19,15 +19,15 @@ class Speaker:
     """Remembers what it heard of its listener; `stream_log` is told of it as an exchange does."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.stream_log: StreamLog | None = None
 
     def disconnected(self, peer: Peer) -> None:
         assert self.stream_log is not None
-        self.heard.append("left" if self.stream_log.disconnected(peer) else "left before")
+        self.events.append("left" if self.stream_log.disconnected(peer) else "left before")
 
     def reconnected(self) -> None:
-        self.heard.append("back")
+        self.events.append("back")
 
 
 def events(client: Client) -> list[SseEvent]:
@@ -127,7 +127,7 @@ async def test_its_writer_learns_when_a_reader_leaves_and_returns() -> None:
     back, again = (resumed(store, events(client)[0].id) for _ in range(2))
     back.leave()
     again.leave()
-    assert speaker.heard == ["back", "back", "left before", "left"]
+    assert speaker.events == ["back", "back", "left before", "left"]
 
 
 async def test_a_released_reader_learns_when_to_return_and_finds_the_rest() -> None:

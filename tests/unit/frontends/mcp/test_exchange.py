@@ -53,7 +53,7 @@ async def test_in_a_conversation_it_is_sent_there_unless_its_caller_reads_slowly
     report(REPORT)
     talk.is_crowded = True
     report(REPORT)
-    assert [message["params"] for message in talk.told()] == [TOLD]
+    assert [message["params"] for message in talk.notifications()] == [TOLD]
 
 
 # -- users that a question sent elsewhere ------------------------------------------------------------------------------

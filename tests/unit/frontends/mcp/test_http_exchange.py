@@ -100,9 +100,9 @@ async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch
     client = Client()
     alive = KeepAlive(client, asyncio.get_running_loop())
     for _ in range(3):
-        client.heard.clear()
+        client.has_news.clear()
         async with asyncio.timeout(30):
-            await client.heard.wait()
+            await client.has_news.wait()
     alive.stop()
     said = len(client.pushed)
     await asyncio.sleep(0.01)
@@ -115,9 +115,9 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
     client = Client()
     made = exchange(client)
     made.emit(PROGRESS)
-    client.heard.clear()
+    client.has_news.clear()
     async with asyncio.timeout(30):
-        await client.heard.wait()
+        await client.has_news.wait()
     made.end(DONE)
     said = len(client.pushed)
     await asyncio.sleep(0.01)

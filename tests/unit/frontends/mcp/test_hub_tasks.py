@@ -75,11 +75,11 @@ async def begin(talk: Talk, id: Any = "c", **task: Any) -> str:
 
 
 async def ask(talk: Talk, method: str, task: str, **more: Any) -> Any:
-    return await talk.ask(method, {"taskId": task, **more}, id=f"{method} {len(talk.heard)}")
+    return await talk.ask(method, {"taskId": task, **more}, id=f"{method} {len(talk.messages)}")
 
 
 async def ask_modern(talk: Talk, method: str, **params: Any) -> Any:
-    return await talk.ask_modern(method, params, id=f"{method} {len(talk.heard)}", **{KEY: CAN})
+    return await talk.ask_modern(method, params, id=f"{method} {len(talk.messages)}", **{KEY: CAN})
 
 
 # -- beginning -----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ async def test_a_task_is_acknowledged_once_it_is_kept_and_not_before() -> None:
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {"ttl": 5_000}}, id="c")
     await turns()
-    assert (talk.heard, house.sent) == ([], [])
+    assert (talk.messages, house.sent) == ([], [])
     house.journal.settle()
     answer = await talk.reply("c")
     assert (answer["result"]["task"]["status"], answer["result"]["task"]["ttl"]) == ("working", 5_000)
@@ -234,7 +234,7 @@ async def questioned() -> tuple[House, Talk, str, list[Reply]]:
 
 
 def asked_of(talk: Talk) -> list[Any]:
-    return [message for message in talk.heard if message.get("method") == "elicitation/create"]
+    return [message for message in talk.messages if message.get("method") == "elicitation/create"]
 
 
 async def test_one_of_the_waiting_callers_is_asked_and_another_if_it_leaves() -> None:
@@ -261,7 +261,7 @@ async def test_a_question_that_was_answered_otherwise_is_taken_back() -> None:
     assert await ask_modern(talk, "tasks/update", taskId=id, inputResponses={"q1": {"action": "decline"}}) == {
         "resultType": "complete"
     }
-    await talk.until(lambda: any(message.get("method") == "notifications/cancelled" for message in talk.heard))
+    await talk.until(lambda: any(message.get("method") == "notifications/cancelled" for message in talk.messages))
     assert replies == [Answered(raw({"action": "decline"}))]
     house.sent[0].finish(DONE)
     assert "result" in await talk.reply(1)
@@ -307,8 +307,8 @@ async def test_nothing_is_sent_about_a_task_before_its_caller_knows_of_it() -> N
     talk.say("notifications/initialized")
     house.hosted.stage.link.at_once = lambda inflight: inflight.finish(DONE)
     id = await begin(talk)
-    await talk.until(lambda: len(talk.heard) == 3)
-    answer, news = talk.heard[1:]
+    await talk.until(lambda: len(talk.messages) == 3)
+    answer, news = talk.messages[1:]
     assert answer["result"]["task"]["taskId"] == id
     assert (news["method"], news["params"]["status"]) == ("notifications/tasks/status", "completed")
 
@@ -320,7 +320,7 @@ async def test_progress_reaches_its_requester_and_log_lines_do_not() -> None:
     id = (await talk.ask("tools/call", params))["task"]["taskId"]
     house.sent[0].emit(LogMessage("info", {"level": raw("info"), "data": raw("x")}))
     house.sent[0].emit(PROGRESS)
-    assert talk.heard[1:] == [
+    assert talk.messages[1:] == [
         {
             "jsonrpc": "2.0",
             "method": "notifications/progress",
@@ -336,7 +336,7 @@ async def test_what_is_reported_before_the_caller_knows_of_the_task_follows_its_
     params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
     id = (await talk.ask("tools/call", params))["task"]["taskId"]
     house.sent[0].emit(PROGRESS)
-    assert [message["params"]["_meta"] for message in talk.heard[1:]] == [{RELATED: {"taskId": id}}] * 2
+    assert [message["params"]["_meta"] for message in talk.messages[1:]] == [{RELATED: {"taskId": id}}] * 2
 
 
 async def test_a_task_is_called_in_the_conversation_that_asked_for_it() -> None:
@@ -435,7 +435,7 @@ async def test_while_tasks_hold_half_of_a_server_no_call_becomes_one(monkeypatch
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {**META, KEY: CAN}}, id="m")
     await until(lambda: len(seen) > 1)
-    assert (talk.heard, set(seen)) == ([], {False})
+    assert (talk.messages, set(seen)) == ([], {False})
     await ask(house.talk(), "tasks/cancel", task)
     assert (await talk.reply("m"))["result"]["resultType"] == "task"
 
@@ -583,14 +583,14 @@ async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
     id = await begin(talk)
     params = {"notifications": {"taskIds": [id, "0" * 32]}, "_meta": meta()}
     talk.say("subscriptions/listen", params, id="s")
-    await talk.until(lambda: len(talk.heard) == 3)
-    acknowledged, received = talk.heard[1:]
+    await talk.until(lambda: len(talk.messages) == 3)
+    acknowledged, received = talk.messages[1:]
     assert acknowledged["params"]["notifications"]["taskIds"] == [id]
     assert (received["method"], received["params"]["taskId"]) == ("notifications/tasks", id)
     talk.conversation.stop_notifying()
     house.sent[0].finish(DONE)
     await house.engine.wait_idle()
-    assert len(talk.heard) == 3
+    assert len(talk.messages) == 3
 
 
 async def test_no_call_becomes_a_task_while_the_hub_goes_away() -> None:

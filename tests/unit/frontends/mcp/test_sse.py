@@ -36,12 +36,12 @@ class Stream:
         self.address = client.pushed[0].partition(b"data: ")[2].strip().decode()
 
     @property
-    def told(self) -> list[Any]:
+    def messages(self) -> list[Any]:
         return events(self.client.pushed[1:])
 
     async def reply(self, id: int) -> Any:
-        await self.client.until(lambda: any(message.get("id") == id for message in self.told))
-        return next(message for message in self.told if message.get("id") == id)
+        await self.client.until(lambda: any(message.get("id") == id for message in self.messages))
+        return next(message for message in self.messages if message.get("id") == id)
 
 
 class HttpFrontend:
@@ -129,7 +129,7 @@ async def test_another_callers_session_is_as_unknown_as_one_that_never_was(front
         foreign = await frontend.http_request(method, stream.address, PING, key="other")
         unknown = await frontend.http_request(method, f"{MESSAGES_PATH}?sessionId=none", PING, key="other")
         assert foreign.answers == unknown.answers
-        assert (foreign.status, stream.told, len(frontend.sse)) == (404, [], 1)
+        assert (foreign.status, stream.messages, len(frontend.sse)) == (404, [], 1)
         assert (await frontend.http_request(method, stream.address, PING, key="nobody")).status == 401
 
 

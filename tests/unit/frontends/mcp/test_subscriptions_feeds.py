@@ -23,7 +23,7 @@ class CountingFeed:
 
     def __init__(self) -> None:
         self.topics: list[Topic] = []
-        self.heard = asyncio.Event()
+        self.has_news = asyncio.Event()
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class CountingFeed:
 
     def __call__(self, topic: Topic) -> None:
         self.topics.append(topic)
-        self.heard.set()
+        self.has_news.set()
 
 
 @pytest.fixture(autouse=True)
@@ -160,13 +160,13 @@ class Reader:
     """A caller that takes what it is told, or does not."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.is_crowded = False
-        self.feed = ResourceUpdateFeed(self.told.append, lambda: self.is_crowded)
+        self.feed = ResourceUpdateFeed(self.notified.append, lambda: self.is_crowded)
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(30):
-            while len(self.told) < count:  # noqa: ASYNC110 (a list tells nobody)
+            while len(self.notified) < count:  # noqa: ASYNC110 (a list tells nobody)
                 await asyncio.sleep(0.001)
 
 
@@ -174,7 +174,7 @@ async def test_updates_are_sent_at_once_and_in_order() -> None:
     reader = Reader()
     for uri in ("b", "a", "c"):
         reader.feed.updated(uri)
-    assert reader.told == ["b", "a", "c"]
+    assert reader.notified == ["b", "a", "c"]
     reader.feed.close()
 
 
@@ -184,9 +184,9 @@ async def test_a_storm_of_updates_is_sent_once_and_later_ones_come_after_it() ->
         reader.feed.updated("a")
     reader.feed.updated("b")
     reader.feed.updated("a")
-    assert reader.told == ["a"]
+    assert reader.notified == ["a"]
     await reader.until(3)
-    assert reader.told == ["a", "a", "b"]
+    assert reader.notified == ["a", "a", "b"]
     reader.feed.close()
 
 
@@ -196,10 +196,10 @@ async def test_an_update_that_the_caller_has_not_read_is_not_sent_again() -> Non
     for _ in range(100):
         for uri in ("a", "b"):
             reader.feed.updated(uri)
-    assert (reader.told, len(reader.feed._unsent)) == ([], 2)
+    assert (reader.notified, len(reader.feed._unsent)) == ([], 2)
     reader.is_crowded = False
     await reader.until(2)
-    assert reader.told == ["a", "b"]
+    assert reader.notified == ["a", "b"]
     reader.feed.close()
 
 
@@ -211,7 +211,7 @@ async def test_unsubscribed_updates_are_not_sent() -> None:
     reader.feed.forget("a")
     reader.is_crowded = False
     await reader.until(1)
-    assert reader.told == ["b"]
+    assert reader.notified == ["b"]
     reader.feed.updated("b")
     reader.feed.close()
     assert reader.feed._timer is not None

@@ -41,7 +41,7 @@ class Following:
         monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
         monkeypatch.setattr(module, "POLL_SECONDS_MIN", 0.0)
         self.host = hosted()
-        self.told: list[dict[str, Any]] = []
+        self.notified: list[dict[str, Any]] = []
         self.polls = TaskPoller(McpClient(self.host.hub, ANYONE, EVERYTHING, PROFILE), self.tell)
 
     async def begin(self) -> Following:
@@ -50,7 +50,7 @@ class Following:
         return self
 
     def tell(self, members: Mapping[str, Payload]) -> None:
-        self.told.append({key: json.loads(bytes(value)) for key, value in members.items()})
+        self.notified.append({key: json.loads(bytes(value)) for key, value in members.items()})
 
     @property
     def asked(self) -> int:
@@ -76,7 +76,7 @@ async def test_a_task_is_sent_as_it_stands_and_whenever_that_changes(monkeypatch
     one.answer(statusMessage="soon", pollIntervalMs=1)
     await one.again(4)
     one.answer(status="completed", result={"content": []})
-    assert one.told == [
+    assert one.notified == [
         {"taskId": MINE, "status": "working"},
         {"taskId": MINE, "status": "working", "statusMessage": "soon", "pollIntervalMs": 1},
         {"taskId": MINE, "status": "completed", "result": {"content": []}},
@@ -101,14 +101,14 @@ async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytes
     one.answer(taskId="another")
     await one.again(3)
     one.answer()
-    assert len(one.told) == 1
+    assert len(one.notified) == 1
 
 
 async def test_polling_stops_when_the_server_has_forgotten_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await Following(monkeypatch).begin()
     one.host.last_call.finish(ServerError(SERVER, -32602, "no such task"))
     await nothing_more(one)
-    assert one.told == []
+    assert one.notified == []
 
 
 async def test_a_caller_that_has_left_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +121,14 @@ async def test_a_caller_that_has_left_gets_nothing(monkeypatch: pytest.MonkeyPat
     other.answer()
     other.polls.start()
     await nothing_more(other)
-    assert (len(one.told), other.told) == (1, [])
+    assert (len(one.notified), other.notified) == (1, [])
 
 
 async def test_questions_and_progress_of_a_server_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     one, answers = await Following(monkeypatch).begin(), list[Reply]()
     one.host.last_call.emit(Progress({}))
     one.host.last_call.exchange.ask(Question("roots/list", raw({})), answers.append)
-    assert (answers, one.told) == ([NOT_ASKED], [])
+    assert (answers, one.notified) == ([NOT_ASKED], [])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_subscription_names_what_it_follows_and_marks_its_notifications(
     talk.say("subscriptions/listen", wanted, id="s")
     await talk.until(lambda: bool(host.stage.link.sent))
     host.last_call.finish(Result(raw({"resultType": "complete", "taskId": "t", "status": "working"}), is_typed=True))
-    acknowledged, received = talk.told()
+    acknowledged, received = talk.notifications()
     assert acknowledged["params"]["notifications"] == {"taskIds": [MINE]}
     assert received["method"] == "notifications/tasks"
     assert received["params"]["taskId"] == MINE

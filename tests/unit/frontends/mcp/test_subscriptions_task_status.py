@@ -66,6 +66,6 @@ async def test_a_conversation_is_notified_from_its_beginning_to_its_end() -> Non
     host.hub.tasks.notified(SERVER, HERE, state("input_required"))
     talk.conversation.stop_notifying()
     host.hub.tasks.notified(SERVER, HERE, state("completed"))
-    (received,) = talk.told()
+    (received,) = talk.notifications()
     assert received["method"] == "notifications/tasks/status"
     assert received["params"] == {"taskId": public_id(ANYONE, SERVER, "t"), "status": "input_required"}

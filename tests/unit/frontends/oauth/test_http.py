@@ -48,11 +48,11 @@ class Reader(Client):
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__()
-        self.told: tuple[int, bytes, bytes] = (0, b"", b"")
+        self.response: tuple[int, bytes, bytes] = (0, b"", b"")
         self._pieces = list(pieces)
 
     def answer(self, status: int, lines: bytes, body: Text) -> None:
-        self.told = (status, lines.lower(), body if isinstance(body, bytes) else b"".join(body))
+        self.response = (status, lines.lower(), body if isinstance(body, bytes) else b"".join(body))
 
     def take_body(self) -> bytes | None:
         return self._pieces.pop() if len(self._pieces) == 1 else None
@@ -79,7 +79,7 @@ async def ask(
     given = [(b"host", b"localhost"), *headers]
     scope = {"method": method, "path": path, "headers": given, "extensions": {PEER: client}}
     await frontend.serve(scope, client.receive, _silent)
-    status, lines, said = client.told
+    status, lines, said = client.response
     return status, lines, json.loads(said) if said else None
 
 

@@ -52,8 +52,8 @@ class Hall:
         async with connect_raw(self.port) as raw_client:
             raw_client.say(request(path, body, *lines, method=method))
             if method != "HEAD":
-                return await raw_client.hear()
-            status, headers = await raw_client.hear_head()
+                return await raw_client.receive()
+            status, headers = await raw_client.receive_head()
             return Answer(status, headers, b"")
 
     async def post(self, path: str, body: bytes = b"{}", *lines: str) -> Answer:
@@ -300,7 +300,7 @@ async def test_a_request_for_events_gets_a_stream() -> None:
         here.stage.link.at_once = None
         async with connect_raw(here.port) as raw_client:
             raw_client.say(request(f"{CALL}?log=debug", b"{}", JSON, f"{STREAM}, application/json"))
-            status, headers = await raw_client.hear_head()
+            status, headers = await raw_client.receive_head()
             assert (status, dict(headers)[b"content-type"]) == (200, b"text/event-stream")
             assert await raw_client.hear_chunk() == b": \n\n"
             (inflight,) = here.stage.link.sent
@@ -328,7 +328,7 @@ async def test_a_caller_that_leaves_before_its_body_came_costs_nothing() -> None
     async with hall() as here:
         async with connect_raw(here.port) as raw_client:
             raw_client.say(request(CALL, b"{}", JSON, "Expect: 100-continue")[:-2])
-            await raw_client.hear_head()
+            await raw_client.receive_head()
         assert await _is_still_there(here)
         assert here.stage.link.sent == []
 
@@ -374,7 +374,7 @@ async def test_requests_on_one_connection_follow_one_another() -> None:
 
 async def _called(raw_client: RawClient) -> bytes:
     raw_client.say(request(CALL, b"{}", JSON))
-    return (await raw_client.hear()).body
+    return (await raw_client.receive()).body
 
 
 class RecordingPeer:
@@ -386,7 +386,7 @@ class RecordingPeer:
         self.pushed: list[bytes] = []
         self.ended: list[bytes] = []
         self.unsent_bytes = 0
-        self.heard = asyncio.Event()
+        self.has_news = asyncio.Event()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         raise NotImplementedError
@@ -406,7 +406,7 @@ class RecordingPeer:
 
     def push(self, chunk: bytes) -> None:
         self.pushed.append(chunk)
-        self.heard.set()
+        self.has_news.set()
 
     def end(self, chunk: bytes) -> None:
         self.ended.append(chunk)
@@ -507,9 +507,9 @@ async def test_an_open_stream_is_kept_alive_until_its_end(monkeypatch: pytest.Mo
     client = RecordingPeer()
     made = exchange(client, "info")
     made.open()
-    client.heard.clear()
+    client.has_news.clear()
     async with asyncio.timeout(30):
-        await client.heard.wait()
+        await client.has_news.wait()
     made.end(DONE)
     said = len(client.pushed)
     await asyncio.sleep(0.01)

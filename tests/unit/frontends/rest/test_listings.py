@@ -89,12 +89,12 @@ async def test_only_an_operator_learns_the_address_of_a_missing_server() -> None
     made.hub.publish(ServerStatus(AWAY, "retrying", reason, is_settled=True))
     view = made.hub.snapshot.view(ANYONE.grants, EVERYTHING)
 
-    def told(*, is_operator: bool) -> str:
+    def listing(*, is_operator: bool) -> str:
         return str(json.loads(list_document(view, TOOLS, is_operator=is_operator))["missing"]["away"]["reason"])
 
-    both = (told(is_operator=True), told(is_operator=False))
+    both = (listing(is_operator=True), listing(is_operator=False))
     assert both == (reason, "connection refused by its address")
-    assert both == (told(is_operator=True), told(is_operator=False)), "whoever was there first"
+    assert both == (listing(is_operator=True), listing(is_operator=False)), "whoever was there first"
 
 
 async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
@@ -186,16 +186,16 @@ class Hall:
     async def ask(self, path: str, key: str = "operator", method: str = "GET") -> Answer:
         async with connect_raw(self._port) as raw_client:
             raw_client.say(request(path, b"", f"X-Api-Key: {key}", method=method))
-            return await raw_client.hear()
+            return await raw_client.receive()
 
-    async def told(self, path: str, key: str = "operator") -> Any:
+    async def document(self, path: str, key: str = "operator") -> Any:
         answer = await self.ask(path, key)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
     async def names(self, path: str, key: str = "operator") -> list[str]:
         """What a list is of: names of servers and tools, or of agents, or ids of devices."""
-        ((_, entries),) = (await self.told(path, key)).items()
+        ((_, entries),) = (await self.document(path, key)).items()
         return [entry.get("name") or entry.get("id") or entry["agent"] for entry in entries]
 
 
@@ -224,21 +224,21 @@ async def hall(*, has_relay: bool = True) -> AsyncIterator[Hall]:
 
 async def test_an_operator_sees_everybody_and_everything_of_them() -> None:
     async with hall() as here:
-        assert (await here.told("/v1/relay/agents"))["agents"][-1] == {
+        assert (await here.document("/v1/relay/agents"))["agents"][-1] == {
             "agent": "kitchen", "states": {"ready": 1, "connecting": 0, "away": 1}, "servers": 2, "tools": 3,
             "devices": 1, "calls": 2,
         }  # fmt: skip
         assert await here.names("/v1/relay/agents") == ["acme/cellar", "attic", "garden", "kitchen"]
-        assert (await here.told("/v1/relay/servers"))["servers"][0] == {
+        assert (await here.document("/v1/relay/servers"))["servers"][0] == {
             "agent": "kitchen", "serverId": "oven", "name": "kitchen_oven", "state": "ready", "since": 1000.0,
             "reason": None, "title": "oven 1.2", "tools": ["heat", "look"], "client": "192.0.2.7:5000", "shared": True,
             "calls": 2,
         }  # fmt: skip
-        assert (await here.told("/v1/relay/tools"))["tools"][0] == {
+        assert (await here.document("/v1/relay/tools"))["tools"][0] == {
             "name": "kitchen_oven.heat", "tool": "heat", "agent": "kitchen", "server": "kitchen_oven",
             "serverId": "oven", "state": "ready",
         }  # fmt: skip
-        assert (await here.told("/v1/relay/devices"))["devices"][0] == {
+        assert (await here.document("/v1/relay/devices"))["devices"][0] == {
             "id": "d1", "agent": "kitchen", "since": 1001.0, "title": "robot 1.0", "client": "192.0.2.8:6000",
             "calls": 1, "answered": 7,
         }  # fmt: skip
@@ -273,12 +273,12 @@ async def test_filters_leave_what_fits(path: str, names: list[str]) -> None:
 
 async def test_an_agent_is_shown_with_its_servers_and_devices() -> None:
     async with hall() as here:
-        response = await here.told("/v1/relay/agents/kitchen")
+        response = await here.document("/v1/relay/agents/kitchen")
         assert [entry["name"] for entry in response["servers"]] == ["kitchen_oven", "kitchen_sink"]
         assert [entry["id"] for entry in response["devices"]] == ["d1"]
         assert (response["agent"], response["tools"]) == ("kitchen", 3)
         for path in ("acme/cellar", quote("acme/cellar", safe="")):
-            assert (await here.told(f"/v1/relay/agents/{path}"))["agent"] == "acme/cellar"
+            assert (await here.document(f"/v1/relay/agents/{path}"))["agent"] == "acme/cellar"
 
 
 @pytest.mark.parametrize(

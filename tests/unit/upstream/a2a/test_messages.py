@@ -191,7 +191,7 @@ class Telling:
         inflight, self.listener = Stage().start(asked)
         self.reports = ProgressReports(inflight)
 
-    def tell(self, *parts: Part, id: str = "m") -> None:
+    def add(self, *parts: Part, id: str = "m") -> None:
         self.reports.report(TaskStatus("working", 1.0, says(*parts, id=id)))
 
     @property
@@ -201,9 +201,9 @@ class Telling:
 
 async def test_each_new_word_is_one_step() -> None:
     telling = Telling()
-    telling.tell(TextPart("one"), TextPart("more"))
-    telling.tell(TextPart("one"), TextPart("more"))
-    telling.tell(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
+    telling.add(TextPart("one"), TextPart("more"))
+    telling.add(TextPart("one"), TextPart("more"))
+    telling.add(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
     first, second = telling.on_update
     assert isinstance(first, Progress)
     assert isinstance(second, Progress)
@@ -213,8 +213,8 @@ async def test_each_new_word_is_one_step() -> None:
 
 async def test_a_caller_without_progress_gets_a_log_line() -> None:
     telling = Telling(wants_progress=False)
-    telling.tell(TextPart("one"))
-    telling.tell(DataPart(Raw(b'{"progress":1}')), id="n")
+    telling.add(TextPart("one"))
+    telling.add(DataPart(Raw(b'{"progress":1}')), id="n")
     (line,) = telling.on_update
     assert isinstance(line, LogMessage)
 
@@ -224,7 +224,7 @@ async def test_a_caller_without_progress_gets_a_log_line() -> None:
 )
 async def test_empty_updates_are_not_passed_on(part: Part) -> None:
     telling = Telling()
-    telling.tell(part)
+    telling.add(part)
     telling.reports.report(TaskStatus("working", 1.0))
     assert telling.on_update == []
 
@@ -237,7 +237,7 @@ async def test_a_question_is_no_report() -> None:
 
 async def test_a_hubs_report_is_passed_on_without_what_belongs_to_its_hop() -> None:
     telling = Telling()
-    telling.tell(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
+    telling.add(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
     (report,) = telling.on_update
     assert isinstance(report, Progress)
     assert {key: bytes(value) for key, value in report.members.items()} == {"progress": b"0.50", "total": b"1"}

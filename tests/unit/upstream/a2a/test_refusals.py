@@ -91,9 +91,9 @@ async def test_a_null_error_is_ignored(plain: Scene) -> None:
 async def test_an_agent_may_leave_out_what_is_empty(scene: Scene) -> None:
     async def say(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, HELLO)
-        out.raw(out.told(made(is_more=True)).replace(b',"parts":[]', b""))
-        out.tell(DONE)
+        out.send_updates(WORKING, HELLO)
+        out.raw(out.encoded(made(is_more=True)).replace(b',"parts":[]', b""))
+        out.send_updates(DONE)
         out.end()
 
     assert texts(await scene.answered(say)) == ["hello"]
@@ -110,7 +110,7 @@ async def test_streams_that_agents_do_not_end_leave_room_for_calls(
 ) -> None:
     async def stay(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, HELLO, DONE)
+        out.send_updates(WORKING, HELLO, DONE)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(remote_task, "LINGER_SECONDS", 600)
@@ -130,9 +130,9 @@ def _event(data: bytes) -> Script:
 def _flood() -> Script:
     async def script(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         for _number in range(1000):
-            out.tell(made(TextPart("x" * 1024), is_more=True))
+            out.send_updates(made(TextPart("x" * 1024), is_more=True))
             await asyncio.sleep(0)
         await asyncio.Event().wait()
 

@@ -250,7 +250,7 @@ async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_sent_twice(ev
     async def follow(_: SubscribeToTask, out: Out) -> None:
         every.agent.tasks[TASK] = task("completed", Artifact("a", (TextPart("all"),)))
         out.begin()
-        out.tell(DONE)
+        out.send_updates(DONE)
         out.end()
 
     every.agent.scripts[SubscribeToTask] = follow
@@ -265,7 +265,7 @@ async def test_an_agent_that_forgets_what_has_ended_costs_no_result(scene: Scene
     async def follow(_: SubscribeToTask, out: Out) -> None:
         scene.agent.tasks.clear()
         out.begin()
-        out.tell(HELLO, DONE)
+        out.send_updates(HELLO, DONE)
         out.end()
 
     scene.agent.scripts[SubscribeToTask] = follow
@@ -302,7 +302,7 @@ async def test_an_agent_that_is_not_there_provably_ran_nothing(scene: Scene) -> 
 async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene: Scene) -> None:
     async def leave(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         scene.agent.scripts[GetTask] = hang_up
         out.end()
 
@@ -421,7 +421,7 @@ def working_for_long(scene: Scene, looks: int) -> None:
 
 
 async def break_off(_: SendMessage, out: Out) -> None:
-    out.tell_some(stands("working", at=3.0))
+    out.send_some(stands("working", at=3.0))
     raise HangUp
 
 
@@ -501,7 +501,7 @@ def has_asked(listener: Listener, times: int) -> bool:
 async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
     async def ask(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(stands("input_required", TextPart("Which one?"), at=len(scene.agent.asked)))
+        out.send_updates(stands("input_required", TextPart("Which one?"), at=len(scene.agent.asked)))
         out.end()
 
     scene.agent.scripts[SendMessage] = ask
@@ -521,7 +521,7 @@ async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> N
 
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", TextPart("one")))
+        out.send_updates(WORKING, stands("working", TextPart("one")))
         received.set()
         await asyncio.Event().wait()
 
@@ -542,7 +542,7 @@ async def test_a_cancellation_before_the_task_has_an_id_waits_for_the_id(scene: 
     async def work(_: SendMessage, out: Out) -> None:
         await may_say.wait()
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         await asyncio.Event().wait()
 
     scene.agent.scripts[SendMessage] = work
@@ -559,7 +559,7 @@ async def test_a_cancellation_before_the_task_has_an_id_waits_for_the_id(scene: 
 async def test_an_agent_that_takes_too_long_gets_a_cancel(scene: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING)
+        out.send_updates(WORKING)
         await asyncio.Event().wait()
 
     listener = await scene.answered(work, timeout=0.2)
@@ -572,7 +572,7 @@ async def test_an_agent_that_takes_too_long_gets_a_cancel(scene: Scene) -> None:
 async def test_a_closed_link_cancels_at_its_agent(every: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", TextPart("one")))
+        out.send_updates(WORKING, stands("working", TextPart("one")))
         await asyncio.Event().wait()
 
     every.agent.scripts[SendMessage] = work
@@ -776,7 +776,7 @@ async def test_a_cancelled_call_that_waits_for_an_id_accepts_what_comes(scene: S
         if last == "nonsense":
             out.raw(b"data: nonsense\n\n")
         elif last == "another task":
-            out.tell(replace(WORKING, id=""))
+            out.send_updates(replace(WORKING, id=""))
         out.end()
 
     scene.agent.scripts[SendMessage] = work
@@ -807,9 +807,9 @@ async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
     async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         for step in range(6):
-            out.tell(made(TextPart("."), is_more=step > 0))
+            out.send_updates(made(TextPart("."), is_more=step > 0))
             await asyncio.sleep(0.1)
-        out.tell(DONE)
+        out.send_updates(DONE)
         out.end()
 
     assert texts(await scene.answered(work)) == ["......"]

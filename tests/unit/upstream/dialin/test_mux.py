@@ -67,12 +67,12 @@ class Server:
     def __init__(self, channel: MuxChannel, server_id: str | None) -> None:
         self.channel = channel
         self.server_id = server_id
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.flushes = 0
         self.reason: str | None = None
 
     def read(self, text: bytes | memoryview) -> None:
-        self.heard.append(bytes(text))
+        self.received.append(bytes(text))
 
     def flush(self) -> None:
         self.flushes += 1
@@ -128,7 +128,7 @@ def test_each_channel_receives_and_sends_its_own_messages(scene: Scene) -> None:
     one.channel.write(one.channel.frame(b'{"id": 1, "of": "one"}'))
     two.channel.named("robot_two", 5.0)
 
-    assert (one.heard, two.heard) == ([b'{"id": 2}'], [b'{"id": 1}'])
+    assert (one.received, two.received) == ([b'{"id": 2}'], [b'{"id": 1}'])
     assert scene.socket.said() == [
         mux.ChannelMessage(1, b'{"id": 1, "of": "one"}'),
         ChannelOpened(7, "robot_two", grace=5.0),
@@ -167,7 +167,7 @@ def test_closing_a_channel_closes_no_other(scene: Scene) -> None:
     assert not one.channel.has_left(offset)
     scene.host.read(mux.write_message(1, b"too late"))
     scene.host.read(mux.write_closed(ChannelClosed(1)))
-    assert (one.heard, two.heard) == ([], [])
+    assert (one.received, two.received) == ([], [])
     assert scene.socket.closing is None
 
 
@@ -178,7 +178,7 @@ def test_a_channel_that_the_hub_gives_up_is_closed_at_the_client_and_receives_no
     one.channel.close(1011, "twice")
     assert scene.socket.said() == [ChannelClosed(1, 1011, "it wrote garbage")]
     scene.host.read(mux.write_message(1, b"x"))
-    assert one.heard == []
+    assert one.received == []
     assert one.reason is None
     assert scene.open(1).channel.is_open, "its number is free again"
 
@@ -196,7 +196,7 @@ def test_a_refused_channel_is_closed_and_receives_nothing(scene: Scene) -> None:
     server = scene.open(1)
     assert scene.socket.said() == [ChannelOpened(1), ChannelClosed(1, 1008, "no room")]
     scene.host.read(mux.write_message(1, b"x"))
-    assert server.heard == []
+    assert server.received == []
 
 
 def test_the_sockets_end_is_every_channels(scene: Scene) -> None:

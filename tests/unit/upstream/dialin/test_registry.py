@@ -644,7 +644,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.servers = {b"1": Dialler("one"), b"2": Dialler("two")}
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
         self.closed: list[tuple[int, str]] = []
         self.receiver: MessageReceiver
 
@@ -662,7 +662,7 @@ class Shared:
         for line in data.splitlines():
             number, _, message = line.partition(b" ")
             if number == b"0":
-                self.told.append(json.loads(message))
+                self.messages.append(json.loads(message))
             else:
                 self.servers[number].write(message + b"\n")
         return 0
@@ -704,7 +704,7 @@ async def test_servers_that_share_a_socket_are_one_connection_and_get_their_name
         socket.open(at.book)
         await at.quiet()
         assert at.servers() == {"kitchen_one": "ready", "kitchen_two": "ready"}
-        assert {received["server"] for received in socket.told if "server" in received} == {
+        assert {received["server"] for received in socket.messages if "server" in received} == {
             "kitchen_one",
             "kitchen_two",
         }
@@ -712,7 +712,10 @@ async def test_servers_that_share_a_socket_are_one_connection_and_get_their_name
         assert text_of(await at.call("kitchen_two.now")) == "two: now"
         assert all(shown.is_muxed for shown in at.book.servers())
         at.book.change(DialInSettings(agents={"kitchen": AgentRules(name="home")}))
-        assert [received["server"] for received in socket.told if "server" in received][2:] == ["home_two", "home_one"]
+        assert [received["server"] for received in socket.messages if "server" in received][2:] == [
+            "home_two",
+            "home_one",
+        ]
         at.book.change(DialInSettings())
         at.book.recheck(lambda _claim: False)
         assert socket.closed == [(1008, "token已失效")]
