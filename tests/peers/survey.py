@@ -101,7 +101,7 @@ def changing(token: str, place: Place = AT_HOME, *, listens: bool, updates: bool
     steps["touched"] = {"do": "call", "tool": f"{name}touch", "arguments": {}}
     if updates:
         steps["updated"] = {"do": "updated", "uri": watched, "within": NOTIFICATION_SECONDS}
-    return {**steps, "watched": {"do": "read", "uri": watched}, "announced": {"do": "announced"}}
+    return {**steps, "watched": {"do": "read", "uri": watched}, "announcements": {"do": "announcements"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Survey:
 
     def announced(self) -> set[str]:
         """Everything that was announced: `tools`, `prompts`, `resources`, and addresses."""
-        return set(self.answer("announced")["announced"])
+        return set(self.answer("announcements")["announcements"])
 
 
 def _text(data: Any) -> str:

@@ -114,8 +114,8 @@ class _Surveyor:
                 return {"result": plain(await self._complete(step))}
             case "call":
                 return await self._call(step)
-            case "announced":
-                return {"announced": self._listener.announced}
+            case "announcements":
+                return {"announcements": self._listener.announced}
             case _:
                 return await self._listen(step)
 
