@@ -95,7 +95,7 @@ async def call_as_told(scenario_run: ScenarioRun) -> None:
 
 
 async def call_what_is_listed(scenario_run: ScenarioRun) -> None:
-    """Call every tool that the hub shows to whoever looks by hand: the SDK leaves malformed ones out by itself."""
+    """Call every tool that the hub lists over plain HTTP: the SDK leaves malformed ones out by itself."""
     async with Raw(scenario_run.hub.url_of(SERVER)) as raw:
         names = await raw.names()
     print("listed:", *names)
@@ -123,7 +123,7 @@ UNRELATED = {"sep-2322-client-request-state": "test_mrtr_unrelated"}
 
 
 class Person:
-    """Whoever is asked: accepts, with what each form proposes, and does something else in between where told to."""
+    """The user that is asked: accepts each form with its proposals, and interrupts where the scenario wants it."""
 
     def __init__(self, unrelated: str | None) -> None:
         self._unrelated = unrelated

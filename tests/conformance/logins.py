@@ -55,7 +55,7 @@ def oauth_of(scenario: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Operator:
-    """Whoever looks after the hub: reads what it says of its server, and logs in where that is wanted."""
+    """The operator of the hub: reads the state of its server, and logs in where it is required."""
 
     def __init__(self, hub: HubProcess, config: Path, server: str) -> None:
         self._hub = hub

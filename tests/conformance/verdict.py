@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def mended(self) -> frozenset[Check]:
-        """What is called a gap and is none any more."""
+        """Known gaps that are fixed."""
         return self.covered - self.lost
 
     @property
@@ -102,7 +102,7 @@ def passes(findings: Findings) -> frozenset[Check]:
 
 
 def failures(findings: Findings) -> frozenset[Check]:
-    """The checks that did not; what a scenario only notes or leaves out is none of them."""
+    """The failed checks; notes and skipped checks do not count."""
     return frozenset(check for check, finding in findings.items() if finding.status in FAILED)
 
 

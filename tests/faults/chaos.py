@@ -125,7 +125,7 @@ class ChaosProxy:
     def reset_after(self, count: int, direction: Direction = "down", *, every: bool = False) -> None:
         """Let `count` more bytes pass in that direction, then reset the connection they are on.
 
-        This happens once, so that whoever tries again gets through; with `every`, each connection suffers it.
+        This happens once, so that a retry gets through; with `every`, each connection suffers it.
         """
         self._arm(Cut(count, direction, "reset", every))
 

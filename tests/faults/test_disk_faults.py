@@ -84,7 +84,7 @@ async def failing(strace: str, pid: int, state: Path, call: str, error: str, whe
 
 
 class Submitter(Load):
-    """Sends tasks of which some are refused, and notes what each was told."""
+    """Sends tasks, some of which are refused, and records each answer."""
 
     async def __aenter__(self) -> Submitter:
         return self

@@ -42,7 +42,7 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
         records: list[Record] = []
 
         async def is_turned_away() -> bool:
-            # Calls of which the hub hears one by one each meet a new session: then it takes another burst.
+            # Calls that reach the hub one by one each get a new session: then it takes another burst.
             burst = len(records) // CALLS
             records.extend(await asyncio.gather(*(pay(caller, "raw.pay", f"{burst}-{at}") for at in range(CALLS))))
             return burst >= 3 and any(record.reported == "no" for record in records)
@@ -69,7 +69,7 @@ async def test_changes_arrive_in_the_new_session_too(tmp_path: Path, spawn: Spaw
         await peer.control("echo")
         before = wire.connections
         wire.reset_all()
-        # The hub opens the stream of changes anew, in a session that is no more, and is turned away.
+        # The hub opens the stream of changes anew, in a session that has ended, and is rejected.
         await eventually(lambda: wire.connections > before, "the stream is asked for again")
         assert (await caller.call("raw.echo", {"text": "in a new session"})).reported == "ok"
 

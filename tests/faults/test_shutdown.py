@@ -26,7 +26,7 @@ async def servers(ledger: Ledger, spawn: Spawn) -> dict[str, Any]:
 
 
 async def start_calls(caller: Caller, names: list[str], tail: Tail, mode: str) -> list[asyncio.Task[Answer]]:
-    """Calls of which the servers have all begun."""
+    """Calls that have all begun at their servers."""
     for name in names:
         await eventually(lambda: is_up(caller, name), f"{name} is there", within=20.0)  # noqa: B023
     calls = [asyncio.ensure_future(caller.call(f"{name}.pay", {"nonce": name, "mode": mode})) for name in names]

@@ -113,7 +113,7 @@ def module_of(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PipEnvironments:
-    """Environments in a folder, each of which lasts as long as it is looked at."""
+    """Environments in a folder; each lasts for one check."""
 
     folder: Path
     wheel: Path

@@ -66,7 +66,7 @@ async def test_a_report_is_there_within_50_ms_of_its_making(agent: Agent) -> Non
 
 
 def moments(ledger: Path) -> list[float]:
-    """When the server was told to give something up; a line that is being written is none yet."""
+    """When the server received a cancellation; a line that is still being written does not count."""
     return [float(line) for line in ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 

@@ -146,7 +146,7 @@ async def test_without_its_key_every_caller_is_rejected_alike(hub: HubProcess, l
         assert reply.headers["www-authenticate"].startswith("Bearer ")
         assert "send Authorization: Bearer KEY" in reply.json["error"]
         assert "isthmus token create NAME" in reply.json["error"]
-        # The connection is not the culprit: whoever comes next on it shows their own key.
+        # The connection is not the culprit: the next request on it has its own key.
         assert (await wire.request(PING, [*BASE, *key_header(GOOD)])).status == 200
 
 

@@ -176,7 +176,7 @@ def _expire_now(folder: Path) -> None:
 
 
 async def test_a_body_that_outlasts_its_key_is_rejected(tmp_path: Path) -> None:
-    """A request may be begun with a key that is good, and its body come when it is not any more."""
+    """A request may begin with a valid key, and its body may arrive after the key was revoked."""
     json_headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")]
     paths = {
         "/mcp": (modern_headers("subscriptions/listen")[1:], encoded(modern("subscriptions/listen", LISTEN))),

@@ -387,7 +387,7 @@ async def test_only_callers_that_see_a_change_are_notified(hub: HubProcess) -> N
         await grow(hub.port, "grown in secret")
         assert (await anext(sees))["method"] == CHANGED
         assert (await anext(beside))["method"] == CHANGED
-        # Whoever was to hear has heard: the others would have been told in the same moment.
+        # The right listeners are notified: others would have been notified at the same moment.
         for stream in (blind, elsewhere, indifferent):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(stream), 0.05)

@@ -52,7 +52,7 @@ class Guest:
 
 @dataclass
 class House:
-    """A listener that opens a WebSocket to whoever asks at `/socket`."""
+    """A listener that accepts every WebSocket at `/socket`."""
 
     port: int
     guests: list[Guest] = field(default_factory=list)

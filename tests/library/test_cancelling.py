@@ -156,7 +156,7 @@ async def test_a_timeout_of_the_callers_own_is_a_timeout(ledger: Path) -> None:
 
 
 def test_a_loop_that_is_closed_during_a_call_affects_no_other(ledger: Path, complaints: list[dict[str, Any]]) -> None:
-    """Nobody can take the answer any more. It is dropped when it comes, and the call ends with the service at last."""
+    """The caller is gone: the answer is dropped when it comes, and the call ends with the service."""
     gate = ledger.parent / "gate"
     service = ToolService()
     asyncio.run(service.initialize(with_servers(raw_server(ledger=ledger))))
@@ -184,7 +184,7 @@ async def test_a_function_in_a_thread_can_learn_that_its_call_is_over(tmp_path: 
 
     @tool
     def dig(context: ToolContext) -> str:
-        """Dig until nobody wants it any more."""
+        """Dig until the call is cancelled."""
         was_over.append(context.is_done)
         has_begun.set()
         while not context.is_done:

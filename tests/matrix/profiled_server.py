@@ -1,7 +1,7 @@
 """A server over stdio, of either era, that lists more tools to clients with elicitation.
 
 `plain` and `grow` are for everybody, `ask` for those with elicitation; `grow` adds a tool for the latter, and says so
-to whoever it speaks to. Every process writes a line to the file it is given, so that tests can count them.
+to its client. Every process writes a line to the file it is given, so that tests can count them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ plain: Server[Any, Any] = Server("plain")
 
 @plain.list_tools()
 async def plain_tools() -> list[types.Tool]:
-    """The same tool, of which it is not said that it can be run as a task."""
+    """The same tool, without support for tasks."""
     return [types.Tool(name="work", inputSchema={"type": "object"})]
 
 

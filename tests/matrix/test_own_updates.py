@@ -66,7 +66,7 @@ class Notebook:
         return [word for who, word, _ in self.lines() if int(who) == pid and word in words]
 
     def is_given_up(self, pid: int) -> bool:
-        """Whether a process was asked to tell, and then to tell no more."""
+        """Whether a process received a subscription and then an unsubscription."""
         return self.asked(pid, "subscribe", "unsubscribe") == ["subscribe", "unsubscribe"]
 
 

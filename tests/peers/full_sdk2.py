@@ -188,7 +188,7 @@ async def subscribe(ctx: ServerRequestContext[Any, Any], params: SubscribeReques
 
 
 async def unsubscribe(ctx: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams) -> EmptyResult:
-    """Tell this connection no more of changes."""
+    """Stop notifying this connection of changes."""
     watchers.discard(connection_of(ctx))
     return EmptyResult()
 

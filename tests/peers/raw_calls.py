@@ -51,7 +51,7 @@ class Exchange(Protocol):
         """Send bytes as they are and return once the kernel has them."""
 
     def unended(self, size: int) -> bytes:
-        """The start of a message of which the end will not come."""
+        """The start of a message without its end."""
 
     def garbage(self) -> bytes:
         """Things that a careful reader skips."""

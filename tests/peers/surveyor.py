@@ -31,7 +31,7 @@ Connect = Callable[["MessageListener"], AbstractAsyncContextManager[Client]]
 
 @dataclass(slots=True)
 class MessageListener:
-    """Hears a client's messages of either era, and wakes whoever waits for one."""
+    """Receives a client's messages of either era, and wakes tasks that wait for one."""
 
     announced: list[str] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)

@@ -82,4 +82,4 @@ def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
     left = [signal.getsignal(number) for number in SIGNALS]
     usual = (signal.SIG_DFL, signal.default_int_handler)
     taken = [after for was, after in zip(before, left, strict=True) if after != was and after not in usual]
-    assert not taken, "a hub that stays open must not take the signals of whoever comes next"
+    assert not taken, "a hub that stays open must not take the signals of the next test"

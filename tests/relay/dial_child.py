@@ -40,7 +40,7 @@ class Child:
         self.is_followed = False
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a message of whoever started it."""
+        """Handle a message of the parent."""
         if message.get("method") == "notifications/cancelled":
             self.withdrawn += 1
         elif "method" not in message:

@@ -156,7 +156,7 @@ MANY: Json = dict.fromkeys(map(str, range(1001)), 0)
 
 
 def crowded() -> Iterator[Json | list[Any]]:
-    """Messages with more members than anybody means, and one that is none at all."""
+    """Messages with too many members, and one that is not a message."""
     yield {**CALL, **MANY}
     yield {**CALL, "params": {**CALL["params"], **MANY}}
     yield {**CALL, "params": {**CALL["params"], "_meta": MANY}}

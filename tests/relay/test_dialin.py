@@ -63,7 +63,7 @@ async def call(rest: httpx2.AsyncClient, name: str, **arguments: Any) -> Json:
 
 
 def text_of(result: Any) -> str:
-    """The text of a result, whoever gave it."""
+    """The text of a result of any server."""
     first = result["content"][0] if isinstance(result, dict) else result.content[0]
     return str(first["text"] if isinstance(first, dict) else first.text)
 

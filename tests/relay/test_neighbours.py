@@ -131,7 +131,7 @@ class Maker:
         assert await self._ask(f"start {trouble} {agent}") == "begun"
 
     async def stop(self, least: int) -> None:
-        """Return once there was so much trouble altogether, and there is none any more."""
+        """Return once there was so much trouble altogether, and it has ended."""
         assert int(await self._ask(f"stop {least}")) >= least
 
     async def _ask(self, words: str) -> str:

@@ -571,7 +571,7 @@ async def test_at_the_end_calls_are_finished_and_each_socket_is_closed_once(tmp_
             await server.holds()
             own.terminate()
             assert (await idle.ended()).code == 1012
-            assert "shutting down" in (await waiting)["error"]["data"]["details"]  # nobody can dial in any more
+            assert "shutting down" in (await waiting)["error"]["data"]["details"]  # new peers are refused
             assert (await patient.ended()).code == 1012
             assert (busy.is_open, server.is_open, call.done()) == (True, True, False)
             await server.release()

@@ -196,7 +196,7 @@ async def test_a_child_that_crashes_and_comes_back(hub: HubProcess, agent: str) 
         answer = '{"jsonrpc":"2.0","id":"ID","result":{"content":[{"type":"text","text":"4"}],"isError":false}}\n'
         after = await stack.enter_async_context(recorded.pipe(3, [*recorded.said(3), answer]))
         await eventually(lambda: is_shown(device, "calculator"), "it is listed again")
-        # The original did not know the tool any more, though the server was there.
+        # The original had forgotten the tool, though the server was there.
         assert (await device.say_call(2))["result"]["content"] == [{"type": "text", "text": "4"}]
 
         late = await stack.enter_async_context(recorded.device(4))

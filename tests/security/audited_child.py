@@ -113,7 +113,7 @@ def nonce_of(call: Call) -> str:
 
 
 async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
-    """Call until killed: some calls as they are, some as tasks. Whoever waits for `begun` is told of the first end."""
+    """Call until killed: some calls as they are, some as tasks. `begun` is printed after the first end."""
     chance = random.Random(f"{seed}{beside}")
     configuration = Configuration(None, HubSettings(state=str(folder), audit="strict"))
     journal: ClosableJournal = MemoryJournal() if beside else await open_journal(configuration)

@@ -175,7 +175,7 @@ CLOSED = {
 }
 
 NO_ENDPOINTS = {
-    "/oauth/authorize": "it says where tokens are to be had, whoever asks",
+    "/oauth/authorize": "it names the token endpoint to every client",
     "/call": "a part of the relay's paths",
     "/health": "the same",
     "/server-card": "the end of the path of a card",

@@ -58,7 +58,7 @@ def strings(found: tuple[ast.AST, ...]) -> Iterator[str]:
 
 
 def dotted(node: ast.AST) -> str:
-    """A name as it is written: `asyncio.open_connection`; empty for what is none."""
+    """A name as it is written: `asyncio.open_connection`; empty for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
 """T20: a proxy in the environment, a password in `.netrc` or an unexpected scheme diverts traffic.
 
-The answer: the client is our own and reads neither. Only http, https, ws and wss are dialled, whoever names the
-address. There is no setting for a proxy.
+The answer: the client is our own and reads neither. Only http, https, ws and wss are dialled, no matter where the
+address comes from. There is no setting for a proxy.
 """
 
 from __future__ import annotations

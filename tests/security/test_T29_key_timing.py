@@ -49,11 +49,11 @@ NO_SECRETS = {
     ("frontends/relay/agents.py", "digest == self._announced"): "the digest of a list of tools",
     ("frontends/relay/agents.py", "table.digest != self._announced"): "the same",
 }
-"""Comparisons of what looks like a secret by its name, and why it is none."""
+"""Comparisons of names that look like secrets, and why they are not."""
 
 
 def compared(tree: ast.AST, *, means_keys: bool) -> Iterator[str]:
-    """Comparisons of something that is called a secret; looking for a constant inside of it is none."""
+    """Comparisons of a value named like a secret; searching it for a constant does not count."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Compare):
             continue

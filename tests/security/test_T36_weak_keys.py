@@ -48,7 +48,7 @@ async def test_a_hub_with_a_short_key_does_not_start_not_even_on_loopback(tmp_pa
 
 
 def test_a_short_key_admits_no_caller_though_the_file_has_its_digest(tmp_path: Path) -> None:
-    """From a digest nobody sees how long the key is; whoever shows it does."""
+    """A digest does not reveal the length of its key; the key itself does."""
     key = SHORT["changeme"]
     callers = {"planner": {"key": f"sha256:{digest_of(key).hex()}", "allow": ["*"]}}
     configuration = load(write_config(tmp_path, {}, callers=callers), {}, tmp_path, tmp_path)
@@ -129,7 +129,7 @@ def test_what_the_hub_needs_for_itself_it_makes_at_random(tmp_path: Path) -> Non
 
 
 def test_no_key_is_in_an_example(tmp_path: Path) -> None:
-    """Whoever copies a file has to bring a key: those here are named, not written."""
+    """A copied example needs a key of its own: the examples name variables, not keys."""
     files = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "examples").rglob("*.toml")]
     written = re.compile(r"^\s*key\s*=\s*\[?\s*\"([^\"]*)\"", re.MULTILINE)
     keys = {key for file in files for key in written.findall(file.read_text())}

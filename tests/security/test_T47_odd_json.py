@@ -77,7 +77,7 @@ async def test_arguments_that_are_odd_break_nothing(guarded: tuple[HubProcess, L
 
 
 WHOLE = {label: text for label, text in ODD.items() if label != "levels that do not end"}
-"""Those of which a server can say where they end: what never does, on a stream, is no answer to anything."""
+"""Answers with a definite end: text that never ends, on a stream, answers nothing."""
 
 # -- what servers answer -----------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ async def test_a_server_that_compresses_is_not_understood_and_costs_nothing(tmp_
 
 @asynccontextmanager
 async def bombing(coding: str) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server of which every answer is a bomb, and the heads of what it was asked."""
+    """A server with compressed bombs as answers, and the heads of its requests."""
     heads: list[bytes] = []
     body = bomb(zlib.compress)
 

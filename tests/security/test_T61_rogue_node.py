@@ -1,6 +1,6 @@
 """T61: a node that was given up comes back and writes, or one with a stolen configuration joins.
 
-Nodes prove themselves to NATS and to the database, and then trust each other: whoever has the credentials is a node.
+Nodes prove themselves to NATS and to the database, and then trust each other: the credentials make a node.
 Shown here: without them nobody joins, and the hub serves its own servers meanwhile; what a stranger writes to the
 services of nodes costs a channel. Frames of another life of a node are ignored (`tests/cluster/test_nats.py`). A node
 that was stopped for so long that another took its place writes nothing; `tests/cluster_database/test_leases.py` shows

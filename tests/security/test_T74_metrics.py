@@ -1,6 +1,6 @@
 """T74: `/metrics` discloses the hub's work to a stranger, or lies or grows because of names that others choose.
 
-The answer: operators only, or a key that opens nothing else, or whoever the operator says; a web page never. Label
+The answer: operators only, or a key that opens nothing else, or configured callers; a web page never. Label
 values are escaped, and callers, URIs and names that no server has are no labels.
 """
 

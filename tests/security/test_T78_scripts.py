@@ -63,7 +63,7 @@ async def untyped(field: Field, code: str) -> dict[str, Any]:
 
 
 def ignored(code: str) -> str:
-    """The same code, of which the type checker looks at no line."""
+    """The same code, ignored by the type checker."""
     lines = code.split("\n")
     return "\n".join(line if line.endswith(":") else f"{line}  # type: ignore" for line in lines)
 

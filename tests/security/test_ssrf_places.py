@@ -50,7 +50,7 @@ OPERATORS = listed("""
     upstream.server_settings.HttpSettings.url
     upstream.server_settings.JsonRpcSettings.url upstream.server_settings.WebSocketSettings.url
 """)
-"""Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
+"""Configured by the operator: exempt from the deny table, and dialled as it was resolved (T14)."""
 
 CALLERS = {
     "core.ports.TargetSpec.url": "mcp_target_url",

@@ -3,7 +3,7 @@
 pip-audit, which is in the same environment, asks the package index and then the OSV database about each pin of each
 requirement file. Ends with 1 when something that is shipped has one; of what only tests run on it is told. pip-audit
 takes a package that nobody could be asked about for a sound one; here that is told, loudly, and ends with 2 if
-`--strict` is given: whoever releases says so, and who has no way to the index can still work. `make audit`.
+`--strict` is given: releases use it, and without access to the index the rest still works. `make audit`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def ask(pins: Sequence[Pin], service: str) -> str:
 
 
 def look_at(files: Sequence[Path], ask: Ask = ask) -> list[FileAudit]:
-    """Ask about every pin of these files, until somebody has answered of each; who answers nothing is asked no more."""
+    """Ask about every pin of these files, until each has an answer; a silent service is not asked again."""
     services = list(SERVICES)
     found: list[FileAudit] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""The pins of a requirement file, as uv writes them. The standard library will do: the auditor has no more."""
+"""The pins of a requirement file, as uv writes them. It needs the standard library only, like the auditor's environment."""
 
 from __future__ import annotations
 

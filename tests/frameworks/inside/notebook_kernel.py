@@ -91,7 +91,7 @@ class Notebook:
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_s_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels, and who looks for them, read and leave nothing in the folder of whoever runs the tests."""
+    """Kernels and their clients read and leave nothing in the home folder of the user that runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))

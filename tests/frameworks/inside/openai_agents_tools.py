@@ -67,7 +67,7 @@ def outputs(result: Any) -> list[ToolCallOutputItem]:
 
 
 def offered(model: ScriptedModel) -> list[list[str]]:
-    """The tools of which it was told, turn by turn."""
+    """The tools that it was given, turn by turn."""
     return [[each.name for each in call.tools] for call in model.calls]
 
 

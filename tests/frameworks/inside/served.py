@@ -80,7 +80,7 @@ MISSES: list[tuple[str, UserContext | None, str, str]] = [
 
 READER = UserContext("rita", permissions=UserPermissions(["docs.search", "docs.index"]))
 TYPED = ["search", "mcp.index", "docs.erase"]
-"""What a user types, of which `READER` may not use the last."""
+"""The names that a user types; `READER` may not use the last."""
 
 SUE = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
 """May use two of the built-in tools."""

@@ -128,7 +128,7 @@ def _add_some(state: Path, who: int) -> None:
 
 
 def test_of_many_writers_at_once_no_entry_is_lost(tmp_path: Path) -> None:
-    """From the first key on: whoever is first makes the folder. Threads are locked out as processes are."""
+    """From the first key on: the first process creates the folder. Threads are locked out like processes."""
     state = tmp_path / "state"
     with ThreadPoolExecutor(4) as writers:
         for done in [writers.submit(_add_some, state, who) for who in range(4)]:

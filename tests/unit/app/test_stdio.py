@@ -49,7 +49,7 @@ def echoed(output: bytes, id: int = 2) -> str:
 
 
 def with_raw(ledger: Ledger, **limits: float) -> Configuration:
-    """A configuration in which whoever calls at once waits for the server, however long it takes to start."""
+    """A configuration in which the first calls wait for the server, however long it takes to start."""
     words = command("raw_server", "--ledger", str(ledger.path))
     server = ServerSettings(ServerName("raw"), StdioSettings(words[0], tuple(words[1:])))
     state = str(ledger.path.parent / "state")

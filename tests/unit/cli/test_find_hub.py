@@ -295,7 +295,7 @@ async def reached(url: str, key: str | None = None) -> AsyncIterator[HubClient]:
 
 @asynccontextmanager
 async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Something that gives this answer to whatever it is asked, and then closes or says no more."""
+    """A server that sends this answer to every request, and then closes or stays silent."""
     received: list[bytes] = []
     connections: set[asyncio.Task[None] | None] = set()
 
@@ -368,7 +368,7 @@ async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key
             assert "--operator" in failed.value.advice[0]
 
 
-# -- places that are none, or no good ------------------------------------------------------------------------------
+# -- invalid and useless addresses ---------------------------------------------------------------------------------
 
 
 async def test_a_hub_that_is_not_there_cannot_be_reached(unused_tcp_port: int) -> None:

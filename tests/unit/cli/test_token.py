@@ -222,7 +222,7 @@ url = "env:NOBODY_SET_THIS_EITHER"
 def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever is at hand has to be able to revoke a key, in a shell that has none of the hub's variables."""
+    """Any operator must be able to revoke a key, in a shell without the hub's variables."""
     with (folder / "isthmus.toml").open("a") as file:
         file.write(HUBS_OWN)
     made = create(capsys)

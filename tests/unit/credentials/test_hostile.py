@@ -357,7 +357,7 @@ async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
 
 
 async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:
-    """A refresh token is good once: whoever takes a login's place does not spend what that one is spending."""
+    """A refresh token is valid once: a login that replaces another does not use the token that the other is using."""
     async with expired(tmp_path) as (authority, logins, url):
         first = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         readying = asyncio.ensure_future(first.ready())

@@ -51,7 +51,7 @@ NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 
 @pytest.fixture(autouse=True)
 def own_tools() -> Iterator[None]:
-    """What a test makes a tool is none after it."""
+    """Functions that a test registers are unregistered after it."""
     before = set(REGISTRY.functions())
     yield
     for name in set(REGISTRY.functions()) - before:

@@ -51,7 +51,7 @@ async def write(journal: PostgresJournal, *works: Sequence[Document]) -> list[Wr
 
 
 async def wait_stored(journal: PostgresJournal, *documents: Document) -> None:
-    """Write again until it is kept, as whoever was refused does."""
+    """Write again until it is stored, as a refused writer does."""
     async with asyncio.timeout(SECONDS):
         while (await write(journal, documents)) != ["kept"]:  # noqa: ASYNC110 (only trying tells)
             await asyncio.sleep(0.05)

@@ -77,7 +77,7 @@ async def expire(database: Database, url: str, *journals: SharedPostgresJournal)
 
 
 def freeze(journal: SharedPostgresJournal) -> None:
-    """Let a node renew no more, and believe that it need not."""
+    """Stop a node's renewals, and let it believe that its lease is fresh."""
     journal.lease.check_soon = lambda: None  # type: ignore[method-assign]
     journal.lease._until = float("inf")
     for task in asyncio.all_tasks():
@@ -109,7 +109,7 @@ async def test_only_the_node_that_holds_a_document_changes_it(database: Database
         assert await write(b, document("t", 2)) == "conflict"
         assert await write(b, Document("task", "me", "t", 2, 1.0, None)) == "conflict"
         assert await write(a, document("t", 2, "done")) == "kept"
-        # Nobody holds it any more, and versions decide.
+        # No node holds the lease, and versions decide.
         assert (await holder(a, "t"), await holder(b, "t")) == ("", "")
         assert await write(b, document("t", 3, "done")) == "kept"
         assert await write(a, document("t", 3, "done")) == "conflict"
@@ -249,7 +249,7 @@ async def test_a_node_without_a_lease_refuses_to_write_before_others_may_take_it
         a.lease._until = float("-inf")
         a.lease.held.clear()
         assert a.is_failing
-        a.lease.lost_at = -1e9  # nobody waits for it any more
+        a.lease.lost_at = -1e9  # no waiter is left
         assert await write(a, document("t")) == "refused"
         a.lease.check_soon()
         await eventually(lambda: not a.is_failing, "it has a lease, and can write")

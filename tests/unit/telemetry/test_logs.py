@@ -29,7 +29,7 @@ def as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield
-    configure()  # nothing is written to a test's file any more
+    configure()  # stop writing to a test's file
     root.setLevel(level)
     root.handlers[:] = handlers
     structlog.reset_defaults()

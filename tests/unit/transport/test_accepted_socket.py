@@ -585,7 +585,7 @@ async def test_a_peer_that_has_too_much_unread_is_cut_with_the_reason() -> None:
             assert not pair.socket._is_done
             pair.socket.send(b"x" * 5000)
             pair.socket.send(b"and another")
-            assert pair.ear.reasons == []  # whoever writes to many does not find one gone in between
+            assert pair.ear.reasons == []  # a writer to many sockets does not find one removed in between
             assert await pair.ear.reason() == LAGGING
         assert [(entry["client"], entry["reason"], entry["log_level"]) for entry in logs] == [
             ("192.0.2.1", LAGGING, "info")

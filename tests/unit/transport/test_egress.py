@@ -375,7 +375,7 @@ def test_a_domain_is_the_same_however_it_is_spelt() -> None:
 
 
 async def test_the_names_of_one_domain_delay_no_other(names: NameServer) -> None:
-    """Whoever owns it may let each of its names take half a minute."""
+    """The owner of a name server may delay each name by half a minute."""
     found = Lookups(names.look)
     slow = [asyncio.create_task(found.find(f"slow{number}.a.Evil.example.", 80)) for number in range(3 * PLACES)]
     async with asyncio.timeout(SECONDS):

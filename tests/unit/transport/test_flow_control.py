@@ -54,7 +54,7 @@ async def test_every_turn_has_its_own_end() -> None:
 
 
 class Reading:
-    """A transport's reading and whoever takes its bytes."""
+    """A transport's reading side and its consumer."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []

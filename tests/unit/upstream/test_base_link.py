@@ -183,7 +183,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     stage = Stage()
     stage.server_queue.attach(line)
     _, listener = stage.start(call(client_caps=line.questions.client_caps))
-    assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
+    assert listener.asked == []  # its starter does not hold the call yet, and could not suspend it
     await turn()
     ((question, reply),) = listener.asked
     assert question.method == "roots/list"

@@ -272,7 +272,7 @@ async def test_an_unsent_answer_is_sent_again_once() -> None:
 
 
 class Writing:
-    """A link that writes a call's headers and does no more."""
+    """A link that only writes a call's headers."""
 
     def __init__(self, *names: str) -> None:
         self._headers = CallerHeaders(names)

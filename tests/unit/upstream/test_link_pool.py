@@ -943,7 +943,7 @@ PAGE, OTHER_PAGE = "file:///page", "file:///other"
 
 
 class Followed(Pooled):
-    """A pool of a server of which callers follow resources, and what they were told."""
+    """A pool of a server with followed resources, and the notifications of the followers."""
 
     def __init__(self, isolation: str = "shared", max_calls: int = 64) -> None:
         super().__init__(isolation, max_calls)

@@ -25,7 +25,7 @@ URIS = [f"file:///{number}" for number in range(5)]
 
 
 class Followed:
-    """A server of which one caller, with a link of its own, and everybody else follow the same."""
+    """A server with a resource that one caller, with a link of its own, and all others follow."""
 
     def __init__(self) -> None:
         self.hub = Stage().hub

@@ -143,7 +143,7 @@ async def test_a_server_that_does_not_answer_is_given_up(earlier: Earlier, monke
     await earlier.answer()
     monkeypatch.setattr(subscriptions, "AGREE_SECONDS", 0.0)
     earlier.watching.drop("a")
-    again = earlier.want("a")  # goes as soon as nobody waits for the last word any more
+    again = earlier.want("a")  # sent as soon as no waiter is left for the last answer
     (_, refusal) = await ended(wanting, again)
     assert isinstance(refusal, BadReply)
     assert "resources/subscribe" in refusal.message

@@ -398,7 +398,7 @@ async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
         assert stage.hub.deadlines.pending() == []
 
 
-# -- questions that are not asked any more -----------------------------------------------------------------------------
+# -- retracted questions -----------------------------------------------------------------------------------------------
 
 
 class Spared(Listener):

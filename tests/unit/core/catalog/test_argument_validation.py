@@ -209,7 +209,7 @@ def test_a_repeated_member_does_not_hide_its_cost() -> None:
 
 
 def chain(levels: int, width: int, last: Any) -> dict[str, Any]:
-    """Definitions of which each refers so often to the next."""
+    """Definitions that each refer so often to the next."""
     defs: dict[str, Any] = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * width} for at in range(levels)}
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{levels}": last}}
 

@@ -810,7 +810,7 @@ ANN = PushRecipient("ann", "https://ann.example/", "1.0")
 
 
 async def due(shop: Workshop) -> list[int]:
-    """The numbers of the changes of which somebody is to be told."""
+    """The numbers of the changes with a pending notification."""
     found = await shop.journal.all_in(DELIVERY, ("due",), limit=99)
     return sorted(delivery_of(document).number for document in found)
 

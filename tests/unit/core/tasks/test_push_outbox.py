@@ -323,7 +323,7 @@ async def test_what_is_missed_beyond_that_is_read_again(monkeypatch: pytest.Monk
 
 
 class Blinking(MemoryJournal):
-    """A journal that cannot be read as often as it is told, and of which a list is made when the test says so."""
+    """A journal with a given number of failing reads, whose list waits for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ async def test_one_that_cannot_be_read_keeps_no_other_waiting() -> None:
         await office.until_carried(1)
 
 
-# -- what is not wanted any more ---------------------------------------------------------------------------------------
+# -- deliveries that are no longer wanted ------------------------------------------------------------------------------
 
 
 async def test_a_removed_recipient_gets_nothing_more() -> None:

@@ -72,7 +72,7 @@ class Room(Workshop):
             await self.engine.begin(draft(None, state="input_required"))
 
     async def fill(self) -> int:
-        """Begin such tasks until no more is taken; return how many were."""
+        """Begin such tasks until one is refused; return how many were accepted."""
         for begun in range(100):
             try:
                 await self.ask()

@@ -93,7 +93,7 @@ class Office:
                 await asyncio.sleep(0)
 
     async def until_alone(self) -> None:
-        """Wait until nobody listens any more."""
+        """Wait until no listener is left."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while any(live.listeners for live in self.engine._store._running.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -205,7 +205,7 @@ NOW: dict[str, Any] = {"configuration": {"returnImmediately": True}}
 async def hall(
     settings: A2aSettings | None = None, journal: Journal | None = None, *, needs_key: bool = True
 ) -> AsyncIterator[Hall]:
-    """The agent behind an open listener; whoever `needs_key` or not is let in."""
+    """The agent behind an open listener; with `needs_key`, requests need one."""
     office = Office(settings, journal)
     auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     address = "https://hub.example/"

@@ -246,7 +246,7 @@ async def test_a_connection_over_the_limit_is_closed() -> None:
 
 @pytest.mark.parametrize("method", ["ListTasks", "SendStreamingMessage"])
 async def test_a_key_revoked_during_a_message_admits_no_caller(method: str) -> None:
-    """A message may take half a minute, and whoever sends it would have that long after its key has ended."""
+    """A message may take half a minute; its sender must not have that long after its key has ended."""
     given = CLASSES[METHODS[method][0]]
     params = run() if method in STREAMS else {}
     asked = asyncio.Event()

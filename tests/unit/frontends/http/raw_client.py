@@ -41,7 +41,7 @@ def inside(http_listener: HttpListener) -> list[HttpServerConnection]:
 
 
 def look_later(http_listener: HttpListener, seconds: float) -> None:
-    """Have the listener look at its connections as if it were so much later; it does not look by itself any more."""
+    """Have the listener look at its connections as if it were so much later; its own timer is off."""
     assert http_listener._timer is not None
     http_listener._timer.cancel()
     later = asyncio.get_running_loop().time() + seconds

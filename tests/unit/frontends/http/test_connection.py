@@ -237,7 +237,7 @@ async def test_time_stands_still_while_the_application_does_not_read() -> None:
         asgi_request = await app.next_request()
         [connection] = inside(http_listener)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not connection.flow.read_paused:  # noqa: ASYNC110 (whoever stops reading tells nobody)
+            while not connection.flow.read_paused:  # noqa: ASYNC110 (stopping to read sends no notification)
                 await asyncio.sleep(0)
         for window in range(1, 4):
             look_later(http_listener, window * (LONG + 1))

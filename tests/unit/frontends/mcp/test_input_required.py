@@ -690,7 +690,7 @@ async def test_a_call_that_is_not_suspended_is_not_counted(asking_hub: AskingHub
     )
 
 
-# -- questions that are not asked any more -----------------------------------------------------------------------------
+# -- retracted questions -----------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_to_a_retracted_question_resumes_the_call(asking_hub: AskingHub) -> None:

@@ -94,7 +94,7 @@ async def test_only_an_operator_learns_the_address_of_a_missing_server() -> None
 
     both = (listing(is_operator=True), listing(is_operator=False))
     assert both == (reason, "connection refused by its address")
-    assert both == (listing(is_operator=True), listing(is_operator=False)), "whoever was there first"
+    assert both == (listing(is_operator=True), listing(is_operator=False)), "whichever reader came first"
 
 
 async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:

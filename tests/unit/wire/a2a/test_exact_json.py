@@ -106,7 +106,7 @@ def test_what_a_parser_would_spoil_is_not_parsed(dialect: Dialect, method: str, 
     assert data in through(dialect, method, around(data, b"null"))
 
 
-# -- requests that are none ----------------------------------------------------------------------------------------
+# -- invalid requests ----------------------------------------------------------------------------------------------
 
 REQUESTS: list[tuple[Dialect, str, dict[str, Raw]]] = [
     (dialect, request.method, request.params)

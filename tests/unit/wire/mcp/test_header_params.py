@@ -189,7 +189,7 @@ def test_a_description_that_mentions_the_annotation_is_not_one() -> None:
 # -- what is a mark, and what only has its name --------------------------------------------------------------------
 
 NAMED = {"x-mcp-header": {"type": "string"}}
-"""Members of which one has the name of the mark."""
+"""Members, one of which is named like the annotation."""
 
 NAMESAKES: list[dict[str, Any]] = [
     {"properties": NAMED},
