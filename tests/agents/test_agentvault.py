@@ -101,7 +101,7 @@ async def test_every_failure_is_sent_with_its_data(field: Field, server: str) ->
 
 
 @every_server
-async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, server: str) -> None:
+async def test_refusals_are_errors_of_the_remote_agent(field: Field, server: str) -> None:
     found = await run_steps(field, server, "refused")
 
     assert {error.get("type") for name, error in found.items() if name not in ("server", "step")} == {

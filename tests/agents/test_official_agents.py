@@ -162,7 +162,7 @@ async def test_events_of_an_official_agent_arrive_while_it_works(field: Field, s
 
 
 @pytest.mark.parametrize("server", AGENTS)
-async def test_what_an_official_agent_asks_is_answered(field: Field, server: str) -> None:
+async def test_a_question_of_an_official_agent_is_answered(field: Field, server: str) -> None:
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
         asked = (await agent.ask("SendMessage", run(f"{server}.run_tools", message="ask")))["task"]
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"

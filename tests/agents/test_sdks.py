@@ -127,7 +127,7 @@ async def test_a_cancelled_task_ends_for_all_its_followers(field: Field, client:
 
 @every_client
 @every_server
-async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: Client, server: str) -> None:
+async def test_a_failed_call_is_a_failed_task_with_its_reason(field: Field, client: Client, server: str) -> None:
     found = (await run_steps(field, client))[server, "failed"]
 
     assert found["task"]["state"] == found["unknown"]["state"] == "failed"
@@ -138,7 +138,7 @@ async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: C
 
 @every_client
 @every_server
-async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client: Client, server: str) -> None:
+async def test_refusals_raise_the_sdks_own_exceptions(field: Field, client: Client, server: str) -> None:
     found = (await run_steps(field, client))[server, "refused"]
 
     raised = {name: (error["type"], error["code"]) for name, error in found.items() if name in RAISED_BY_1_0}
@@ -175,7 +175,7 @@ async def test_pictures_sounds_and_documents_arrive_as_files(field: Field, clien
 
 @every_client
 @pytest.mark.parametrize("server", ASKING)
-async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
+async def test_a_servers_question_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
     reports = await run_steps(field, client)
     found = reports[server, "asked"]
 

@@ -109,7 +109,9 @@ async def test_the_first_generation_reads_its_card(field: Field) -> None:
 
 
 @every_server
-async def test_the_first_generation_sends_gets_and_cannot_cancel_what_is_over(field: Field, server: str) -> None:
+async def test_the_first_generation_sends_and_gets_tasks_and_cannot_cancel_ended_ones(
+    field: Field, server: str
+) -> None:
     first = First(field, server)
     task = {"id": first.tasks["task-1"], "sessionId": "sess-1", "status": _status("completed")}
     done = {**task, "artifacts": [_artifact(server)]}
@@ -184,7 +186,7 @@ async def test_agentvault_1_0_0_receives_its_data(field: Field, server: str) -> 
 
 
 @pytest.mark.parametrize(("name", "code"), [("incomplete", "INVALID_INPUT"), ("astray", "-32601")])
-async def test_agentvault_1_0_0_learns_what_is_wrong_with_its_data(field: Field, name: str, code: str) -> None:
+async def test_agentvault_1_0_0_gets_the_error_in_its_data(field: Field, name: str, code: str) -> None:
     vault = _vault(field, "stdio")
 
     events = await _follow(vault, await vault.say(name))

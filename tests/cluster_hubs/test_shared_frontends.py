@@ -317,7 +317,7 @@ async def test_a_question_that_names_no_call_parts_programs_at_all_nodes(world: 
             (tmp_path / "end").touch()
 
 
-async def test_what_a_caller_may_store_is_counted_at_all_nodes(world: World) -> None:
+async def test_the_storage_quota_of_a_caller_counts_at_all_nodes(world: World) -> None:
     async with world.at(world.a, "ann") as a, world.at(world.b, "ann") as b:
         begun: list[str] = []
         answer: Any = {}

@@ -31,7 +31,7 @@ async def listed_to(person: AnsweringCaller, line: Line) -> Any:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_first_call(
+async def test_a_question_during_initialize_goes_to_the_first_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: Era, *, is_late: bool
 ) -> None:
     notes = tmp_path / "notes"

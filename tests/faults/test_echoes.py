@@ -32,7 +32,7 @@ class Parrot(Scripted):
             out.write(reply(request.result(result)))
 
 
-async def test_failures_do_not_repeat_what_was_sent_to_the_server(tmp_path: Path) -> None:
+async def test_failures_do_not_repeat_credentials_sent_to_the_server(tmp_path: Path) -> None:
     async with Parrot() as parrot:
         entry = {**parrot.entry, "headers": {"Authorization": f"Bearer {SECRET}"}}
         servers = {"p": entry, "q": {**entry, "isolation": "caller"}}

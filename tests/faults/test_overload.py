@@ -16,7 +16,7 @@ from tests.peers.launch import command
 RUNNING, QUEUED, OVER = 64, 256, 40
 
 
-async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
+async def test_calls_beyond_the_queue_are_refused_at_once_and_others_are_unaffected(
     tmp_path: Path, ledger: Ledger, spawn: Spawn
 ) -> None:
     full = await spawn("raw_server", "--ledger", str(ledger.path))
@@ -74,7 +74,7 @@ async def latencies(caller: Caller) -> list[float]:
     return [took for start in range(0, 1008, 16) for took in await asyncio.gather(*map(one, range(start, start + 16)))]
 
 
-async def test_what_waits_for_a_slot_runs_once_when_there_is_one(tmp_path: Path, ledger: Ledger) -> None:
+async def test_calls_that_wait_for_a_slot_run_once(tmp_path: Path, ledger: Ledger) -> None:
     words = command("raw_server", "--ledger", str(ledger.path))
     servers = {"small": stdio(words, max_calls=2, max_queued=6)}
     async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller, Caller(hub.port) as first:

@@ -185,7 +185,7 @@ async def test_a_state_that_has_ceased_to_hold_is_refused_and_the_server_sees_no
         line.close()
 
 
-async def test_what_an_earlier_caller_makes_up_is_no_answer(tmp_path: Path) -> None:
+async def test_an_invented_answer_of_a_legacy_caller_is_ignored(tmp_path: Path) -> None:
     async with ModernElicitingServer() as server, a_hub(tmp_path, server) as (_, port):
         ann, line = person_of(port, "ann", "legacy"), await Line.open(port)
         await ann.enter()

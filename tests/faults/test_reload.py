@@ -238,7 +238,7 @@ async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
         assert (await planner.post({})).status_code == 401
 
 
-async def test_bounds_of_tenants_and_frontends_and_tags_change_at_once_and_end_what_was_open(tmp_path: Path) -> None:
+async def test_new_bounds_of_tenants_frontends_and_tags_apply_at_once_and_end_sessions(tmp_path: Path) -> None:
     planner = {"key": KEY, "tenant": "acme", "allow": ["builtin"]}
     base: dict[str, Any] = {"callers": {"planner": planner}, "tenants": {"acme": {}}}
     every = {"builtin.echo", "builtin.timestamp", "builtin.chat_log"}

@@ -159,7 +159,7 @@ async def test_the_sender_receives_progress_that_a_tool_reports_at_once(tmp_path
         ({"text": "no"}, {"action": "decline"}),
     ],
 )
-async def test_what_a_server_asks_is_answered_by_the_task_s_next_message(
+async def test_a_servers_question_is_answered_by_the_tasks_next_message(
     tmp_path: Path, answer: dict[str, Any], received: dict[str, Any]
 ) -> None:
     async with (
@@ -213,7 +213,7 @@ async def test_tasks_are_there_after_a_restart_and_one_that_runs_is_waited_for(t
         assert ledger.ran() == {"a": 1, "b": 1}
 
 
-async def test_what_ended_long_enough_ago_is_not_kept(tmp_path: Path) -> None:
+async def test_old_ended_tasks_are_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path, {}) as hub, Agent(hub) as agent:
         task = (await agent.ask("SendMessage", run("no.such")))["task"]["id"]
         waiting = (await agent.ask("SendMessage", {"message": {**SAID, "parts": [{"text": "hello"}]}}))["task"]["id"]
@@ -246,7 +246,7 @@ async def test_agentvault_receives_its_data_however_fast_the_tool_is(tmp_path: P
             assert received[-1][1]["state"] == "COMPLETED"
 
 
-async def test_what_the_file_says_of_the_agent_holds_as_soon_as_it_changes(tmp_path: Path, ledger: Ledger) -> None:
+async def test_settings_of_the_agent_apply_as_soon_as_the_file_changes(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     async with serving(tmp_path, servers, limits=PATIENT, a2a={"name": "Before"}) as hub, Agent(hub) as agent:
         card = "/.well-known/agent-card.json"

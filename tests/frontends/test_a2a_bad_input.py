@@ -149,7 +149,7 @@ def texts(body: bytes) -> dict[str, tuple[bytes, int | None]]:
     }
 
 
-async def test_what_is_no_message_gets_its_own_error(hub: HubProcess) -> None:
+async def test_invalid_messages_get_specific_errors(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for label, (body, code) in texts(SEND).items():
             reply = await wire.request(body, path=RPC)
@@ -285,7 +285,7 @@ async def test_in_the_plain_binding_every_change_of_every_member_gets_the_specif
 
 
 @pytest.mark.parametrize("at", [0, 6], ids=["1.0", "0.3"])
-async def test_in_the_plain_binding_what_is_no_message_gets_its_own_error(hub: HubProcess, at: int) -> None:
+async def test_invalid_messages_in_the_plain_binding_get_specific_errors(hub: HubProcess, at: int) -> None:
     path = PLAIN[at].method.removeprefix("POST ")
     async with connected(hub.port) as wire:
         for label, (body, code) in texts(encoded(PLAIN[at].params)).items():

@@ -103,7 +103,7 @@ async def test_a_hub_that_shuts_down_does_not_wait_for_followers_of_a_waiting_ta
         await asyncio.wait_for(hub.process.wait(), 15.0)
 
 
-async def test_what_a_key_follows_ends_with_the_key(tmp_path: Path) -> None:
+async def test_a_subscription_ends_with_its_key(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, a2a=GRPC, callers=CALLERS) as hub,
         grpc.aio.insecure_channel(await address(hub)) as channel,

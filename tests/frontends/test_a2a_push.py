@@ -50,9 +50,7 @@ def have_passed(posted: list[Posted], *wanted: str) -> bool:
     return found[-1:] == [wanted[-1]] and found == [state for state in wanted if state in found]
 
 
-async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the_same_id(
-    tmp_path: Path, ledger: Ledger
-) -> None:
+async def test_refused_pushes_are_sent_again_in_order_with_the_same_id(tmp_path: Path, ledger: Ledger) -> None:
     servers = {"quick": stdio(quick_server.command(ledger.path))}
     async with (
         Receiver() as receiver,
@@ -107,7 +105,7 @@ async def test_a_push_receiver_that_hangs_or_is_absent_delays_no_other(tmp_path:
 
 
 @pytest.mark.one_process("it kills a hub with SQLite; tests/cluster_database/test_frontends.py kills a node")
-async def test_what_was_due_when_the_hub_was_killed_is_sent_by_the_next_one(tmp_path: Path, ledger: Ledger) -> None:
+async def test_pushes_due_when_the_hub_was_killed_are_sent_by_the_next_hub(tmp_path: Path, ledger: Ledger) -> None:
     async with Receiver() as receiver:
         receiver.hanging.add("/hook")
         servers = {"quick": stdio(quick_server.command(ledger.path))}

@@ -237,7 +237,7 @@ TYPE = {"type": "data", "data": KIND["data"]}
 VAULT = {"type": "data", "content": KIND["data"]}
 
 
-async def test_following_what_has_ended_is_refused_since_0_3_and_replayed_before(agent: Agent) -> None:
+async def test_subscribing_to_an_ended_task_is_refused_since_0_3_and_replayed_before(agent: Agent) -> None:
     latest = (await agent.ask("SendMessage", run("s.tck", message_id="y")))["task"]["id"]
     said = {"kind": "message", "messageId": "m", "role": "user", "parts": [KIND]}
     earlier = await agent.ask("message/send", {"message": said, "configuration": {"blocking": True}})
@@ -291,7 +291,7 @@ async def test_a_tool_may_have_its_answer_said_without_a_task(agent: Agent) -> N
     assert (message["role"], message["contextId"]) == ("ROLE_AGENT", "talk")
 
 
-async def test_what_is_said_while_the_tool_runs_is_kept_and_an_instruction_is_refused(agent: Agent) -> None:
+async def test_messages_while_the_tool_runs_are_stored_and_instructions_are_refused(agent: Agent) -> None:
     task = await agent.begin("h.hold")
     await agent.ask("SendMessage", {"message": answering(task, {"text": "hurry"}), **NOT_WAITING})
     body = envelope("SendMessage", {"message": answering(task, {"data": {"tool": "s.tick", "arguments": {}}})})

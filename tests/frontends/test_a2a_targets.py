@@ -245,7 +245,7 @@ class Messages(Scripted):
 
 
 @pytest.mark.one_process("each node finds out by itself how a server is spoken to")
-async def test_what_answers_nowhere_else_is_spoken_to_at_messages_and_that_is_remembered(tmp_path: Path) -> None:
+async def test_a_server_that_answers_only_at_messages_is_called_there_and_remembered(tmp_path: Path) -> None:
     async with (
         Messages() as server,
         serving(tmp_path, **allowing(origin(server), idle=0.05)) as hub,
@@ -270,7 +270,7 @@ def said(hub: HubProcess, words: str) -> bool:
 # -- who may name what -------------------------------------------------------------------------------------------------
 
 
-async def test_what_may_not_be_named_is_refused_and_the_sentence_says_what_would_allow_it(tmp_path: Path) -> None:
+async def test_a_forbidden_target_is_refused_with_the_setting_that_would_allow_it(tmp_path: Path) -> None:
     async with (
         Scripted() as server,
         serving(tmp_path, **allowing(f"{origin(server)}/mcp", "http://*.example.com", "http://*")) as hub,

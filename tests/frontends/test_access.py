@@ -179,7 +179,7 @@ def may(grants: Grants) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("at", range(len(GRANTS)), ids=lambda at: f"{GRANTS[at].allow} but {GRANTS[at].deny}")
-async def test_a_caller_is_shown_exactly_what_it_was_granted(hub: HubProcess, at: int) -> None:
+async def test_a_caller_sees_exactly_its_granted_tools(hub: HubProcess, at: int) -> None:
     granted = may(GRANTS[at])
     assert set(await listed(hub.port, key_of(at))) == {f"{server}.{tool}" for server, tool in granted}
     for server in {server for server, _ in TOOLS}:
@@ -198,7 +198,7 @@ def is_unknown(reply: Reply, name: str) -> bool:
     return (error.get("code"), error.get("message")) == (-32602, f"Unknown tool: {name}")
 
 
-async def test_what_is_listed_is_what_can_be_called_for_every_caller_and_tool(hub: HubProcess, ledger: Ledger) -> None:
+async def test_exactly_the_listed_tools_are_callable_for_every_caller(hub: HubProcess, ledger: Ledger) -> None:
     expected_nonces: set[str] = set()
     async with connected(hub.port) as wire:
         for at, (server, tool) in itertools.product(range(len(GRANTS)), TOOLS):

@@ -86,7 +86,7 @@ async def test_every_change_of_every_member_gets_its_own_error(hub: HubProcess) 
     assert set(seen) == {None, INVALID, PARAMS, MISMATCH, -32601}
 
 
-async def test_what_is_no_message_gets_its_own_error(hub: HubProcess) -> None:
+async def test_invalid_messages_get_specific_errors(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for label, (body, answer) in TEXTS.items():
             headers = modern_headers(method_in(body)) if is_modern(body) else BASE
@@ -110,7 +110,7 @@ async def test_answers_to_nothing_are_taken_and_forgotten(hub: HubProcess, label
         await lives_on(wire)
 
 
-async def test_an_error_never_has_a_result_and_says_in_words_what_is_wrong(hub: HubProcess) -> None:
+async def test_an_error_has_no_result_and_a_readable_message(hub: HubProcess) -> None:
     async with connected(hub.port) as wire:
         for body, answer in TEXTS.values():
             if answer.code is not None and not is_modern(body):
@@ -186,7 +186,7 @@ async def test_over_standard_streams_every_change_gets_the_same_error(tmp_path: 
             assert told_on_a_line(answers) == expected(case, "stdio"), f"{case.label}: {answers}"
 
 
-async def test_over_standard_streams_what_is_no_message_gets_the_same_error(tmp_path: Path) -> None:
+async def test_invalid_messages_over_stdio_get_the_same_errors(tmp_path: Path) -> None:
     async with conversing(tmp_path) as talk:
         for label, (body, answer) in TEXTS.items():
             answers = await talk.say(body)
@@ -250,7 +250,7 @@ MISMATCHES: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("label", MISMATCHES)
-async def test_headers_that_do_not_say_what_the_body_says_are_refused(hub: HubProcess, label: str) -> None:
+async def test_headers_that_contradict_the_body_are_refused(hub: HubProcess, label: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), MISMATCHES[label])
         assert told(reply) == ExpectedReply(400, MISMATCH, "41"), reply.body
@@ -258,7 +258,7 @@ async def test_headers_that_do_not_say_what_the_body_says_are_refused(hub: HubPr
 
 
 @pytest.mark.parametrize("value", ["builtin.echo", sentinel("builtin.echo"), "  builtin.echo"])
-async def test_headers_that_say_what_the_body_says_pass(hub: HubProcess, value: str) -> None:
+async def test_headers_that_match_the_body_pass(hub: HubProcess, value: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(modern("tools/call", ECHO, id=41)), with_header("mcp-name", value))
         assert told(reply) == ExpectedReply(200, None, "41")

@@ -198,7 +198,7 @@ async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(her
     assert answer.status_code == 200, answer.text
 
 
-async def test_what_is_ambiguous_or_missing_is_no_proof(here: IssuerHub) -> None:
+async def test_an_ambiguous_or_missing_proof_is_rejected(here: IssuerHub) -> None:
     url = f"{here.base}/v1/tools"
     holds = holder(here)
     shown = {"authorization": f"DPoP {holds.token}"}

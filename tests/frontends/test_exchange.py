@@ -51,7 +51,7 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         assert not any(token in "".join(both.hub.said) for token in (alice, bob, "token-1", "a secret"))
 
 
-async def test_a_token_that_may_do_less_is_not_served_by_what_another_was_exchanged_for(tmp_path: Path) -> None:
+async def test_a_narrower_token_does_not_reuse_the_exchange_of_a_broader_one(tmp_path: Path) -> None:
     """Alice gives an agent a token with few rights: her own calls must not lend it more."""
     async with (
         Authority() as authority,

@@ -231,7 +231,7 @@ async def test_a_caller_that_waits_for_a_server_that_does_not_start_learns_why(f
         assert await client.tools() == {"tools": {"late.pay": "pays"}, "away": {"late": "retrying"}}
 
 
-async def test_what_is_withheld_stays_withheld_in_a_remembered_list(field: Field) -> None:
+async def test_withheld_tools_stay_withheld_in_a_remembered_list(field: Field) -> None:
     hub = {"pin": "strict"}
     await field.seen(hub=hub)
     field.lists(pay="pays somebody else", refund="gives back")

@@ -165,7 +165,7 @@ async def test_tools_are_listed_as_tasks_for_clients_with_tasks(
     assert "execution" not in tools["old.do"]  # its server's own word counts
 
 
-async def test_what_is_claimed_is_what_can_be_done(place: Place) -> None:
+async def test_claimed_task_capabilities_work(place: Place) -> None:
     for version, tasks in (("2025-11-25", CLAIMED), ("2025-06-18", None)):
         hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         response = (await place.ask("initialize", hello, path="/mcp/plain"))["result"]["capabilities"]
@@ -190,7 +190,7 @@ async def test_a_task_is_asked_for_and_comes_to_its_result(place: Place) -> None
     assert place.ledger().count("hold a") == 1
 
 
-async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Place) -> None:
+async def test_a_failed_task_reports_the_same_error_as_the_call(place: Place) -> None:
     said_no, refused = await place.create("fail", "b"), await place.create("refuse", "b")
     result = (await place.ask("tasks/result", {"taskId": said_no}))["result"]
     assert (result["isError"], result["_meta"]) == (True, {RELATED: {"taskId": said_no}})
@@ -218,7 +218,7 @@ async def test_a_failed_task_reports_what_the_call_would_have_reported(place: Pl
         ({"name": "plain.echo", "arguments": {}, "task": {"ttl": -1}}, None),
     ],
 )
-async def test_what_cannot_be_begun_does_not_become_a_task(
+async def test_a_call_that_cannot_begin_becomes_no_task(
     place: Place, params: dict[str, Any], reason: str | None
 ) -> None:
     before = (await place.ask("tasks/list", {}, key=OTHER))["result"]["tasks"]
@@ -414,7 +414,7 @@ async def test_a_client_without_tasks_waits_for_the_result(place: Place) -> None
     assert (refused.status, refused.code) == (400, -32021)
 
 
-async def test_what_a_task_asks_is_part_of_how_it_stands_and_answered_by_an_update(place: Place) -> None:
+async def test_a_tasks_question_is_part_of_its_state_and_answered_by_an_update(place: Place) -> None:
     id = await place.become("late", "k", can={"elicitation": {}, "extensions": {TASKS: {}}})
     place.release("k")
     asking = await place.task_with_status(id, "input_required")

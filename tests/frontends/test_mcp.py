@@ -122,7 +122,7 @@ async def test_another_version_is_answered_with_the_newest_of_its_era(hub: HubPr
     assert (await ask(hub.port, hello(version))).json["result"]["protocolVersion"] == LEGACY[-1]
 
 
-async def test_a_greeting_of_the_modern_era_is_answered_with_what_is_spoken(hub: HubProcess) -> None:
+async def test_discover_returns_the_supported_versions(hub: HubProcess) -> None:
     result = (await ask_modern(hub.port, "server/discover")).json["result"]
     assert result["resultType"] == "complete"
     assert result["supportedVersions"] == [MODERN, *reversed(LEGACY)]

@@ -62,7 +62,7 @@ def events_in(text: str) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)]
 
 
-async def test_lists_have_what_the_servers_offer_and_name_the_missing_ones(http: httpx2.AsyncClient) -> None:
+async def test_lists_contain_all_features_and_name_missing_servers(http: httpx2.AsyncClient) -> None:
     tools = (await http.get("/v1/tools", params={"server": "shelf"})).json()
     assert {tool["name"] for tool in tools["tools"]} == {f"shelf.{name}" for name in content.TOOLS}
     everything = (await http.get("/v1/resources")).json()
@@ -198,7 +198,7 @@ async def test_a_body_that_is_too_long_is_a_problem_too(http: httpx2.AsyncClient
     assert refused.json()["executed"] == "no"
 
 
-async def test_only_an_operator_sees_what_is_the_operators(tmp_path: Path) -> None:
+async def test_only_an_operator_sees_operator_details(tmp_path: Path) -> None:
     callers: dict[str, dict[str, Any]] = {
         "operator": {"key": "k3y-of-operator-0123456789", "operator": True},
         "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
@@ -269,7 +269,9 @@ async def test_every_example_of_the_page_is_known() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None and not os.environ.get("CI"), reason="the examples are curl's")
 @pytest.mark.parametrize(("example", "kind", "expected"), EXAMPLES)
-async def test_the_examples_of_the_page_say_what_comes(hub: HubProcess, example: str, kind: str, expected: str) -> None:
+async def test_the_examples_of_the_page_match_real_output(
+    hub: HubProcess, example: str, kind: str, expected: str
+) -> None:
     words = shlex.split(example.replace(HOME, f"http://127.0.0.1:{hub.port}"))
     process = await asyncio.create_subprocess_exec(
         words[0], "-sS", "--max-time", "30", *words[1:], stdout=asyncio.subprocess.PIPE

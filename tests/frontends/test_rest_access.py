@@ -79,7 +79,7 @@ async def matrix(http: httpx2.AsyncClient) -> Matrix:
 
 
 @pytest.mark.parametrize("caller", sorted(permitted.CALLERS))
-async def test_the_matrix_is_what_each_caller_is_listed(hub: HubProcess, caller: str) -> None:
+async def test_the_access_matrix_matches_the_lists_of_each_caller(hub: HubProcess, caller: str) -> None:
     async with client(hub) as http, client(hub, caller) as own:
         response = await cells(http, caller=caller, frontend="rest")
         for path, member in LISTS.items():
@@ -128,7 +128,7 @@ async def test_every_cell_has_its_reason(hub: HubProcess) -> None:
         assert local["tools", "builtin.echo"]["by"] == "local"
 
 
-async def test_a_summary_counts_what_each_caller_reaches_of_each_server(hub: HubProcess) -> None:
+async def test_a_summary_counts_the_reachable_features_per_caller_and_server(hub: HubProcess) -> None:
     async with client(hub) as http:
         response = await read(http, "/v1/access/servers")
         names = [caller["name"] for caller in response["callers"]]
@@ -270,7 +270,7 @@ def told_of(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, s
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
-async def test_a_preview_is_what_a_reload_then_gives(hub: HubProcess, folder: Path, change: dict[str, Any]) -> None:
+async def test_a_preview_matches_the_reload(hub: HubProcess, folder: Path, change: dict[str, Any]) -> None:
     async with client(hub) as http:
         before = await matrix(http)
 

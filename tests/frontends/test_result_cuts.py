@@ -87,7 +87,7 @@ async def test_over_mcp_a_text_is_cut_and_the_link_leads_to_the_whole(hub: HubPr
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_is_left_out_is_read_in_parts(hub: HubProcess, mode: Any) -> None:
+async def test_cut_results_are_read_in_parts(hub: HubProcess, mode: Any) -> None:
     async with mcp_client(hub, mode) as mcp:
         (begun, _) = (await mcp.call_tool("big.text", {"size": SIZE})).content
         found, note = begun.text.rsplit("\n[", 1)
@@ -108,7 +108,7 @@ async def test_what_is_left_out_is_read_in_parts(hub: HubProcess, mode: Any) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_official_client_accepts_what_is_left_of_structured_content(hub: HubProcess, mode: Any) -> None:
+async def test_the_official_client_accepts_cut_structured_content(hub: HubProcess, mode: Any) -> None:
     async with mcp_client(hub, mode) as mcp:
         await mcp.list_tools()  # now it knows the output schema, and checks results against it
         few = await mcp.call_tool("big.rows", {"size": 800})

@@ -104,7 +104,7 @@ async def test_only_the_oldest_ended_tasks_of_the_same_caller_make_room(tmp_path
 
 
 @pytest.mark.parametrize("where", ["file", IN_POSTGRES])
-async def test_what_does_not_end_is_refused_beyond_its_share_until_some_of_it_does(tmp_path: Path, where: str) -> None:
+async def test_unfinished_tasks_beyond_the_quota_are_refused_until_one_ends(tmp_path: Path, where: str) -> None:
     async with called(tmp_path, where) as (hub, ann, ben):
         begun: list[str] = []
         while "error" not in (answer := await ann.ask("SendMessage", question(len(begun)))):

@@ -239,7 +239,7 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
 
 
 @SHARED_PROCESS
-async def test_an_id_does_not_lead_to_what_a_new_process_calls_the_same(tmp_path: Path) -> None:
+async def test_a_task_id_does_not_match_a_task_of_a_new_process(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine = await one.create()
         assert "error" in await one.do("a", "die")
@@ -328,7 +328,7 @@ async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> Non
         await asyncio.wait_for(process.wait(), SECONDS)
 
 
-async def test_what_relates_to_a_task_names_it_as_each_end_knows_it(tmp_path: Path) -> None:
+async def test_related_messages_use_each_ends_own_task_id(tmp_path: Path) -> None:
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one:
         id = await one.create()
         meta = {"progressToken": 5, RELATED: {"taskId": id, "x": 1}}

@@ -135,7 +135,7 @@ async def greeted(wire: Wire, capabilities: dict[str, Any]) -> str:
     return reply.headers["mcp-session-id"]
 
 
-async def test_what_a_server_asks_for_a_task_names_it_as_the_caller_knows_it(hub: HubProcess) -> None:
+async def test_a_question_of_a_task_uses_the_callers_task_id(hub: HubProcess) -> None:
     async with connected(hub.port) as wire, connected(hub.port) as back:
         session = await greeted(wire, {"elicitation": {}})
         id = await created(hub, "old", session=session)
@@ -167,7 +167,7 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
     return received
 
 
-async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None:
+async def test_task_capabilities_match_those_of_the_servers(hub: HubProcess) -> None:
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     claimed: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     for path, tasks in (("/mcp", claimed), ("/mcp/old", claimed), ("/mcp/new", None), ("/mcp/brief", None)):
@@ -184,7 +184,7 @@ async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None
         assert "tasks" not in response
 
 
-async def test_what_is_not_claimed_is_not_found(hub: HubProcess) -> None:
+async def test_methods_without_a_claimed_capability_are_not_found(hub: HubProcess) -> None:
     for method, path in (("tasks/update", "/mcp"), ("tasks/list", "/mcp/new"), ("tasks/list", "/mcp/brief")):
         assert (await ask_legacy(hub, method, {"taskId": "x"}, path=path))["error"]["code"] == -32601
 
@@ -253,7 +253,7 @@ async def test_the_name_header_is_the_tasks(hub: HubProcess) -> None:
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])
-async def test_what_the_extension_does_not_have_is_not_found(hub: HubProcess, method: str) -> None:
+async def test_methods_outside_the_extension_are_not_found(hub: HubProcess, method: str) -> None:
     reply = await ask_modern(hub, method, {"taskId": "x"})
     assert (reply.status, reply.code) == (404, -32601)
 

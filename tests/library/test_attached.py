@@ -85,7 +85,7 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
             assert "wrong" not in str(refused.value)
 
 
-async def test_of_a_hub_that_is_lost_it_is_known_what_it_has(tmp_path: Path) -> None:
+async def test_the_tools_of_a_lost_hub_stay_known(tmp_path: Path) -> None:
     service = ToolService()
     try:
         async with serving(tmp_path, {}, limits=PATIENT) as hub:

@@ -126,7 +126,7 @@ CALLS: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_the_dispatcher_refuses_is_in_the_log_once(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_dispatcher_is_logged_once(tmp_path: Path) -> None:
     service = ToolService()
     await service.initialize({"audit": "batched", "state": tmp_path})
     some = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
@@ -169,7 +169,7 @@ async def test_a_tool_that_has_gone_is_in_the_log_once_though_it_is_looked_up_ag
     assert asked_of(await told(tmp_path)) == [("eve", "builtin.gone", "unknown_tool", None, "no")]
 
 
-async def test_what_is_refused_over_a_service_that_is_closed_is_noted_nowhere(tmp_path: Path) -> None:
+async def test_a_refusal_is_not_logged_when_the_service_is_closed(tmp_path: Path) -> None:
     service = ToolService()
     refusal = not_approved(UniversalTool("builtin.echo"))
     assert service.noted(refusal) is refusal
@@ -202,6 +202,6 @@ async def test_unless_it_is_said_nothing_is_written_anywhere(tmp_path: Path, mon
         ({"audit": "strict", "state": "/dev/null/state"}, 'cannot be "strict"'),
     ],
 )
-async def test_what_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:
+async def test_an_invalid_configuration_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         await ToolService().initialize(config)

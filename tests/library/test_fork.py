@@ -51,7 +51,7 @@ async def test_spawned_workers_make_their_own() -> None:
     assert await run("spawn") == ["parent before", *own, "parent after"]
 
 
-async def test_what_was_just_beginning_begins_anew_in_a_child() -> None:
+async def test_a_starting_service_starts_anew_in_a_child() -> None:
     """Also a client that was connected: it connects again when it is needed."""
     assert await run("halfway") == [
         "parent before",

@@ -84,7 +84,7 @@ async def test_a_tool_that_calls_another_crosses_nothing_either(posted: list[obj
 
 
 @pytest.mark.usefixtures("greet")
-def test_what_is_asked_back_is_put_to_the_program_on_its_loop() -> None:
+def test_a_question_goes_to_the_program_on_its_loop() -> None:
     async def tell(_: dict[str, Any]) -> dict[str, Any]:
         return {"name": await where()}
 
@@ -96,7 +96,7 @@ def test_what_is_asked_back_is_put_to_the_program_on_its_loop() -> None:
 
 
 @pytest.mark.parametrize("raised", [LookupError("lost"), SystemExit(3), asyncio.CancelledError()])
-def test_what_a_program_raises_is_raised_and_the_loop_goes_on(
+def test_an_exception_of_a_program_is_raised_and_the_loop_continues(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:

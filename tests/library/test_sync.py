@@ -284,7 +284,7 @@ def test_a_service_that_there_is_can_be_initialized_without_a_loop(tmp_path: Pat
         assert tools.execute_tool(pay("later")).result_data == "later"
 
 
-def test_what_to_begin_with_is_said_once() -> None:
+def test_initial_settings_are_passed_once() -> None:
     with pytest.raises(ConfigurationError, match=r"already passed to ToolService.*without arguments"):
         BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
 

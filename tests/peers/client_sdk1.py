@@ -7,7 +7,7 @@ It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps
 and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announcement; with `lists`, for as many as it
 takes until the tool is listed, and gives the listing; `what` names another list than that of the tools).
 Further ones, for `survey`: `resources`, `templates`, `prompts`, `read`, `prompt`, `complete`, `listen` and `updated` (a
-resource's changes), `announcements`, and a call's `level`. Answers are `{"ok": true, …}` or `{"ok": false, "error"…}`.
+resource's changes), `announcements`, and a call's `level`. Answers: `{"ok": true, …}` or `{"ok": false, "error": …}`.
 With `--many` it serves many sessions at a time: each is a line `[number, options, steps]`, and so is each outcome.
 """
 

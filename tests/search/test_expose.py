@@ -125,7 +125,7 @@ async def test_a_set_wins_over_the_hub_and_a_caller_over_its_set(hub: HubProcess
     assert "combined" in await listed(hub, "/mcp/found", who="whole")
 
 
-async def test_access_says_what_a_callers_lists_have(hub: HubProcess, folder: Path) -> None:
+async def test_access_reports_the_content_of_a_callers_lists(hub: HubProcess, folder: Path) -> None:
     _, out, _ = await command_line(folder, "access", "narrow")
     assert 'its lists have tools of the hub that find and call those below (expose = "search")' in out
     assert "one.search" in out
@@ -143,7 +143,7 @@ async def test_a_mistake_in_expose_is_a_finding(tmp_path: Path) -> None:
     assert "sets.dev.expose must be one of all, search, code, not 'few'" in out + complained
 
 
-async def test_a_reload_changes_what_is_listed_and_notifies(tmp_path: Path) -> None:
+async def test_a_reload_changes_lists_and_notifies(tmp_path: Path) -> None:
     listener = Listener()
     async with (
         serving(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT) as running,
@@ -183,7 +183,9 @@ async def test_call_tool_calls_the_tool_that_it_names(hub: HubProcess) -> None:
     ],
     ids=str,
 )
-async def test_call_tool_refuses_what_names_no_other_tool(hub: HubProcess, arguments: dict[str, Any]) -> None:
+async def test_call_tool_refuses_arguments_without_another_tools_name(
+    hub: HubProcess, arguments: dict[str, Any]
+) -> None:
     async with at(hub) as raw:
         refused = await raw.call("call_tool", arguments)
         assert refused["error"]["data"] == {"reason": "bad_arguments", "executed": "no"}

@@ -1,4 +1,4 @@
-"""The pins of a requirement file, as uv writes them. It needs the standard library only, like the auditor's environment."""
+"""The pins of a requirement file, as uv writes them. It uses the standard library only, for the auditor."""
 
 from __future__ import annotations
 

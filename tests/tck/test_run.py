@@ -33,7 +33,7 @@ def test_a_report_is_counted(tmp_path: Path) -> None:
         (set(), [], True),
     ],
 )
-def test_only_what_is_known_may_fail_and_it_must(failed: set[str], surprising: list[str], *, is_mended: bool) -> None:
+def test_only_known_gaps_may_fail_and_they_must(failed: set[str], surprising: list[str], *, is_mended: bool) -> None:
     assert judge(Counts(1, 0, frozenset(failed)), "1.0", [KNOWN]) == (surprising, [KNOWN] if is_mended else [])
 
 
@@ -56,7 +56,7 @@ def test_the_agent_is_configured_as_it_is_by_default() -> None:
     assert tables_for(1, None)["a2a"] == {"text_tool": "tck.tck"}
 
 
-async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:
+async def test_pushes_are_forwarded_to_the_port_in_their_path() -> None:
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -257,7 +257,7 @@ def read_held(entry: dict[str, object]) -> tuple[list[Caller], list[str]]:
     return [caller for _, caller in found if caller.name == "planner"], [str(finding) for finding in findings]
 
 
-def test_a_caller_is_held_to_what_its_tenant_is() -> None:
+def test_a_caller_is_bounded_by_its_tenant() -> None:
     callers, findings = read_held({"tenant": "acme"})
     assert callers == [Caller("planner", "acme", Grants(("files",), within=BOUNDS))]
     assert findings == []
@@ -335,9 +335,7 @@ def test_without_a_file_or_a_table_no_caller_is_bound() -> None:
         ({}, TenantSettings()),
     ],
 )
-def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
-    entry: dict[str, object], settings: TenantSettings
-) -> None:
+def test_a_tenants_entry_bounds_all_its_callers(entry: dict[str, object], settings: TenantSettings) -> None:
     assert read_of_tenants({"acme": entry}) == (Tenants({"acme": settings}), [])
 
 
@@ -406,7 +404,7 @@ def test_an_entry_fills_the_settings() -> None:
     assert read_of_issuers({"corp": entry}) == ((expected,), [])
 
 
-def test_what_is_not_said_has_a_safe_default() -> None:
+def test_omitted_settings_have_safe_defaults() -> None:
     [settings], _ = read_of_issuers({"corp": ISSUERS_GOOD})
     assert settings.algorithms == ALGORITHMS
     assert (settings.tenant, settings.name_claim, settings.jwks) == ("default", "sub", None)
@@ -540,7 +538,7 @@ allow = ["agent:fils", "tag:fils", "builtin.echo", "bultin.echo"]
 """
 
 
-def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_alike(tmp_path: Path) -> None:
+def test_labels_agents_and_builtin_names_are_not_taken_for_similar_servers(tmp_path: Path) -> None:
     assert findings(tmp_path, LIKE_LABELS) == {"callers.ann.allow.3": "did you mean builtin.echo?"}
 
 

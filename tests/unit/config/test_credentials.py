@@ -97,9 +97,7 @@ def test_a_login_is_read_with_its_secrets_from_elsewhere(tmp_path: Path) -> None
         ({"credentials": "each"}, "credentials must be one of any, caller"),
     ],
 )
-def test_a_broken_login_costs_its_server_and_says_what_is_wrong(
-    tmp_path: Path, more: dict[str, Any], expected: str
-) -> None:
+def test_a_broken_login_costs_its_server_with_the_error(tmp_path: Path, more: dict[str, Any], expected: str) -> None:
     configuration = loaded(tmp_path, {"url": URL, **more})
     assert configuration.servers == ()
     (finding,) = configuration.warnings

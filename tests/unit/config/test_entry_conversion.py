@@ -318,7 +318,7 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ),
     ],
 )
-def test_a_broken_entry_says_exactly_what_is_wrong(fields: object, message: str) -> None:
+def test_a_broken_entry_gives_the_exact_error(fields: object, message: str) -> None:
     assert one(fields) == (None, [f"isthmus.toml: {message}"])
 
 
@@ -386,7 +386,7 @@ def test_tools_of_a_plain_server_are_declared() -> None:
     )
 
 
-def test_what_the_operator_says_of_tools_becomes_rules() -> None:
+def test_tool_settings_become_rules() -> None:
     server, findings = one({
         "command": "a",
         "include_tools": ["read", "list"],
@@ -416,7 +416,7 @@ def test_what_the_operator_says_of_tools_becomes_rules() -> None:
         ([], {}),
     ],
 )
-def test_what_the_operator_thinks_of_a_server_becomes_rules(tags: object, said: dict[str, tuple[str, ...]]) -> None:
+def test_trust_and_tags_of_a_server_become_rules(tags: object, said: dict[str, tuple[str, ...]]) -> None:
     server, findings = one({"command": "a", "trusted": True, "tags": tags})
     assert findings == []
     assert server is not None
@@ -471,7 +471,7 @@ def test_an_entry_that_nests_too_deep_is_refused() -> None:
     assert one(fields) == (None, ["isthmus.toml: servers.a must nest at most 32 levels deep, not deeper"])
 
 
-def test_what_other_clients_had_is_kept_without_a_word() -> None:
+def test_settings_of_other_clients_are_kept_silently() -> None:
     server, findings = one({"command": "a", "extra": {"autoApprove": ["read"]}})
     assert findings == []
     assert server is not None
@@ -728,7 +728,7 @@ def test_the_certificates_of_a_server_are_read_with_its_entry(tmp_path: Path) ->
         assert "CERTIFICATE" not in repr(server)
 
 
-def test_what_is_no_certificate_costs_the_server(tmp_path: Path) -> None:
+def test_an_invalid_certificate_file_costs_the_server(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
     server, [received] = one({"url": URL, "ca": str(tmp_path / "ca.pem")})
     assert (server, "ca must be a file of certificates in PEM form" in received) == (None, True)

@@ -95,9 +95,7 @@ def test_a_secret_may_come_from_an_extension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gone", "empty", "odd"])
-def test_a_secret_that_it_has_not_costs_what_wanted_it_and_its_words_are_not_repeated(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_missing_secret_costs_its_server_and_the_error_is_not_quoted(tmp_path: Path, name: str) -> None:
     text = f'[extensions]\nsecrets = ["thing"]\n[servers.s]\ncommand = "x"\nenv = {{ K = "thing:{name}" }}'
     configuration = read(tmp_path, text)
     assert configuration.servers == ()
@@ -145,7 +143,7 @@ def test_an_importer_that_names_no_places_refuses_the_file_by_its_name(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_what_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> None:
+def test_an_extension_that_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> None:
     received = refusal(tmp_path, f'[extensions]\n{group} = ["thin"]')
     assert (
         f"extensions.{group}.thin must be an entry point of isthmus.{group} that is installed, not 'thin'" in received
@@ -153,7 +151,7 @@ def test_what_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> N
     assert "thing" in received
 
 
-def test_what_two_packages_have_is_neither(tmp_path: Path, packages: Path) -> None:
+def test_an_extension_of_two_packages_is_refused(tmp_path: Path, packages: Path) -> None:
     install(packages, "other", SOURCE, {"isthmus.identity": {"thing": "other:Thing"}})
     assert "odd:Thing and other:Thing" in refusal(tmp_path, '[extensions]\nidentity = ["thing"]')
 
@@ -167,7 +165,9 @@ def test_what_two_packages_have_is_neither(tmp_path: Path, packages: Path) -> No
         ("number", "odd:number raised TypeError"),
     ],
 )
-def test_what_cannot_be_made_refuses_the_file_and_is_named(tmp_path: Path, name: str, said: str) -> None:
+def test_an_extension_that_cannot_be_created_refuses_the_file_and_is_named(
+    tmp_path: Path, name: str, said: str
+) -> None:
     received = refusal(tmp_path, f'[extensions]\npolicy = ["{name}"]')
     assert f"extensions.policy.{name} cannot be used" in received
     assert said in received
@@ -223,6 +223,6 @@ def test_the_storage_of_an_extension_is_at_an_address_of_its_own(tmp_path: Path)
     assert "postgresql" in refusal(tmp_path, '[storage]\nurl = "thing:pass/w@rd"')
 
 
-def test_extensions_are_compared_by_what_is_said_of_them() -> None:
+def test_extensions_are_compared_by_their_settings() -> None:
     assert Extension("policy", "a", {"x": 1}) == Extension("policy", "a", {"x": 1})
     assert Extension("policy", "a", {"x": 1}) != Extension("policy", "a", {"x": 2})

@@ -65,7 +65,7 @@ def test_new_equal_different_and_broken_entries_are_distinguished(tmp_path: Path
     assert [str(finding) for finding in merging.findings] == ["mcp.json: mcpServers.broken needs `command` or `url`"]
 
 
-def test_only_what_is_in_the_file_is_replaced_and_by_the_first(tmp_path: Path) -> None:
+def test_only_entries_of_the_file_are_replaced_by_the_first_import(tmp_path: Path) -> None:
     merging = begun(tmp_path, {"a": {"command": "mine"}}, may_replace=True)
     merging.add([
         document(tmp_path, "one.json", CURSOR, {"a": {"command": "one"}, "b": {"command": "one"}}),
@@ -177,7 +177,7 @@ OWN_ENTRIES: list[dict[str, Any]] = [
     ("fields", "dialect"),
     [*((fields, CURSOR) for fields in ENTRIES), *((fields, OWN) for fields in (*ENTRIES[2:4], *OWN_ENTRIES))],
 )
-def test_what_is_written_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
+def test_a_written_entry_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
     entry, server = made(fields, dialect)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
     _, again = made(table, OWN)
@@ -200,7 +200,7 @@ def test_unknown_keys_survive_the_round_trip() -> None:
     assert made(table, OWN)[1].extra == server.extra == {"autoApprove": ["read"], "meta": {"since": 2026, "on": True}}
 
 
-def test_what_toml_has_no_words_for_survives_as_well() -> None:
+def test_values_that_toml_cannot_express_survive() -> None:
     odd = {"l": [1, None, 2.0], "n": None, "v": 2.0, "home": "$HOME/${x}", "t": "\ud800", "deep": [[{"x": None}]]}
     entry, server = made({"command": "x", **odd}, CURSOR)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
@@ -248,7 +248,7 @@ def test_every_value_is_written_as_it_is(fields: dict[str, Any]) -> None:
 
 
 @given(st.text(), PLAIN)
-def test_whatever_is_written_is_toml(name: str, value: object) -> None:
+def test_every_written_entry_is_valid_toml(name: str, value: object) -> None:
     odd = {"x": [value, None, "\ud800"], "y": {name: None}}
     assert "a" in tomllib.loads(toml_table("a", odd))["servers"]
 

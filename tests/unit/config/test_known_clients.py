@@ -112,7 +112,7 @@ def test_where_a_key_was_written_is_remembered() -> None:
     assert made.at("env").path == "mcpServers.a.env"
 
 
-def test_what_a_client_alone_knows_is_kept_as_it_was() -> None:
+def test_settings_of_one_client_are_kept_unchanged() -> None:
     made = entry({"command": "x", "isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}, MCPPROXY)
     assert made.fields == {"command": "x"}
     assert made.extra == {"isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}

@@ -110,7 +110,7 @@ def test_rules_are_read_in_their_order_with_all_keys(tmp_path: Path) -> None:
         ('tools = ["*"]\narguments = { "a..b" = { above = 1 } }', 'approvals.a.arguments."a..b" must be a path'),
     ],
 )
-def test_a_broken_rule_refuses_the_file_and_says_what_to_write(tmp_path: Path, rule: str, expected: str) -> None:
+def test_a_broken_rule_refuses_the_file_with_a_fix(tmp_path: Path, rule: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, f"[approvals.a]\n{rule}\n")
     (finding,) = refused.value.findings
@@ -358,7 +358,7 @@ def test_every_key_of_a_set_is_documented_and_a_field() -> None:
         ([], "must be a table", "until it is fixed, callers"),
     ],
 )
-def test_a_set_with_a_mistake_is_left_out_and_its_fix_says_what_to_write(entry: object, problem: str, fix: str) -> None:
+def test_a_set_with_a_mistake_is_left_out_with_a_fix(entry: object, problem: str, fix: str) -> None:
     sets, findings = read_sets_of({"dev": entry, "good": {"tools": ["*"]}})
     assert list(sets) == ["good"]
     (finding,) = findings

@@ -51,7 +51,7 @@ def test_a_value_of_another_type_names_its_place() -> None:
         read_table(HERE, "t", {"a": str})
 
 
-def test_what_the_settings_do_not_accept_names_its_place() -> None:
+def test_a_rejected_setting_names_its_place() -> None:
     def refuse() -> None:
         raise ValueError("a must be even, not 1")
 
@@ -110,7 +110,7 @@ def test_settings_are_known_by_their_earlier_names_too() -> None:
     assert findings == ()
 
 
-def test_what_the_command_line_gives_wins() -> None:
+def test_command_line_settings_win() -> None:
     hub, _ = read_hub(document(hub={"host": "0.0.0.0", "port": 9000}), {}, HOME, {"host": "::1"})
     assert (hub.host, hub.port) == ("::1", 9000)
 
@@ -631,7 +631,7 @@ def test_an_unknown_key_of_relay_is_reported() -> None:
     ]
 
 
-def test_what_is_said_of_an_agent() -> None:
+def test_settings_of_relay_agents_are_read() -> None:
     entry = {"name": "cook", "allow": ["builtin", "agent:cellar"], "deny": ["cook_knives.throw"], "grace": 30}
     assert agents(kitchen=entry, **{"acme/kitchen": {}}) == (
         {

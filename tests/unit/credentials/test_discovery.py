@@ -90,7 +90,7 @@ def test_an_invalid_metadata_document_is_rejected(document: Any) -> None:
         _decoded(said(document), ResourceMetadata, "its metadata")
 
 
-def test_what_is_null_or_unknown_in_a_document_is_as_if_it_were_not_there() -> None:
+def test_null_and_unknown_members_of_a_document_are_ignored() -> None:
     found = _decoded(said({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
     assert found == ServerMetadata(issuer="i")
 
@@ -151,7 +151,7 @@ def test_no_answer_of_a_stranger_breaks_the_reader(document: bytes, header: str)
         ('Bearer error="<script>"', Challenge()),
     ],
 )
-def test_what_is_understood_of_a_challenge(header: str, challenge: Challenge) -> None:
+def test_a_challenge_is_parsed(header: str, challenge: Challenge) -> None:
     assert read_challenge(header) == challenge
 
 

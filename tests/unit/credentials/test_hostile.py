@@ -283,7 +283,7 @@ async def test_a_login_for_an_odd_time_is_one(
     assert "refresh" not in capsys.readouterr().out
 
 
-async def test_a_server_that_repeats_what_it_is_shown_to_a_call_does_not_get_it_to_the_caller(tmp_path: Path) -> None:
+async def test_credentials_echoed_by_a_server_do_not_reach_the_caller(tmp_path: Path) -> None:
     """In the hub's own words, that is: what a server answers by itself reaches the caller as it is."""
 
     class Repeating(Scripted):
@@ -323,7 +323,7 @@ def test_a_command_with_a_strangers_words_is_one_that_can_be_copied() -> None:
     assert printed.stdout.endswith("a'$(touch /tmp/x)' `b`;c")
 
 
-async def test_what_is_no_answer_of_a_browser_breaks_nothing() -> None:
+async def test_invalid_requests_to_the_login_callback_are_harmless() -> None:
     broken: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
     callback = Callback("the state")

@@ -73,7 +73,7 @@ def test_a_server_without_a_page_or_without_pkce_is_not_gone_to(change: dict[str
         ({"state": "mine"}, "has no code"),
     ],
 )
-def test_what_is_no_answer_to_this_login_is_refused(answer: dict[str, str], expected: str) -> None:
+def test_an_answer_to_another_login_is_refused(answer: dict[str, str], expected: str) -> None:
     with pytest.raises(LoginRefused, match=expected):
         Authorization("mine", "v").code_in(answer, SERVER)
 

@@ -110,7 +110,7 @@ async def test_a_token_is_renewed_ahead_of_its_end_and_no_link_is_made_anew(
             assert (server.greetings, server.turned_away) == (1, 1)
 
 
-async def test_a_server_that_repeats_what_it_is_shown_gets_it_into_no_log(
+async def test_credentials_echoed_by_a_server_are_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Repeating(Protected):
@@ -317,7 +317,7 @@ async def test_a_refused_refresh_is_reported_and_not_repeated(tmp_path: Path, mo
             assert server.turned_away <= knocks + 1, "but for the one that asked where to log in"
 
 
-async def test_a_server_that_has_moved_is_not_shown_what_was_for_another(tmp_path: Path) -> None:
+async def test_a_moved_server_does_not_get_the_credentials_of_the_old_address(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server, Protected(authority) as thief:
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
@@ -434,7 +434,7 @@ async def test_a_caller_logs_in_for_itself_alone(tmp_path: Path) -> None:
 EXCHANGE = {"grant": "token_exchange", "client_id": "hub", "client_secret": "the secret", "audience": "search"}
 
 
-async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path: Path) -> None:
+async def test_a_callers_token_is_exchanged_and_never_forwarded(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server:
         async with hub_of(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as hub:
             await hub.ready("s")  # it is listed in the hub's own name

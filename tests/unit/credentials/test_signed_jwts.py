@@ -336,7 +336,7 @@ def test_a_key_reveals_nothing_of_itself_and_can_be_read_again() -> None:
     assert "PRIVATE" not in repr(key) + repr(vars(Prover(key)))
 
 
-def test_what_is_no_key_of_ours_is_refused_without_being_quoted() -> None:
+def test_a_foreign_key_is_refused_and_not_quoted() -> None:
     with pytest.raises(ValueError, match="cannot be read") as refused:
         ProofKey.read("a secret")
     assert "a secret" not in str(refused.value)
@@ -387,7 +387,7 @@ def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"n": 1e400}', b'{"text": "\\ud800"}'])
-def test_what_its_listener_cannot_write_again_is_not_signed(tmp_path: Path, body: bytes) -> None:
+def test_a_body_that_receivers_cannot_reproduce_is_not_signed(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever Python says of it
         PushSigner(PushKeyFile(tmp_path)).token_for(body, NOW)
 

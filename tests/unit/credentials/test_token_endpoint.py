@@ -82,7 +82,7 @@ def test_a_client_with_a_key_signs_its_identity(
         pem_of(P256)[:60] + "x" + pem_of(P256)[61:],
     ],
 )
-def test_what_nothing_can_be_signed_with_is_refused_and_not_quoted(pem: str) -> None:
+def test_an_unusable_private_key_is_refused_and_not_quoted(pem: str) -> None:
     with pytest.raises(ValueError, match="private_key must") as refused:
         check_private_key(pem)
     assert not pem[40:50] or pem[40:50] not in str(refused.value)
@@ -136,7 +136,7 @@ def test_an_invalid_token_response_is_rejected(said: HttpResponse, failure: type
         (answered(429), FetchFailed, "the token endpoint answered HTTP 429"),
     ],
 )
-def test_a_refusal_says_why_and_never_what_was_sent(said: HttpResponse, kind: type[Exception], expected: str) -> None:
+def test_a_refusal_has_a_reason_and_no_secret(said: HttpResponse, kind: type[Exception], expected: str) -> None:
     refusal = read_refusal(said, ["refresh-1234"])
     assert isinstance(refusal, kind)
     assert str(refusal) == expected

@@ -219,7 +219,7 @@ def test_a_key_that_the_token_is_not_bound_to_proves_nothing() -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_what_is_no_proof_is_refused_and_never_raises(noise: bytes) -> None:
+def test_an_invalid_proof_is_refused_and_never_raises(noise: bytes) -> None:
     for given_ in (noise, b".".join((encoded(noise).encode(),) * 3), b""):
         assert isinstance(read_proof(given_, PROOF_ALGORITHMS), str)
 
@@ -239,13 +239,13 @@ def test_a_proof_is_good_once_for_as_long_as_it_would_be_good() -> None:
     assert (world.check(shown) or "").startswith("its iat")
 
 
-def test_what_is_wrong_otherwise_does_not_use_a_proof_up() -> None:
+def test_a_rejected_proof_is_not_used_up() -> None:
     world = World()
     assert world.check(proof(jti="one"), method="GET") is not None
     assert world.check(proof(jti="one")) is None
 
 
-def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_taken_again(
+def test_remembered_proofs_are_bounded_and_forgotten_ones_stay_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PROOFS_MAX", 3)

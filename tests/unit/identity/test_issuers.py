@@ -202,7 +202,7 @@ def test_a_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(checked) == 2, "why it was refused is known from when it was"
 
 
-def test_what_is_remembered_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENS_MAX", 2)
     monkeypatch.setattr(module, "CALLERS_MAX", 2)
     issuer = made(Clock())
@@ -296,7 +296,7 @@ def test_a_changed_issuer_goes_on_with_its_keys_if_they_are_from_the_same_place(
         ({"scp": ["files:write"]}, ("files.write",)),
     ],
 )
-def test_scopes_say_what_may_be_called(scope: dict[str, Any], allowed: tuple[str, ...]) -> None:
+def test_scopes_decide_which_tools_may_be_called(scope: dict[str, Any], allowed: tuple[str, ...]) -> None:
     scopes = {"files:read": ("files.read",), "files:write": ("files.write",)}
     issuers = Issuers([made(Clock(), grants=Grants((), ("files.secret",)), scopes=scopes)])
     caller = issuers.caller_of(token(**scope))

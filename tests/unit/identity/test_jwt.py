@@ -132,7 +132,7 @@ def test_a_short_rsa_key_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"keys":{}}', b'{"keys":[1]}', b"\xff", b'{"keys":' + b"[" * 9999])
-def test_what_is_no_set_of_keys_is_refused(document: bytes) -> None:
+def test_an_invalid_key_set_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError, match=r"it is not a set of keys|none of its keys"):
         read_keys(document, ALGORITHMS)
 
@@ -202,7 +202,7 @@ def test_text_that_is_not_a_token_is_reported(credential: bytes) -> None:
     assert isinstance(read_token(credential), str)
 
 
-def test_only_what_has_the_form_of_a_token_is_looked_at() -> None:
+def test_only_text_in_the_form_of_a_token_is_parsed() -> None:
     assert looks_signed(_signed("RS256"))
     assert not looks_signed(b"0123456789abcdef")
     assert not looks_signed(b"a.key.with-dots")

@@ -146,7 +146,7 @@ def test_a_key_is_meant_by_its_id_or_all_by_their_name() -> None:
     assert meant(keys, "nobody") == ()
 
 
-def test_what_ended_long_ago_is_forgotten() -> None:
+def test_long_expired_keys_are_forgotten() -> None:
     ended, live = revoked(made(), NOW), made("reader")
     assert without_old((ended, live), NOW + MEMORY_SECONDS - 1) == (ended, live)
     assert without_old((ended, live), NOW + MEMORY_SECONDS) == (live,)

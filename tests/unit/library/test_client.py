@@ -216,7 +216,7 @@ async def test_a_slow_or_lost_server_is_reported_in_words(status: ToolStatus) ->
 @pytest.mark.parametrize(
     "status", [ToolStatus.ERROR, ToolStatus.INVALID_PARAMETERS, ToolStatus.NOT_FOUND, ToolStatus.CANCELLED]
 )
-async def test_what_the_tool_refused_is_raised(status: ToolStatus) -> None:
+async def test_a_refusal_of_the_tool_is_raised(status: ToolStatus) -> None:
     bench = Bench("files.read")
     bench.result = ToolResult("files.read", status, error_message="no such file")
     with pytest.raises(ToolExecutionError, match="no such file") as caught:
@@ -267,7 +267,7 @@ async def test_a_service_that_was_shut_down_is_reported_in_words() -> None:
     assert not wrapper(bench).is_connected
 
 
-def test_a_blocking_call_on_the_loop_that_answers_names_what_to_await() -> None:
+def test_a_blocking_call_on_the_answering_loop_names_the_async_method() -> None:
     client = wrapper(Bench("files.read"))
     with pytest.raises(WrongThreadError, match="async_func"):
         LoopThread.shared().call(client.call_tool_blocking, "read")

@@ -130,7 +130,7 @@ def test_a_provider_s_own_objects_are_understood() -> None:
 
 
 @pytest.mark.parametrize("reply", [object(), [object()], {"choices": [object()]}, b"{}"])
-def test_what_cannot_be_read_is_refused_instead_of_having_no_calls(reply: Any) -> None:
+def test_an_unreadable_reply_is_refused_instead_of_having_no_calls(reply: Any) -> None:
     with pytest.raises(TypeError, match=r"not (object|bytes): pass what its API returned"):
         calls_in(reply)
 
@@ -252,7 +252,7 @@ async def test_a_failure_is_marked_where_the_provider_has_a_mark(service: ToolSe
     assert message["content"][0]["is_error"] is True
 
 
-async def test_what_was_not_selected_cannot_be_called(service: ToolService) -> None:
+async def test_unselected_tools_cannot_be_called(service: ToolService) -> None:
     (done,) = await Dispatcher(service, ["timestamp"]).execute(CHAT)
     assert done.result.status == "not_found"
 

@@ -150,7 +150,7 @@ async def test_a_used_name_stays_with_its_owner(workspace: Workspace, caplog: py
     assert workspace.registry.names == ["mcp_a_x"]
 
 
-async def test_a_name_that_becomes_free_is_taken_and_what_was_taken_out_stays_out(workspace: Workspace) -> None:
+async def test_a_freed_name_is_used_and_removed_tools_stay_removed(workspace: Workspace) -> None:
     workspace.registry.register(ToolDef("mcp_a_x", "mine", {}, lambda: "mine"))
     bench = await workspace.begin(Bench("a.x", "a.y"), "a")
     workspace.registry.unregister("mcp_a_x")
@@ -200,7 +200,7 @@ async def test_once_more_without_servers_everything_ends(workspace: Workspace) -
     assert workspace.registry.names == []
 
 
-async def test_what_cannot_begin_leaves_nothing_behind(workspace: Workspace) -> None:
+async def test_a_failed_start_leaves_nothing_behind(workspace: Workspace) -> None:
     class Broken(Bench):
         async def initialize(self, config: Any = None, **_: Any) -> None:
             raise ConfigurationError("two servers are called a")
@@ -212,7 +212,7 @@ async def test_what_cannot_begin_leaves_nothing_behind(workspace: Workspace) -> 
     assert workspace.manager.failures == {}
 
 
-def test_a_tool_is_made_of_what_the_protocol_says() -> None:
+def test_a_tool_is_built_from_its_definition() -> None:
     schema = {"type": "object", "properties": {"q": {"type": "string"}}}
     made = make({"name": "search", "description": "finds", "inputSchema": schema})
     assert made is not None
@@ -255,7 +255,7 @@ async def test_both_functions_of_a_tool_lead_to_the_server() -> None:
 
 
 @pytest.mark.parametrize("way", ["func", "async_func"])
-async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_changes_nothing(way: str) -> None:
+async def test_a_tools_result_is_cut_and_cutting_again_changes_nothing(way: str) -> None:
     bench = Bench("web.search")
     bench.result = said("x" * 20_000)
     client = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=bench)
@@ -550,7 +550,7 @@ def test_variables_are_replaced_and_their_values_never_logged(
     assert "hunter2" not in repr(found) + caplog.text
 
 
-def test_what_a_file_says_besides_holds_too(tmp_path: Path, agent_folder: Path) -> None:
+def test_other_settings_of_a_file_apply_too(tmp_path: Path, agent_folder: Path) -> None:
     entry = {**STDIO, "command": "./run.sh", "cwd": "sub", "exclude_tools": ["rm"], "timeout": 9}
     write(agent_folder / "mcp.json", files=entry)
     (found,) = MCPConfigLoader.load(workspace_root=agent_folder)
@@ -603,7 +603,7 @@ def test_a_config_that_is_changed_afterwards_counts_as_changed() -> None:
     assert isinstance(found.settings().reach, StdioSettings)
 
 
-def test_what_is_no_mcp_server_is_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_are_not_mcp_servers_are_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
     assert MCPConfigLoader._parse_config({"mcpServers": {"helper": {"agent": "http://localhost:1/"}}}) == []
     assert "ToolService.initialize(path)" in caplog.text
 

@@ -192,7 +192,7 @@ async def test_names_that_no_tool_has_are_reported_to_callers_that_ask_for_it() 
         await TaskEngine(tool_catalog).create_task_request(tool_names=["search", "wether"], report_missing=True)
 
 
-async def test_whatever_else_is_said_is_in_the_task() -> None:
+async def test_all_other_arguments_are_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",
         "task_type": "search",
@@ -212,7 +212,7 @@ async def test_arguments_that_are_none_count_as_omitted() -> None:
     assert (request.task_id[:5], request.messages, request.metadata) == ("task_", [], {})
 
 
-async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
+async def test_forbidden_tools_are_left_out_and_named() -> None:
     metadata = {"key": 1}
     request = await ENGINE.create_task_request(
         tool_names=["web.weather", "files.read", "weather"], user_context=user("files.*"), metadata=metadata

@@ -46,7 +46,7 @@ def test_a_line_is_one_json_object_on_standard_error(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("format", ["json", "console"])
-def test_what_a_peer_said_cannot_forge_a_line_or_drive_a_terminal(
+def test_text_of_a_peer_cannot_forge_a_line_or_drive_a_terminal(
     format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure("info", "json" if format == "json" else "console")
@@ -64,7 +64,7 @@ def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().err)["text"]) == VALUE_LENGTH_MAX
 
 
-def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_below_the_level_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     configure("warning", "json")
     structlog.get_logger().info("not this")
     structlog.get_logger().warning("but this")
@@ -95,7 +95,7 @@ def test_no_line_of_an_exception_looks_like_a_line_of_the_log(capsys: pytest.Cap
     assert [line for line in more if not line.startswith("    ")] == []
 
 
-def test_libraries_say_only_what_matters_and_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_log_warnings_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers.clear()  # nothing is done where somebody else has made arrangements
     configure()
     configure()

@@ -117,7 +117,7 @@ async def test_with_too_much_unread_calls_wait_here_until_the_server_reads() -> 
     assert held.outcome is not None
 
 
-async def test_what_is_held_is_withdrawn_without_a_word_and_the_rest_in_words() -> None:
+async def test_held_calls_are_withdrawn_silently_and_sent_ones_are_cancelled() -> None:
     line = Line(pipe := Pipe())
     scene = Scene(line)
     first, listener = scene.start()
@@ -133,7 +133,7 @@ async def test_what_is_held_is_withdrawn_without_a_word_and_the_rest_in_words() 
     assert (listener.fault.executed, other.fault.executed) == ("unknown", "no")
 
 
-async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_sent() -> None:
+async def test_a_lost_link_notifies_its_owner_first_and_then_each_call_with_executed() -> None:
     line = Line(pipe := Pipe())
     scene = Scene(line)
     whole = scene.start()[1]
@@ -152,7 +152,7 @@ async def test_a_lost_link_notifies_its_owner_first_and_each_call_with_what_was_
     assert b'"id":3' not in pipe.written
 
 
-async def test_what_was_written_to_a_server_that_lives_on_may_yet_be_read() -> None:
+async def test_bytes_written_to_a_living_server_may_still_be_read() -> None:
     line = Line(pipe := Pipe(room=0))
     scene = Scene(line)
     _, listener = scene.start()
@@ -175,7 +175,7 @@ async def test_a_servers_questions_are_answered_while_it_reads_the_answers() -> 
     assert len(pipe.written) < 2 * HOLD_ABOVE_BYTES
 
 
-async def test_what_is_asked_before_its_call_waits_for_it() -> None:
+async def test_a_question_before_its_call_waits_for_the_call() -> None:
     line = Line(pipe := Pipe())
     line.questions.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
@@ -195,7 +195,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     )
 
 
-async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_without_a_following_call_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
     line = Line(pipe := Pipe())
     line.questions.client_caps = frozenset({"roots"})
@@ -340,7 +340,7 @@ async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
     assert asking.line.questions.abandoned_session is None
 
 
-async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program() -> None:
+async def test_a_question_about_an_ended_call_does_not_wait_for_the_next_program() -> None:
     asking = Asking()
     asking.line.questions.can_wait = False
     asking.line.read(ASKS)
@@ -392,7 +392,7 @@ async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> 
 
 
 @pytest.mark.parametrize("named", [{}, {"requestId": 8}, {"requestId": "7"}, {"requestId": None}, {"requestId": [7]}])
-async def test_what_takes_nothing_back_changes_nothing(named: dict[str, Any]) -> None:
+async def test_a_cancellation_of_an_unknown_question_changes_nothing(named: dict[str, Any]) -> None:
     asking = Asking()
     _, listener = await asking.call()
     asking.line.read(ASKS)
@@ -536,7 +536,7 @@ async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
     assert [said["params"]["requestId"] for said in pipe.said()] == [1]
 
 
-async def test_a_refused_subscription_is_reported_without_what_was_sent_to_the_server() -> None:
+async def test_a_refused_subscription_is_reported_without_credentials() -> None:
     line = modern(Pipe())
     line.redact = lambda text: text.replace("unknown", "***")
     refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
@@ -547,7 +547,7 @@ async def test_a_refused_subscription_is_reported_without_what_was_sent_to_the_s
         await refusing
 
 
-async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
+async def test_resources_missing_from_an_acknowledgement_are_refused() -> None:
     line = modern(pipe := Pipe())
     good, bad = (asyncio.ensure_future(line.subscribe(f"file:///{name}")) for name in ("good", "bad"))
     await turn()
@@ -577,7 +577,7 @@ async def test_a_subscriber_waits_for_the_acknowledgement_or_the_end() -> None:
         await again
 
 
-async def test_what_is_subscribed_to_together_is_asked_for_at_once() -> None:
+async def test_simultaneous_subscriptions_are_one_request() -> None:
     line = modern(pipe := Pipe())
     subscribing = asyncio.gather(*(line.subscribe(f"file:///{n}") for n in range(100)))
     await turn()

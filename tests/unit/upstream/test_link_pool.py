@@ -123,7 +123,7 @@ async def test_every_call_can_have_a_link_of_its_own_which_ends_with_it() -> Non
     assert pooled.is_empty()
 
 
-async def test_what_a_link_logs_goes_where_all_of_it_goes(pooled: Pooled) -> None:
+async def test_log_lines_of_a_pooled_link_reach_the_common_log(pooled: Pooled) -> None:
     link = pooled.carrier_of(await pooled.sent())
     line = LogMessage("info", {"data": raw("x")})
     link.on_log(line)
@@ -989,7 +989,7 @@ def subscribed(link: Scripted) -> list[str]:
     return [params["uri"] for method, params in link.asked if method == "resources/subscribe"]
 
 
-async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_call_is_sent(followed: Followed) -> None:
+async def test_a_new_link_subscribes_for_its_conversation_before_a_call_is_sent(followed: Followed) -> None:
     await followed.follow("a")
     await followed.follow("b", OTHER_PAGE)
     sent: list[int] = []
@@ -1008,7 +1008,7 @@ async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_ca
     assert followed.notified == [f"a {PAGE}"]
 
 
-async def test_what_is_followed_while_a_link_is_asked_is_asked_for_too(followed: Followed) -> None:
+async def test_a_subscription_added_while_a_link_subscribes_is_requested_too(followed: Followed) -> None:
     await followed.follow("a")
 
     class Slow(Scripted):
@@ -1273,7 +1273,7 @@ async def test_a_caller_with_credentials_of_its_own_has_a_link_of_its_own(isolat
     await pooled.background.aclose()
 
 
-async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> None:
+async def test_shared_lists_are_never_read_with_one_callers_credentials() -> None:
     pooled = await own_pool(OWN)
     pooled.pool.differs_by_client = True
     await pooled.sent(OTHER, ABLE)

@@ -170,7 +170,7 @@ async def test_an_empty_cursor_is_the_end() -> None:
 # -- entries -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_listed_twice_is_used_once_and_said() -> None:
+async def test_a_duplicate_entry_is_used_once_and_noted() -> None:
     pages = {None: page("a", "b", cursor="2"), "2": page("b", "c")}
     listing = await tools_of(Lister(lambda _method, cursor: pages[cursor]))
     assert names(listing) == ["a", "b", "c"]
@@ -196,7 +196,7 @@ async def test_a_list_of_nonsense_is_reported_within_a_bound() -> None:
 
 
 @pytest.mark.parametrize("received", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
-async def test_what_is_no_list_is_refused(received: object) -> None:
+async def test_an_invalid_list_is_refused(received: object) -> None:
     with pytest.raises(BadReply, match="tools/list returned an invalid result"):
         await tools_of(Lister(lambda _method, _cursor: received))
 
@@ -272,7 +272,7 @@ async def test_a_list_holds_as_long_as_its_briefest_page(received: list[int | No
     assert (await tools_of(Lister(answer))).ttl_seconds.get("tools") == seconds
 
 
-async def test_what_two_listings_have_in_common_is_kept_once() -> None:
+async def test_equal_entries_of_two_listings_are_shared() -> None:
     base = await tools_of(Lister(lambda *_: page("a", "b")))
     same = await tools_of(Lister(lambda *_: page("a", "b")))
     more = await tools_of(Lister(lambda *_: page("b", "c", "a")))
@@ -282,7 +282,7 @@ async def test_what_two_listings_have_in_common_is_kept_once() -> None:
     assert (shared.tools[0] is base.tools[1], shared.tools[2] is base.tools[0]) == (True, True)
 
 
-def test_what_is_fresh_is_not_read() -> None:
+def test_a_fresh_list_is_not_read_again() -> None:
     schedule = RelistSchedule()
     assert not schedule
     assert schedule.wait(5.0) is None
@@ -472,7 +472,7 @@ async def test_files_are_the_owners_and_outlast_the_hub(tmp_path: Path) -> None:
     assert await ServerListFiles(tmp_path / "state").read("a") == b"two"
 
 
-async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
+async def test_folders_links_and_long_files_are_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "lists"
     folder.mkdir()
     (folder / "folder.json").mkdir()

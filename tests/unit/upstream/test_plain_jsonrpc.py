@@ -199,7 +199,7 @@ async def test_a_null_result_beside_an_error_is_an_error(scene: Scene) -> None:
         ("500 Oops", answer(result=1)),
     ],
 )
-async def test_what_is_no_answer_leaves_open_whether_it_ran(scene: Scene, status: str, body: bytes) -> None:
+async def test_an_invalid_answer_leaves_executed_unknown(scene: Scene, status: str, body: bytes) -> None:
     fault = (await scene.answered(status, body)).fault
     assert isinstance(fault, BadReply)
     assert fault.executed == "unknown"
@@ -261,7 +261,7 @@ async def test_a_call_given_up_on_its_way_closes_its_connection(scene: Scene) ->
     assert await peer.rest() == b""
 
 
-async def test_closing_the_link_ends_what_is_on_it(scene: Scene) -> None:
+async def test_closing_the_link_ends_its_calls(scene: Scene) -> None:
     _, listener = scene.start()
     peer = await scene.server.accept()
     await peer.request()

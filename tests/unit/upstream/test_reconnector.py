@@ -218,9 +218,7 @@ async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
 
 
 @pytest.mark.parametrize("refusal", [BadReply(NAME, "nonsense"), ServerError(NAME, -32603, "broken")])
-async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_was_known(
-    kept: Kept, refusal: BadReply | ServerError
-) -> None:
+async def test_a_failed_list_keeps_the_link_and_the_known_tools(kept: Kept, refusal: BadReply | ServerError) -> None:
     link = await kept.ready()
     link.list_refusal = refusal
     link.on_changed("tools")
@@ -382,7 +380,7 @@ async def test_a_remembered_transport_that_fails_is_forgotten(kept: Kept) -> Non
     assert [made.by for made in kept.links] == ["http", "sse", "sse", "http"]
 
 
-async def test_a_server_that_speaks_no_carrier_says_what_each_said(kept: Kept) -> None:
+async def test_a_server_without_a_working_transport_reports_the_error_of_each(kept: Kept) -> None:
     kept.prepare = speaks()
     kept.keep(reach=ADDRESS)
     await kept.until(lambda: kept.server_status.state == "retrying")
@@ -532,7 +530,7 @@ async def test_a_server_that_answers_in_no_known_way_is_reported_with_all_answer
     assert kept.server_status.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
 
 
-async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:
+async def test_the_next_transport_is_tried_if_one_cannot_connect(kept: Kept) -> None:
     kept.refusal = WrongCarrier("no")
     kept.keep(reach=ADDRESS)
     await kept.until(lambda: kept.server_status.state == "retrying")
@@ -593,7 +591,7 @@ async def test_a_server_without_logging_gets_no_level(kept: Kept, *, is_modern: 
     assert link.asked == []
 
 
-async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is_no_harm(kept: Kept) -> None:
+async def test_subscriptions_are_renewed_after_a_loss_and_a_refusal_is_harmless(kept: Kept) -> None:
     def earlier(link: Scripted) -> None:
         link.is_modern = False
 

@@ -69,7 +69,7 @@ def test_an_error_is_reported_without_it() -> None:
     assert redact_error(ErrorReply(None, -1, "no", None), redact) == ErrorReply(None, -1, "no", None)
 
 
-def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
+def test_a_result_with_a_secret_that_takes_too_long_to_redact_is_left_out() -> None:
     crowd = [b'"x\\n"'] * (STRINGS_MAX + 1)
     harmless = msgspec.Raw(b"[" + b",".join(crowd) + b"]")
     telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
@@ -82,7 +82,7 @@ def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
 
 
 @given(some.recursive(some.text() | some.integers() | some.booleans(), lambda each: some.lists(each, max_size=4)))
-def test_what_holds_no_secret_is_not_changed(value: object) -> None:
+def test_text_without_a_secret_is_not_changed(value: object) -> None:
     text = json.dumps(value).encode()
     assert bytes(redact_json(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text
 

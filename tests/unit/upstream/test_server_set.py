@@ -54,7 +54,7 @@ async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
 # -- changing ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_needs_no_new_link_is_taken_in_place(kept: Kept) -> None:
+async def test_settings_that_need_no_new_link_apply_in_place(kept: Kept) -> None:
     link = await kept.ready()
     running, _ = kept.start()
     server_queue = kept.hub.server_queues[NAME]
@@ -93,7 +93,7 @@ async def test_calls_on_the_old_link_count_until_they_end(kept: Kept) -> None:
     assert kept.hub.running() == 0
 
 
-async def test_what_waits_in_the_old_queue_is_answered_by_the_old_server(kept: Kept) -> None:
+async def test_queued_calls_of_the_old_server_are_answered_by_it(kept: Kept) -> None:
     old = await kept.ready(max_calls=1)
     running, _ = kept.start()
     waiting, _ = kept.start()
@@ -160,7 +160,7 @@ async def test_a_server_can_be_disabled_and_enabled_again(kept: Kept) -> None:
     assert len(kept.links) == 2
 
 
-async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
+async def test_cached_results_of_the_old_server_are_not_reused(kept: Kept) -> None:
     rules = ToolRules(cached=("read",))
     await kept.ready(rules=rules)
     finish(kept.start()[0])
@@ -172,7 +172,7 @@ async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
     finish(again)
 
 
-async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
+async def test_subscriptions_move_to_the_new_link(kept: Kept) -> None:
     old = await kept.ready()
     received: list[str] = []
     assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: received.append("told")) is None

@@ -124,7 +124,7 @@ async def test_the_stream_is_asked_for_and_messages_go_to_the_endpoint_it_names(
     assert {b"content-type: application/json", b"authorization: Bearer secret"} <= set(head)
 
 
-async def test_what_the_server_says_of_itself_is_known_after_greeting(held: Held) -> None:
+async def test_the_servers_capabilities_are_known_after_initialize(held: Held) -> None:
     await held.greeted()
     assert (held.link.dialect.era, held.link.dialect.version) == ("legacy", "2024-11-05")
     assert held.link.abilities() == {"tools", "logging"}
@@ -435,7 +435,7 @@ class Order(Listener):
         self._told.append(f"Lost {outcome.executed}")
 
 
-async def test_what_had_not_left_when_the_stream_broke_was_not_run(held: Held) -> None:
+async def test_unsent_calls_did_not_run_when_the_stream_broke(held: Held) -> None:
     stream = await held.greeted()
     _, listener = held.start(arguments={"text": "x" * 20_000_000})
     post = await held.server.accept()
@@ -447,7 +447,7 @@ async def test_what_had_not_left_when_the_stream_broke_was_not_run(held: Held) -
     assert len(await post.rest()) < 20_000_000
 
 
-async def test_closing_ends_the_stream_and_what_was_under_way(held: Held) -> None:
+async def test_closing_ends_the_stream_and_its_calls(held: Held) -> None:
     stream = await held.greeted()
     _, listener = held.start()
     await held.taken()
@@ -535,7 +535,7 @@ async def test_the_official_servers_are_greeted_listed_and_called(
     await scene.link.aclose()
 
 
-async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
+async def test_a_server_killed_during_calls_loses_the_link_with_executed_unknown(
     spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", "sleep:60")

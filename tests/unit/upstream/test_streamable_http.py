@@ -266,7 +266,7 @@ async def test_a_refused_subscription_is_reported_to_its_requester(
     assert "a-secret" not in str(received.value)
 
 
-async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None:
+async def test_resources_missing_from_an_acknowledgement_are_refused(held: Held) -> None:
     await held.greeted(is_modern=True)
     good, bad = (asyncio.ensure_future(held.link.subscribe(f"file:///{name}")) for name in ("good", "bad"))
     first, asked = await held.request()
@@ -469,7 +469,7 @@ async def until_asked(held: Held) -> None:
     await eventually(lambda: held.link.questions.has_asked, "the question is read")
 
 
-async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_before_its_call_waits_for_the_call(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 600.0)
     await until_asked(held)
     _, caller = held._stage.start(call(client_caps=held.link.questions.client_caps))
@@ -481,7 +481,7 @@ async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatc
     assert not held.link.questions.has_unanswered
 
 
-async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
+async def test_a_question_without_a_following_call_is_refused_after_a_moment(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "EARLY_SECONDS", 0.0)
@@ -798,7 +798,7 @@ async def test_a_stream_of_changes_goes_on_from_its_last_event_when_the_server_w
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_an_ended_session_answers_was_not_said_where_the_next_one_is(held: Held) -> None:
+async def test_an_answer_of_an_ended_session_belongs_to_no_new_session(held: Held) -> None:
     await held.greeted(is_modern=False, session="s1")
     first = held.link.place
     (early, _), (early_peer, _) = held.start(), await held.request()

@@ -79,7 +79,7 @@ async def test_a_link_is_asked_for_everything_portion_by_portion(
     assert (subscribed(followed.link), then) == (URIS, URIS)
 
 
-async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
+async def test_a_refused_subscription_is_harmless(followed: Followed) -> None:
     followed.link.refuses.add("resources/subscribe")
     with capture_logs() as logs:
         await followed.subscription_sync.follow(followed.link, URIS[:1])
@@ -124,7 +124,7 @@ async def test_a_new_common_link_is_asked_for_everything_and_its_followers_look(
     assert (followed.mine, followed.others) == ([], URIS[:1])
 
 
-async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -> None:
+async def test_an_update_clears_cached_results(followed: Followed) -> None:
     forgotten: list[tuple[str, str | None]] = []
     followed.hub.result_cache.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
     await followed.follow(URIS[0])

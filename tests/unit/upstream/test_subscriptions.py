@@ -191,7 +191,7 @@ class Modern:
         await turn()
 
 
-async def test_what_is_wanted_together_is_asked_for_at_once() -> None:
+async def test_simultaneous_requests_are_one_subscription() -> None:
     server = Modern()
     assert await ended(*server.want("b", "a", "b")) == [None] * 3
     assert server.said == [["a", "b"]]
@@ -199,7 +199,7 @@ async def test_what_is_wanted_together_is_asked_for_at_once() -> None:
     assert server.said == [["a", "b"]]
 
 
-async def test_what_is_wanted_while_the_server_is_asked_waits_for_its_answer() -> None:
+async def test_subscriptions_during_a_request_wait_for_its_answer() -> None:
     server = Modern(is_silent=True)
     first = server.want("a")
     await turn()
@@ -233,7 +233,7 @@ async def test_a_bad_resource_among_many_costs_only_itself(bad: list[str]) -> No
     assert server.watching.wanted == {*(server.acknowledged or ())}
 
 
-async def test_what_one_cannot_watch_does_not_keep_another_from_what_it_can() -> None:
+async def test_a_refused_resource_does_not_block_others() -> None:
     server = Modern(["bad"])
     assert await ended(*server.want("bad")) == [REFUSED]
     assert await ended(*server.want("good")) == [None]
@@ -248,7 +248,7 @@ async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resourc
     assert len(server.said) <= 2  # the other is for the lists alone
 
 
-async def test_there_is_an_end_to_the_search_for_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_for_refused_resources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "REFUSALS_MAX", 5)
     names = [f"{n:03}" for n in range(100)]
     server = Modern(names)
@@ -266,7 +266,7 @@ async def test_list_changes_are_notified_even_without_a_resource() -> None:
     assert (server.said, server.acknowledged) == ([["bad"], []], [])
 
 
-async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
+async def test_resources_not_named_in_an_acknowledgement_are_refused() -> None:
     server = Modern(is_silent=True)
     wanting = server.want("a", "b", "c")
     await turn()
@@ -276,7 +276,7 @@ async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
     assert server.watching.wanted == {"a", "c"}
 
 
-async def test_a_server_may_spell_what_it_acknowledges_in_its_own_way() -> None:
+async def test_a_server_may_spell_acknowledged_uris_in_its_own_way() -> None:
     server = Modern(is_silent=True)
     wanting = server.want("http://a", "http://b")
     await turn()
@@ -310,7 +310,7 @@ async def test_an_unwanted_subscription_is_not_taken_for_accepted() -> None:
     assert await ended(*again) == [None]
 
 
-async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_only_itself() -> None:
+async def test_a_resource_refused_after_a_reconnect_costs_only_itself() -> None:
     server = Modern()
     await ended(*server.want(*"abcd"))
     server.bad = {"c"}

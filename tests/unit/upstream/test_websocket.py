@@ -154,7 +154,7 @@ async def bridged(words: list[str]) -> AsyncIterator[str]:
         yield f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/"
 
 
-async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
+async def test_a_server_killed_during_calls_loses_the_link_with_executed_unknown(
     spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     options = ("--ledger", str(ledger.path), "--mode", "sleep:60")
@@ -309,9 +309,7 @@ async def test_a_withdrawn_call_that_is_still_held_never_leaves(
     await scene.link.aclose()
 
 
-async def test_what_was_held_or_still_in_our_buffer_was_not_run(
-    scripted: tuple[Scripted, str], background: BackgroundTasks
-) -> None:
+async def test_held_and_buffered_calls_did_not_run(scripted: tuple[Scripted, str], background: BackgroundTasks) -> None:
     server, url = scripted
     server.is_mute = True
     link = dial(url, background)
@@ -386,7 +384,7 @@ def acknowledged(id: int) -> bytes:
     ],
     ids=["abort", "goodbye", "nonsense"],
 )
-async def test_whatever_the_end_calls_learn_of_it_after_the_owner(
+async def test_calls_end_after_the_owner_is_notified(
     scripted: tuple[Scripted, str], background: BackgroundTasks, end: Callable[[ServerConnection], None]
 ) -> None:
     server, url = scripted

@@ -13,7 +13,7 @@ TENANTS = Tenants({"acme": TenantSettings(BOUNDS), "free": TenantSettings(max_ca
 OWN = Grants(("files.*",))
 
 
-def test_a_caller_is_held_to_what_its_tenant_is() -> None:
+def test_a_caller_is_bounded_by_its_tenant() -> None:
     assert TENANTS.bound(Caller("a", "acme", OWN)) == Caller("a", "acme", Grants(("files.*",), within=BOUNDS))
 
 

@@ -37,7 +37,7 @@ def test_words_and_data_are_parts_and_the_rest_says_where_they_belong() -> None:
     assert received == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
 
 
-def test_what_is_null_is_not_there() -> None:
+def test_null_arguments_count_as_omitted() -> None:
     received = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
     assert isinstance(received, TaskMessage)
     assert (received.parts, received.task, received.context) == ((TextPart("hi"),), "", "")
@@ -89,7 +89,7 @@ def test_a_fault_over_there_is_one_here_and_says_whether_the_tool_ran(
     assert fault.data == Raw(metadata)
 
 
-def test_what_the_hub_over_there_was_shown_is_taken_out_of_its_words_and_its_data() -> None:
+def test_secrets_are_redacted_in_the_message_and_data_of_a_remote_hub() -> None:
     received = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
     fault = fault_in(received, FAR, lambda text: text.replace("secret", "***"))
     assert fault is not None
@@ -103,7 +103,7 @@ def test_a_fault_without_words_has_some() -> None:
 
 
 @pytest.mark.parametrize("metadata", [b"", b"{}", b"7", b'{"executed":"perhaps"}'])
-def test_what_says_nothing_of_it_is_no_fault(metadata: bytes) -> None:
+def test_a_failure_without_executed_is_no_fault(metadata: bytes) -> None:
     assert fault_in(failed(metadata, "It broke"), FAR) is None
     assert fault_in(TaskStatus("failed", 1.0), FAR) is None
 
@@ -144,7 +144,7 @@ def test_a_schema_is_asked_for_exactly(part: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", [NESTED, b'{"schema":%b}' % NESTED, b'{"type":"object"}', b'{"schema":"x"}', b"{}"])
-def test_what_no_form_can_be_made_of_is_asked_for_in_words(part: bytes) -> None:
+def test_a_question_without_a_usable_form_takes_text(part: bytes) -> None:
     assert question_in((data(part),)).takes_text
 
 
@@ -156,7 +156,7 @@ def test_another_hubs_question_is_passed_on(method: str) -> None:
 
 
 @pytest.mark.parametrize("part", [b'{"method":"tools/call","params":{}}', b'{"method":"roots/list","params":7}'])
-def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
+def test_data_that_is_no_question_is_not_forwarded(part: bytes) -> None:
     assert not question_in((data(part),)).is_hubs_own
 
 
@@ -235,7 +235,7 @@ async def test_a_question_is_no_report() -> None:
     assert telling.on_update == []
 
 
-async def test_a_hubs_report_is_passed_on_without_what_belongs_to_its_hop() -> None:
+async def test_a_hubs_progress_is_forwarded_without_hop_members() -> None:
     telling = Telling()
     telling.add(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
     (report,) = telling.on_update

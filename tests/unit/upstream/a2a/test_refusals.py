@@ -42,7 +42,7 @@ async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
     assert (fault.code, fault.message) == (-32602, "only text")
 
 
-async def test_a_refusal_is_reported_without_what_was_sent_to_the_agent(every: Scene) -> None:
+async def test_a_refusal_is_reported_without_secrets(every: Scene) -> None:
     async def refuse(_: SendMessage, out: Out) -> None:
         out.refuse(A2aProblem("invalid_params", "not with secret"))
 
@@ -88,7 +88,7 @@ async def test_a_null_error_is_ignored(plain: Scene) -> None:
     assert texts(await plain.answered(answer)) == []
 
 
-async def test_an_agent_may_leave_out_what_is_empty(scene: Scene) -> None:
+async def test_an_agent_may_omit_empty_members(scene: Scene) -> None:
     async def say(_: SendMessage, out: Out) -> None:
         out.begin()
         out.send_updates(WORKING, HELLO)
@@ -186,7 +186,7 @@ async def test_the_oldest_goes_where_one_too_many_lingers() -> None:
     assert stopped == [0, 1]
 
 
-async def test_what_has_ended_by_itself_is_not_stopped_and_makes_room() -> None:
+async def test_ended_connections_are_not_stopped_and_free_their_slots() -> None:
     lingering, stopped = DrainingConnections(), list[int]()
     stops = [partial(stopped.append, number) for number in range(DRAINING_MAX + 1)]
     for stop in stops:

@@ -108,7 +108,7 @@ async def test_invalid_arguments_are_not_sent(scene: Scene) -> None:
 # -- what it answers -------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_stream_brings_forth_is_the_result(every: Scene) -> None:
+async def test_the_artifacts_of_a_stream_are_the_result(every: Scene) -> None:
     updates = (WORKING, HELLO, made(TextPart(", "), is_more=True), made(TextPart("world"), is_more=True), DONE)
     listener = await every.answered(streaming(*updates))
     assert result_of(listener) == {
@@ -144,7 +144,7 @@ async def test_a_message_in_the_place_of_a_task_is_the_result(every: Scene) -> N
     assert result_of(listener)["_meta"] == {"isthmus/agent": {"context_id": "c-9"}}
 
 
-async def test_what_the_agent_says_at_the_end_is_part_of_the_result(every: Scene) -> None:
+async def test_the_agents_final_message_is_part_of_the_result(every: Scene) -> None:
     listener = await every.answered(streaming(WORKING, HELLO, stands("completed", TextPart("That is all."))))
     assert texts(listener) == ["hello", "That is all."]
 
@@ -159,7 +159,7 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
     assert words.startswith("The agent ")
 
 
-async def test_a_failure_is_reported_without_what_was_sent_and_an_answer_unchanged(every: Scene) -> None:
+async def test_secrets_are_redacted_in_failures_and_kept_in_answers(every: Scene) -> None:
     every.link.redact = lambda text: text.replace("secret", "***")
     failed = await every.answered(streaming(WORKING, stands("failed", TextPart("not with secret"))))
     assert texts(failed) == ["not with ***"]
@@ -174,7 +174,7 @@ async def test_a_login_that_is_needed_is_an_error_that_says_where(every: Scene) 
     assert texts(listener)[1:] == ["Log in.", '{"url": "https://login.example/"}']
 
 
-async def test_what_it_says_while_it_works_is_progress(every: Scene) -> None:
+async def test_messages_of_a_working_agent_are_progress(every: Scene) -> None:
     updates = (WORKING, stands("working", TextPart("one")), stands("working", TextPart("two")), DONE)
     listener = await every.answered(streaming(*updates), wants_progress=True)
     reports = [event.members for event in listener.events if isinstance(event, Progress)]
@@ -259,7 +259,7 @@ async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_sent_twice(ev
     assert [type(asked) for asked in every.agent.asked] == [SendMessage, GetTask, SubscribeToTask, GetTask]
 
 
-async def test_an_agent_that_forgets_what_has_ended_costs_no_result(scene: Scene) -> None:
+async def test_an_agent_that_forgets_ended_tasks_loses_no_result(scene: Scene) -> None:
     scene.agent.tasks[TASK] = WORKING
 
     async def follow(_: SubscribeToTask, out: Out) -> None:
@@ -318,7 +318,7 @@ async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene:
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_with_the_task(every: Scene) -> None:
+async def test_an_agents_question_goes_to_the_caller_and_the_answer_to_the_task(every: Scene) -> None:
     every.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = every.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
@@ -478,7 +478,7 @@ async def test_a_question_that_is_shown_until_its_answer_is_read_is_asked_once(
     assert (texts(listener), len(listener.asked)) == (["hello"], 1)
 
 
-async def test_what_was_brought_forth_before_a_question_is_shown_with_it(every: Scene) -> None:
+async def test_artifacts_before_a_question_are_shown_with_it(every: Scene) -> None:
     listener = await every.answered(streaming(WORKING, HELLO, stands("input_required", TextPart("Sure?"))))
     assert texts(listener)[:2] == ["hello", "Sure?"]
 
@@ -637,7 +637,7 @@ async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_call
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
 
-async def test_a_link_that_is_closed_ends_what_runs_on_it(scene: Scene) -> None:
+async def test_closing_a_link_ends_its_running_calls(scene: Scene) -> None:
     _, listener = scene.start()
     await until(lambda: bool(scene.agent.asked))
     await scene.link.aclose()
@@ -758,14 +758,14 @@ async def test_cancelling_a_task_with_the_callers_own_id_need_not_wait(scene: Sc
         await scene.agent.cancelled.wait()
 
 
-async def test_what_has_not_left_is_given_up_without_a_word(scene: Scene) -> None:
+async def test_an_unsent_call_is_cancelled_silently(scene: Scene) -> None:
     inflight, listener = scene.start()
     inflight.cancel("enough")
     assert (listener.fault.executed, scene.agent.asked) == ("no", [])
 
 
 @pytest.mark.parametrize("last", ["hang up", "nonsense", "another task", "silence"])
-async def test_a_cancelled_call_that_waits_for_an_id_accepts_what_comes(scene: Scene, last: str) -> None:
+async def test_a_cancelled_call_that_waits_for_an_id_accepts_any_outcome(scene: Scene, last: str) -> None:
     may_say = asyncio.Event()
 
     async def work(_: SendMessage, out: Out) -> None:
@@ -816,7 +816,7 @@ async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-async def test_what_a_look_shows_is_a_sign_of_life_if_it_is_new(plain: Scene, *, is_stuck: bool) -> None:
+async def test_a_poll_prolongs_the_call_if_it_shows_news(plain: Scene, *, is_stuck: bool) -> None:
     plain.stage.server_queue.timeout = 0.3
     looks = 0
 

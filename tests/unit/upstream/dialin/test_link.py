@@ -247,7 +247,7 @@ async def test_levels_that_callers_choose_reach_it() -> None:
         assert again.asked[-1]["params"]["level"] == "warning"
 
 
-async def test_what_it_logs_beside_calls_is_the_operators() -> None:
+async def test_log_lines_outside_calls_go_to_the_operator() -> None:
     async with scene() as at:
         server = await holding(at)
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})

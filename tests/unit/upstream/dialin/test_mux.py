@@ -136,7 +136,7 @@ def test_each_channel_receives_and_sends_its_own_messages(scene: Scene) -> None:
     assert one.channel.client == "192.0.2.7"
 
 
-def test_what_left_is_the_sockets_account(scene: Scene) -> None:
+def test_sent_bytes_are_counted_by_the_socket(scene: Scene) -> None:
     one, two = scene.open(1), scene.open(2)
     scene.socket.left = scene.socket.written
     first = one.channel.write(one.channel.frame(b"a"))
@@ -284,7 +284,7 @@ def test_a_servers_own_error_comes_out_as_it_was(own: dict[str, Any] | None) -> 
 
 
 @pytest.mark.parametrize("data", [None, 5, [], {}, {"executed": "no"}, {"executed": "maybe", "reason": "x"}])
-def test_what_is_no_hubs_word_is_left_as_it_is(data: Any) -> None:
+def test_errors_without_hub_data_are_unchanged(data: Any) -> None:
     error = reply("oh", data)
     assert read_error(NAME, error) is error
 

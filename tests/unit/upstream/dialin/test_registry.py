@@ -62,7 +62,7 @@ async def test_a_server_is_invisible_before_it_was_listed_and_waiters_learn_when
         assert json.loads(agent_server.welcome)["serverInfo"]["name"] == "clock"
 
 
-async def test_without_a_server_id_it_is_what_it_calls_itself() -> None:
+async def test_without_a_server_id_the_servers_own_name_is_used() -> None:
     async with scene() as at:
         for server in (Dialler("clock"), Dialler("lamp"), Dialler(None)):
             await at.agent_server(server)
@@ -154,7 +154,7 @@ async def test_a_server_that_refuses_every_greeting_is_sent_away() -> None:
         assert server.closed == [(1008, "it refused to initialize: not today (-1)")]
 
 
-async def test_what_a_server_says_at_length_when_it_refuses_is_cut_in_the_log_and_to_itself() -> None:
+async def test_a_long_refusal_is_cut_in_the_log_and_in_the_close_reason() -> None:
     async with scene() as at:
         server = Dialler()
         server.is_mute = True
@@ -207,7 +207,7 @@ async def test_this_hub_itself_is_sent_away() -> None:
 # -- the same once more ----------------------------------------------------------------------------------------------
 
 
-async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still_does_is_no_matter() -> None:
+async def test_the_newest_connection_of_a_server_id_replaces_the_old_one() -> None:
     async with scene() as at:
         old = await at.agent_server(Dialler("old"), "s1")
         old.holds_calls = True
@@ -362,7 +362,7 @@ async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> No
         assert (shown.state, shown.reason, shown.since, shown.tools) == ("away", reason, at.time, ("now",))
 
 
-async def test_what_had_not_left_did_not_run() -> None:
+async def test_unsent_calls_did_not_run() -> None:
     async with scene() as at:
         server = await at.agent_server(Dialler())
         server.holds_calls = True
@@ -395,7 +395,7 @@ async def test_the_grace_is_the_agents_own_and_changes_at_once() -> None:
         assert isinstance(waiting.fault, NotConnected)
 
 
-async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_it_was_sent() -> None:
+async def test_a_leaving_server_answers_its_calls_and_the_next_one_takes_over() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
         old, new = Dialler(), Dialler()
         old.holds_calls = True
@@ -415,7 +415,7 @@ async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_i
         assert (at.hub.running(), at.book.connections()) == (0, 1)
 
 
-async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_called() -> None:
+async def test_a_leaving_server_is_away_and_gets_no_calls() -> None:
     async with scene(DialInSettings(grace=30.0)) as at:
         old = await at.agent_server(Dialler())
         old.say_goodbye()
@@ -917,7 +917,7 @@ async def test_every_socket_is_closed_once_when_the_hub_shuts_down_and_no_new_on
         await at.book.aclose()
 
 
-async def test_what_is_shown_of_a_server() -> None:
+async def test_a_servers_summary_has_its_state_and_calls() -> None:
     async with scene() as at:
         server = await at.agent_server(Dialler())
         server.holds_calls = True

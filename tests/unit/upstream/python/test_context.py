@@ -97,7 +97,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])
-async def test_an_answer_is_what_the_function_gets(scene: Scene, function: Callable[..., Any]) -> None:
+async def test_the_function_receives_the_answer(scene: Scene, function: Callable[..., Any]) -> None:
     answer = {"action": "accept", "content": {"name": "Ann"}}
     assert await scene.answered(function, answer) == {"name": "Ann"}
 
@@ -133,7 +133,7 @@ async def test_a_declined_question_returns_none(scene: Scene, function: Callable
         (Declined(-32000, "not today"), "NoAnswerError: not today"),
     ],
 )
-async def test_what_is_no_answer_is_the_tool_s_error(
+async def test_an_unanswered_question_is_an_error_of_the_tool(
     scene: Scene, function: Callable[..., Any], answer: Any, words: str
 ) -> None:
     assert (await scene.answered(function, answer)).startswith(words)

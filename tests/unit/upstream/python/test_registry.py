@@ -72,7 +72,7 @@ def test_the_functions_of_a_claimed_module_are_its_own_and_take_no_names_from_ot
     assert len(registry.of_module("shop")) == 2
 
 
-def test_claiming_takes_away_what_was_built_in_before() -> None:
+def test_claiming_a_name_removes_builtin_functions() -> None:
     registry = FunctionRegistry()
     registry.add(function(), origin())
     registry.claim("shop")

@@ -163,7 +163,7 @@ async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -
     assert "gets no headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
 
 
-async def test_what_is_asked_for_by_a_query_is_not_taken_for_something_else(scene: Scene) -> None:
+async def test_targets_with_different_queries_are_distinct(scene: Scene) -> None:
     assert scene.targets.find(PLANNER, TargetSpec("https://shop.example.com/mcp?key=1")) == "shop"
     assert "[targets] allow" in scene.refusal("https://shop.example.com/mcp?key=2")
 
@@ -250,7 +250,7 @@ async def test_a_name_that_leads_into_a_private_network_is_refused(scene: Scene)
     assert (scene.server_status, scene.kept.links) == ([], [])
 
 
-async def test_what_is_listed_literally_is_not_looked_up(scene: Scene) -> None:
+async def test_a_literally_listed_address_is_not_resolved(scene: Scene) -> None:
     scene.names.answers = [PRIVATE]
     await scene.open("http://10.0.0.1:9000")
     reach = scene.kept.links[0].settings
@@ -326,7 +326,7 @@ async def test_a_server_that_does_not_answer_in_time_is_dropped(scene: Scene) ->
     assert scene.server_status == []
 
 
-async def test_what_is_taken_back_while_it_is_reached_is_not_called(scene: Scene) -> None:
+async def test_a_target_forbidden_while_connecting_is_not_called(scene: Scene) -> None:
     held = hold(scene)
     going = scene.going()
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
@@ -344,7 +344,7 @@ async def test_a_lost_server_is_reached_anew(scene: Scene) -> None:
     assert (await scene.open()).server != first.server
 
 
-async def test_what_a_server_says_of_its_headers_is_not_repeated(scene: Scene) -> None:
+async def test_headers_echoed_by_a_server_are_redacted(scene: Scene) -> None:
     def prepare(link: Scripted) -> None:
         link.refusal = WrongCarrier("who sends Bearer hunter22 or hunter22 is unknown")
 
