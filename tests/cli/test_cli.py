@@ -87,7 +87,7 @@ async def test_the_usual_file_is_found(config: str, tmp_path: Path) -> None:
     assert (await run("call", "echo", "text=hi", cwd=tmp_path, env={"HOME": str(tmp_path)})).out == "hi\n"
 
 
-async def test_faults_say_what_ran_and_what_to_do(config: str) -> None:
+async def test_faults_report_executed_and_a_fix(config: str) -> None:
     lost = await run("call", "raw.pay", "nonce=1", "mode=die_after_ledger", "--config", config)
     assert (lost.code, lost.out) == (1, "")
     assert "executed: unknown" in lost.err
@@ -222,7 +222,7 @@ async def test_a_hub_that_is_not_there_ends_with_4(deaf_port: int) -> None:
 # -- serving -------------------------------------------------------------------------------------------------
 
 
-async def test_serve_says_where_it_listens_and_what_is_odd(tmp_path: Path) -> None:
+async def test_serve_prints_its_address_and_warnings(tmp_path: Path) -> None:
     async with serving(tmp_path, {"bad": {"url": 5}}) as served:
         said = "".join(served.said)
         assert f'"url": "http://127.0.0.1:{served.port}/mcp"' in said
@@ -298,7 +298,7 @@ async def test_stdio_can_stand_before_a_running_hub(tmp_path: Path) -> None:
         assert_echoed(await talk("--hub", served.url, env={"ISTHMUS_KEY": KEY}))
 
 
-async def test_stdio_ends_on_a_signal_and_answers_what_runs(config: str, ledger: Ledger) -> None:
+async def test_stdio_ends_on_a_signal_and_answers_running_calls(config: str, ledger: Ledger) -> None:
     process = await start("stdio", "--config", config)
     assert process.stdin is not None
     call = {"name": "raw.pay", "arguments": {"nonce": "n", "mode": "sleep:60"}}

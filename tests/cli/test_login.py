@@ -15,7 +15,7 @@ from tests.security.authority import Authority, Protected, entry_of, visit
 
 
 @pytest.mark.parametrize("is_device", [False, True])
-async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: Path, *, is_device: bool) -> None:
+async def test_a_login_prints_its_address_and_stores_the_token(tmp_path: Path, *, is_device: bool) -> None:
     async with Authority() as authority, Protected(authority) as server:
         config = write_config(tmp_path, {"my s": entry_of(server)})
         words = ["login", "my s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]

@@ -143,7 +143,7 @@ async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_screens_of_the_page_are_what_commands_show(tmp_path: Path) -> None:
+async def test_the_screens_of_the_page_match_the_commands(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     taken = await screens(commands_of(page), tmp_path)
     for found in SCREEN.finditer(page):

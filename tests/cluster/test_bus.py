@@ -55,7 +55,7 @@ def fill(channel: BusChannel, message: bytes) -> int:
 # -- presence ----------------------------------------------------------------------------------------------------------
 
 
-async def test_nodes_see_each_other_and_what_they_announce(cluster: Cluster) -> None:
+async def test_nodes_see_each_other_and_their_announcements(cluster: Cluster) -> None:
     a = await cluster.node("a", {"address": "here"})
     b = await cluster.node(ODD_NODE, {"address": "there"})
     c = await cluster.node("c")
@@ -168,7 +168,7 @@ async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) ->
     assert await a.request(NodeId("b"), "echo", b"again", within=20) == b"again"
 
 
-async def test_what_a_node_prepares_is_there_when_it_is_first_seen(cluster: Cluster) -> None:
+async def test_a_node_is_first_seen_with_its_services(cluster: Cluster) -> None:
     """The request leaves in the very callback that reports the node."""
     a = await cluster.node("a")
     answers: list[asyncio.Task[bytes]] = []
@@ -523,7 +523,7 @@ async def test_a_frame_with_a_wrong_number_breaks_its_channel_on_both_sides(clus
     assert await echo.next() == b"still here"
 
 
-async def test_what_is_not_understood_costs_at_most_its_channel(cluster: Cluster) -> None:
+async def test_invalid_messages_cost_at_most_their_channel(cluster: Cluster) -> None:
     a, b = await cluster.pair()
     here, there = await open_channel(a, b)
     other_here, other_there = await open_channel(a, b)
@@ -583,7 +583,7 @@ async def test_thousands_of_channels_live_side_by_side_and_end_with_their_peer(c
     assert a.sessions == {}
 
 
-async def test_what_was_not_sent_when_the_peer_died_has_provably_not_left(cluster: Cluster) -> None:
+async def test_bytes_not_sent_when_the_peer_died_have_provably_not_left(cluster: Cluster) -> None:
     a = await cluster.node("a")
     program = await cluster.program("b", {"silence_seconds": 30.0})
     await present(a, "b")

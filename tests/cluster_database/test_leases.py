@@ -202,7 +202,7 @@ async def test_a_hub_that_is_alone_and_a_cluster_keep_each_other_out(
 # -- callers that wait -------------------------------------------------------------------------------------------------
 
 
-async def test_a_caller_that_waits_on_a_node_that_stood_still_gets_what_the_heir_stores(
+async def test_a_caller_waiting_on_a_stalled_node_gets_the_heirs_result(
     no_leftovers: None, cluster: Cluster, ledger: Ledger
 ) -> None:
     async with cluster.nodes("a", "b") as (a, b), asyncio.timeout(SECONDS):

@@ -138,7 +138,7 @@ async def test_a_caller_cannot_see_follow_or_cancel_anothers_task(locked: HubPro
         assert (await ada.post(f"/v1/cancel/{id}")).json()["state"] == "canceled"
 
 
-async def test_cancelling_says_what_became_of_the_call(locked: HubProcess, tmp_path: Path) -> None:
+async def test_cancelling_returns_the_outcome_of_the_call(locked: HubProcess, tmp_path: Path) -> None:
     async with client(locked, ADA) as http, gate(tmp_path) as path:
         id = await start(http, "desk.steps", gate=str(path))
         held = await opened(path)
@@ -282,7 +282,7 @@ async def test_indistinguishable_callers_get_a_task_by_its_id_and_no_list(tmp_pa
         assert (await http.get("/v1/sessions")).status_code == 403
 
 
-async def test_what_an_operator_does_with_anothers_task_is_in_the_audit_log(tmp_path: Path) -> None:
+async def test_an_operators_actions_on_tasks_are_in_the_audit_log(tmp_path: Path) -> None:
     servers = {"desk": stdio([sys.executable, str(SERVER)])}
     async with (
         serving(tmp_path, servers, callers=CALLERS, limits=PATIENT) as hub,

@@ -140,7 +140,7 @@ async def said_to_the_agent(hub: HubProcess, key: str, method: str, params: dict
 
 
 @pytest.mark.usefixtures("tickets")
-async def test_what_is_kept_after_a_crash_in_the_middle_of_a_line_is_kept(tmp_path: Path) -> None:
+async def test_documents_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
     opener = importlib.import_module("isthmus_examples.lines").opener({})
     file = tmp_path / "tasks.jsonl"
     for number in range(3):
@@ -164,7 +164,7 @@ async def test_an_installed_package_that_no_configuration_names_is_not_loaded(in
     assert await run(tmp_path, variables(installed), sys.executable, "-c", code) == (0, "False\n")
 
 
-async def test_what_cannot_be_used_ends_the_start_with_3_and_is_named(installed: Path, folder: Path) -> None:
+async def test_an_unusable_extension_ends_the_start_with_3_and_is_named(installed: Path, folder: Path) -> None:
     env = variables(installed) | {"TICKET_SECRET": "short"}
     config = write_config(folder, {}, **tables(folder))
     code, said = await run(folder, env, *isthmus("serve", "--config", str(config), "--port", "0"))
@@ -183,7 +183,7 @@ async def test_servers_of_the_other_program_are_taken_over_for_good(installed: P
     assert "notes_server.py" in written
 
 
-async def test_access_shows_what_a_policy_refuses(installed: Path, folder: Path) -> None:
+async def test_access_shows_refusals_of_a_policy(installed: Path, folder: Path) -> None:
     (folder / "secrets" / "reader-key").write_text("reader-0123456789abcdef\n")
     received = tables(folder)
     received["callers"]["reader"] = {"key": "mounted:reader-key", "allow": ["notes.*"]}

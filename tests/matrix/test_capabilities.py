@@ -34,7 +34,7 @@ async def test_changes_are_announced_wherever_the_server_can(full_servers: FullS
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.way == "own"], ids=str)
-async def test_what_is_shown_of_a_server_is_what_it_has(full_servers: FullServerMatrix, cell: Cell) -> None:
+async def test_the_shown_capabilities_are_those_of_the_server(full_servers: FullServerMatrix, cell: Cell) -> None:
     shown = (await full_servers.survey(cell)).capabilities
 
     # Tasks are what the hub itself does for servers that have none.

@@ -18,7 +18,7 @@ every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @every_cell
-async def test_a_client_speaks_its_own_era_whatever_the_server_speaks(sessions: MatrixSessions, cell: Cell) -> None:
+async def test_a_client_speaks_its_own_era_with_every_server(sessions: MatrixSessions, cell: Cell) -> None:
     record = await sessions.record(cell)
 
     assert record.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.client_name]
@@ -76,9 +76,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(sessions: MatrixSessi
 
 
 @every_cell
-async def test_meta_reaches_the_server_but_for_what_belongs_to_the_callers_hop(
-    sessions: MatrixSessions, cell: Cell
-) -> None:
+async def test_meta_reaches_the_server_without_members_of_the_callers_hop(sessions: MatrixSessions, cell: Cell) -> None:
     received = (await sessions.record(cell)).meta()
 
     hop = {key.removeprefix(HOP): value for key, value in received.items() if key.startswith(HOP)}

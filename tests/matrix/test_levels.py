@@ -49,7 +49,7 @@ async def test_a_level_holds_from_the_next_call_on(
     assert received == [["error"], list(content.LEVELS)] * ROUNDS
 
 
-async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path, spawn: Spawn) -> None:
+async def test_one_callers_log_level_does_not_affect_another(tmp_path: Path, spawn: Spawn) -> None:
     form = Form("sdk2", "legacy", "stateful")
     peer = await spawn(form.peer, *form.options)
     quiet, curious, late = MessageListener(), MessageListener(), MessageListener()

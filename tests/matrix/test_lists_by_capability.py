@@ -99,7 +99,7 @@ async def everything(
 
 @pytest.mark.parametrize("client_caps", ANSWERS)
 @pytest.mark.parametrize("form", ["by-stdio", "by-sse", "by-http"])
-async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
+async def test_a_caller_gets_the_servers_list_for_its_capabilities(
     everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]], form: str, client_caps: str
 ) -> None:
     hub, direct = everything
@@ -118,7 +118,7 @@ async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
         await eventually(is_the_same, f"the same tools, {expected} among them")
 
 
-async def test_what_only_some_are_listed_others_cannot_call(
+async def test_tools_listed_only_to_some_cannot_be_called_by_others(
     everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]],
 ) -> None:
     hub, _ = everything
@@ -168,7 +168,7 @@ async def names(caller: Raw, capabilities: Mapping[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_each_modern_request_is_answered_for_what_its_caller_can_be_asked(tmp_path: Path, era: str) -> None:
+async def test_each_modern_request_is_answered_by_its_own_capabilities(tmp_path: Path, era: str) -> None:
     async with profiled(tmp_path, era) as (hub, _), Raw(hub.url_of("one")) as caller:
         assert await names(caller, {}) == EVERYBODYS
         assert await names(caller, ABLE) == {*EVERYBODYS, "ask"}
@@ -181,7 +181,7 @@ async def test_each_modern_request_is_answered_for_what_its_caller_can_be_asked(
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_caller_that_calls_before_it_lists_can_call_what_it_would_list(tmp_path: Path, era: str) -> None:
+async def test_a_caller_can_call_its_tools_before_listing(tmp_path: Path, era: str) -> None:
     async with profiled(tmp_path, era) as (hub, _), Raw(hub.url) as caller:
         called = await ask(caller, "tools/call", ABLE, name="one.ask", arguments={})
         unknown = await ask(caller, "tools/call", ABLE, name="one.nothing", arguments={})

@@ -160,7 +160,7 @@ async def test_an_update_that_both_processes_send_arrives_once(tmp_path: Path, m
         assert await marked(client, ear) == [PAGE, PAGE]
 
 
-async def test_until_it_has_a_process_a_caller_gets_what_all_callers_get(tmp_path: Path) -> None:
+async def test_a_caller_without_a_process_gets_the_common_updates(tmp_path: Path) -> None:
     async with notebook(tmp_path) as server, follower(server.url, "legacy", PAGE) as (_, ear):
         os.kill(server.pids()[0], signal.SIGUSR1)
         await ear.wait_for(PAGE, 0)
@@ -183,9 +183,7 @@ async def test_after_its_process_is_lost_a_caller_is_notified_once_and_follows_t
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_is_followed_after_the_first_call_is_followed_there_and_given_up_there(
-    tmp_path: Path, mode: Mode
-) -> None:
+async def test_subscriptions_after_the_first_call_use_the_callers_own_process(tmp_path: Path, mode: Mode) -> None:
     async with notebook(tmp_path) as server:
         async with able(server.url, mode) as (client, ear):
             own = await touch(client)

@@ -150,7 +150,7 @@ async def test_a_caller_that_refuses_the_question_gets_an_error(servers: AskingS
 
 
 @cells
-async def test_a_server_knows_what_its_caller_can_be_asked(servers: AskingServers, cell: Cell) -> None:
+async def test_a_server_knows_its_callers_capabilities(servers: AskingServers, cell: Cell) -> None:
     results = await servers.results(cell)
     answered = {name: results[name]["possible"]["text"] for name in ("able", "without a user", "unable")}
     assert answered == {

@@ -144,9 +144,7 @@ async def askers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubP
 
 @among_askers
 @every_client
-async def test_a_servers_questions_are_answered_whatever_era_it_speaks(
-    askers: HubProcess, client: TypeScriptClient
-) -> None:
+async def test_a_servers_questions_are_answered_in_every_era(askers: HubProcess, client: TypeScriptClient) -> None:
     asking = {tool: call(tool, given) for tool, (given, _) in QUESTIONS.items()}
     naming = {"named": call("test_input_required_result_elicitation")}
     plans = [SessionPlan({**asking, **naming}, askers.url_of(server)) for server in ASKERS]

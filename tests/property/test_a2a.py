@@ -174,7 +174,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @given(given_text=some_object)
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_a_tool_is_given_and_gives_back_arrives_as_it_was(
+def test_arguments_and_results_of_a_tool_arrive_unchanged(
     hub: HubProcess, way: Callable[[Client, str], Any], given_text: str
 ) -> None:
     with closing(Client(hub.port)) as client:

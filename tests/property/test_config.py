@@ -136,7 +136,7 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[s
 
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
-def test_what_is_imported_means_the_same_and_keeps_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
+def test_imported_entries_mean_the_same_and_keep_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
     around = HostContext(ENVIRONMENT, Path("/work"), HOME)
     document = Document(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
     merging = ImportPlan(Path("/srv/isthmus.toml"), around, may_replace=False)

@@ -61,7 +61,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
+def test_stored_and_similar_inputs_are_harmless(name: str) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     target = target_of(name)
     for data in corpus_of(name):

@@ -187,9 +187,7 @@ def a_call(name: str, **arguments: Any) -> tuple[Json, dict[str, str]]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, headers
 
 
-async def test_what_a_server_asks_in_one_callers_call_is_not_put_to_another(
-    guarded: HubProcess, tmp_path: Path
-) -> None:
+async def test_a_question_in_one_callers_call_does_not_go_to_another(guarded: HubProcess, tmp_path: Path) -> None:
     """It asks without saying about which call, when the other's has come last."""
     file = str(tmp_path / "held")
     async with (
@@ -237,7 +235,7 @@ async def holds(caller: Raw, server: str) -> None:
             pass
 
 
-async def test_what_is_not_given_to_local_servers(hub: HubProcess, agent: str, tmp_path: Path) -> None:
+async def test_local_servers_do_not_get_the_token(hub: HubProcess, agent: str, tmp_path: Path) -> None:
     """The token is neither in their environment nor, where it comes by a file, on anybody's command line."""
     token = python_token(agent)
     (tmp_path / "token").write_text(token + "\n")

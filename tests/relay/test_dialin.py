@@ -115,7 +115,7 @@ async def test_its_tools_are_listed_and_called_on_every_frontend(
         assert methods.count("initialize") == 1
 
 
-async def test_what_is_shown_of_it(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
+async def test_rest_shows_a_dial_in_server(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
     async with raw_server(hub.port, agent, manner=Manner("lamp", ("on", "off"))):
         shown = await stands(rest, f"{agent}_lamp", "ready")
         assert "dial-in" in shown.values()
@@ -166,7 +166,9 @@ async def test_a_server_of_the_official_sdk_behind_a_pipe_loses_nothing(
             await eventually(lambda: content.WATCHED_URI in ear.announced, "the update is heard")
 
 
-async def test_what_it_asks_is_asked_of_the_caller(hub: HubProcess, rest: httpx2.AsyncClient, agent: str) -> None:
+async def test_questions_of_a_dial_in_server_go_to_the_caller(
+    hub: HubProcess, rest: httpx2.AsyncClient, agent: str
+) -> None:
     async with pipe(hub.port, agent, command("asking_sdk1")), AsyncExitStack() as stack:
         name = f"{agent}_asking-sdk1"
         await stands(rest, name, "ready")

@@ -194,7 +194,7 @@ async def answers_with(it: Device, text: str) -> bool:
         return False
 
 
-async def test_what_the_replaced_one_was_asked_ends_at_once(hub: HubProcess, agent: str) -> None:
+async def test_calls_of_a_replaced_server_end_at_once(hub: HubProcess, agent: str) -> None:
     async with (
         raw_server(hub.port, agent, "same", manner=Manner(tools=("hold",))) as old,
         device(hub.port, agent) as it,
@@ -235,7 +235,7 @@ async def test_initialize_and_lists_are_genuine_and_name_the_servers_that_answer
         assert "nextCursor" not in listed
 
 
-async def test_the_manager_has_what_it_waits_for(hub: HubProcess, agent: str) -> None:
+async def test_the_manager_gets_the_tools_it_waits_for(hub: HubProcess, agent: str) -> None:
     async with raw_server(hub.port, agent, manner=Manner(tools=("one", "two"), is_terminated=True)):
         assert await manage(hub.port, agent) == ["one", "two"]
 

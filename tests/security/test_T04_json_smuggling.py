@@ -53,9 +53,7 @@ AMBIGUOUS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("label", AMBIGUOUS)
-async def test_what_says_two_things_is_refused_and_reaches_no_server(
-    guarded: tuple[HubProcess, Ledger], label: str
-) -> None:
+async def test_ambiguous_bodies_are_refused_and_reach_no_server(guarded: tuple[HubProcess, Ledger], label: str) -> None:
     hub, ledger = guarded
     for path in ("/mcp", "/mcp/raw", "/messages", "/a2a"):
         async with connected(hub.port) as wire:
@@ -82,7 +80,7 @@ async def test_a_member_that_is_there_twice_is_refused_on_every_endpoint(
         assert reply.status == 400, reply.body
 
 
-async def test_what_says_one_thing_is_called(guarded: tuple[HubProcess, Ledger]) -> None:
+async def test_an_unambiguous_body_is_called(guarded: tuple[HubProcess, Ledger]) -> None:
     """Else the tests above could not fail."""
     hub, ledger = guarded
     async with connected(hub.port) as wire:

@@ -66,7 +66,7 @@ def corpus(endpoint: Endpoint) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", POSTS)
-async def test_what_two_readers_could_cut_differently_is_refused_with_all_that_follows(
+async def test_ambiguously_framed_requests_are_refused_with_all_that_follow(
     guarded: tuple[HubProcess, Ledger], name: str
 ) -> None:
     hub, ledger = guarded

@@ -114,7 +114,7 @@ async def test_every_connection_makes_exactly_one_lookup(monkeypatch: pytest.Mon
         assert names.asked == {"rebinding.example": 20}
 
 
-async def test_what_is_configured_is_dialled_as_it_was_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_configured_addresses_are_dialled_as_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names({"server.example": [["127.0.0.1"], [ALLOWED]]})
     with Sink() as sink:
         async with public(sink.port, monkeypatch):

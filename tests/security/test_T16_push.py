@@ -40,7 +40,7 @@ async def couriers(egress: Egress) -> AsyncIterator[PushClient]:
     await background.aclose()
 
 
-async def test_what_is_sent_goes_to_the_address_that_was_looked_at() -> None:
+async def test_pushes_go_to_the_checked_address() -> None:
     """Named and looked at, then sent: each time the name leads elsewhere, and never in."""
     with Sink() as sink, dialled() as whom:
         for turns in ([[PUBLIC], ["127.0.0.1"]], [["127.0.0.1"], [PUBLIC]], [[PUBLIC], [PUBLIC], ["::1"], [PUBLIC]]):

@@ -81,7 +81,7 @@ class Endpoint(Scripted):
         out.write(reply(request.result({"done": True})))
 
 
-async def test_a_bridge_to_json_rpc_has_one_target_whatever_tools_and_arguments_are_called(tmp_path: Path) -> None:
+async def test_a_json_rpc_bridge_has_one_target_for_all_names_and_arguments(tmp_path: Path) -> None:
     async with Endpoint() as server:
         names = [odd for odd in ODD if odd]
         declared = {name: {"description": ""} for name in names}
@@ -109,7 +109,7 @@ def test_the_name_of_a_tool_is_one_line_of_a_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["x\r\nX-Evil: 1", "x\nY: 1", "x\x00", "x\x7f", "\u2028"])
-def test_what_would_break_out_of_its_line_is_not_written(value: str) -> None:
+def test_header_values_with_line_breaks_are_not_written(value: str) -> None:
     with pytest.raises(ValueError, match="cannot carry") as refused:
         header_lines({"x-token": value})
     assert value not in str(refused.value)
@@ -130,7 +130,7 @@ def test_a_tool_with_unwritable_headers_is_invalid(headers: tuple[str, ...]) -> 
     assert not is_annotation_valid(marked(*headers))
 
 
-def test_what_is_repeated_in_a_header_is_one_line() -> None:
+def test_arguments_repeated_in_headers_are_one_line() -> None:
     places = annotated_params(marked("Region"))
     for odd in ODD:
         written = param_headers(places, msgspec.Raw(json.dumps({"p0": odd}).encode()))

@@ -121,7 +121,7 @@ async def test_a_daemon_does_not_outlive_its_server(way: str) -> None:
 
 
 @pytest.mark.usefixtures("claimed")
-async def test_a_hub_that_is_the_first_process_sees_off_what_it_is_left_with() -> None:
+async def test_a_hub_as_first_process_reaps_orphans() -> None:
     """In a container; here it takes in orphans as such a process does."""
     with taking_in_orphans():
         async with running(DAEMON) as child:

@@ -140,7 +140,7 @@ async def test_a_token_is_refused_if_made_by(here: IssuerHub, attack: str) -> No
     assert "resource_metadata=" in answer.headers["www-authenticate"]
 
 
-async def test_what_is_right_is_let_in(here: IssuerHub) -> None:
+async def test_valid_tokens_are_accepted(here: IssuerHub) -> None:
     for token in (
         here.token(),
         here.token(key="two"),

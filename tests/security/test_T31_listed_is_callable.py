@@ -57,7 +57,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProc
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_by_every_entry_exactly_what_is_listed_runs_and_all_else_is_unknown(hub: HubProcess, caller: str) -> None:
+async def test_on_every_entry_exactly_the_listed_tools_run(hub: HubProcess, caller: str) -> None:
     async with connected_caller(hub, caller) as connection:
         for entry, (frontend, calling, listing) in ENTRIES.items():
             expected = {f"{tool.server}.{tool.name}" for tool in TOOLS if may(caller, frontend, tool)}
@@ -236,7 +236,7 @@ async def test_a_server_exists_for_callers_that_may_use_something_of_it(hub: Hub
 # -- devices, and programs -------------------------------------------------------------------------------------------
 
 
-async def test_a_device_of_the_relay_can_call_what_it_is_listed_and_nothing_else(hub: HubProcess) -> None:
+async def test_a_relay_device_can_call_exactly_its_listed_tools(hub: HubProcess) -> None:
     expected = {("alpha", "look"), ("gamma", "drop")}
     async with device(hub.port, "guest") as it:
         await it.ready()
@@ -268,7 +268,7 @@ USERS = {
 }
 
 
-async def test_in_a_program_a_user_can_call_what_it_is_listed_and_nothing_else() -> None:
+async def test_a_programs_user_can_call_exactly_its_listed_tools() -> None:
     servers = [{"name": name, **{key: server(name)[key] for key in ("command", "args")}} for name in SERVERS]
     every = {f"{tool.server}.{tool.name}" for tool in TOOLS}
     counts: dict[str, int] = {}

@@ -113,6 +113,6 @@ async def test_no_header_lets_anybody_in(guarded: tuple[HubProcess, Ledger], nam
 @pytest.mark.parametrize(
     "key", [CONVERSATION_KEY, CONVERSATION_KEY.upper(), CONVERSATION_KEY.title(), *sorted(OWN_KEYS)]
 )
-def test_what_the_hub_says_to_its_own_clients_no_caller_can_say(key: str) -> None:
+def test_callers_cannot_send_the_hubs_own_markers(key: str) -> None:
     one, two = Raw(b"1"), Raw(b"2")
     assert passed_meta({key: one, "mine": two}, lambda _: None) == {"mine": two}

@@ -117,7 +117,7 @@ def test_one_caller_with_a_short_key_costs_only_itself(tmp_path: Path, capsys: p
     assert OPEN_TO_NETWORK.number not in str(output)
 
 
-def test_what_the_hub_needs_for_itself_it_makes_at_random(tmp_path: Path) -> None:
+def test_the_hubs_own_secrets_are_random(tmp_path: Path) -> None:
     for make in (lambda state: relay_key(None, state), secret_in):
         one, other = make(tmp_path / "one"), make(tmp_path / "other")
         assert one != other

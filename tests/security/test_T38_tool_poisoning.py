@@ -48,7 +48,7 @@ def test_orders_are_found_wherever_a_model_reads(place: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Prompt, Resource])
-def test_and_in_what_is_no_tool(kind: type[Feature]) -> None:
+def test_orders_in_other_features_are_flagged_too(kind: type[Feature]) -> None:
     assert "reads-like-orders" in flags_of(feature(kind, "x", {"name": "x", "description": ORDERS}))
 
 

@@ -50,7 +50,7 @@ def log(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=["forged", "long", "both", "nulls", "tags"])
-def test_one_event_is_one_short_line_whatever_is_in_it(tmp_path: Path, log: Any, hostile: str) -> None:
+def test_any_event_is_one_short_line(tmp_path: Path, log: Any, hostile: str) -> None:
     values: list[Any] = [
         hostile,
         [hostile] * 100,

@@ -23,7 +23,7 @@ from tests.unit.frontends.http.raw_client import opened as open_listener
 SOCKETS = 200
 
 
-def test_the_times_are_what_they_are_said_to_be() -> None:
+def test_the_time_limits_match_the_threat_table() -> None:
     settings = HttpListenerSettings()
     assert settings.header_seconds <= 10
     assert settings.body_seconds <= 10

@@ -97,7 +97,7 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_what_is_not_compressed_is_taken(guarded: tuple[HubProcess, Ledger]) -> None:
+async def test_uncompressed_bodies_are_accepted(guarded: tuple[HubProcess, Ledger]) -> None:
     """Else the tests above could not fail."""
     async with connected(guarded[0].port) as wire:
         headers = [*BASE, *key_header(KEY), ("content-encoding", "identity")]

@@ -49,7 +49,7 @@ def test_the_line_after_one_that_was_too_long_is_read() -> None:
 
 
 @pytest.mark.parametrize("chunk", [b"\x00" * 99 + b"\n", bytes(range(256)) + b"\n", b"\xff\xfe\n", b"\r\n\r\n"])
-def test_what_is_no_text_comes_out_as_lines_and_breaks_nothing(chunk: bytes) -> None:
+def test_bytes_that_are_no_text_are_split_into_lines(chunk: bytes) -> None:
     decoder = LineDecoder(1024)
     list(decoder.feed(chunk * 3))
     assert list(decoder.feed(b'{"a":1}\n'))[-1] == b'{"a":1}'

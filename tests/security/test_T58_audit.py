@@ -180,7 +180,7 @@ TAMPERINGS: dict[str, tuple[tuple[str, ...], int]] = {
 
 
 @pytest.mark.parametrize("how", TAMPERINGS)
-def test_what_was_changed_in_the_database_is_named(
+def test_records_changed_in_the_database_are_named(
     tampered: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     statements, number = TAMPERINGS[how]
@@ -477,7 +477,7 @@ class OverStreams:
 WHO = {"name": "test", "version": "1"}
 
 
-async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when_killed_is_ended_by_the_next(
+async def test_a_stdio_hub_is_audited_and_its_open_records_are_closed_by_the_next_hub(
     tmp_path: Path, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(tmp_path, {"bank": payer(ledger.path)}, hub={"audit": "strict"}, limits=PATIENT)

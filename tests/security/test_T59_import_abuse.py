@@ -65,7 +65,7 @@ def test_a_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_irregular_files_are_not_read(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "servers.json"
     if kind == "pipe":
         os.mkfifo(file)

@@ -148,9 +148,7 @@ async def test_no_search_depends_on_tools_that_the_caller_may_not_call(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_the_caller_may_not_call_is_unknown_to_call_tool(
-    hubs: tuple[HubProcess, HubProcess], name: str
-) -> None:
+async def test_forbidden_tools_are_unknown_to_call_tool(hubs: tuple[HubProcess, HubProcess], name: str) -> None:
     full, bare = [await answers(hub, "call_tool", {"name": name, "arguments": {"employee": "e"}}) for hub in hubs]
     assert full == bare
     assert all("unknown_tool" in answer and "secret" not in answer for answer in full)

@@ -202,7 +202,7 @@ async def test_the_exception_of_a_failed_call_carries_only_text(field: Field, wa
     assert "isthmus" not in json.dumps(walked)
 
 
-async def test_what_a_script_prints_and_returns_is_bounded(field: Field) -> None:
+async def test_a_scripts_output_and_result_are_bounded(field: Field) -> None:
     printed = await run(field, "for _ in range(100_000):\n    print('x' * 100)")
     assert len(json.dumps(printed)) < 60_000
     assert "output_bytes" in printed["structuredContent"]["printed"]

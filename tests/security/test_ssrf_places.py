@@ -158,7 +158,7 @@ def test_every_field_that_could_hold_an_address_is_known() -> None:
     assert places() - KNOWN == set(), "say in this file what they are, and put them into the matrix"
 
 
-def test_what_callers_and_servers_write_is_in_the_matrix() -> None:
+def test_addresses_from_callers_and_servers_are_in_the_matrix() -> None:
     for place, start in CALLERS.items():
         assert any(field.startswith(start) for field in FIELDS), place
     assert set(SERVERS.values()) <= set(WAYS)

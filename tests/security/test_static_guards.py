@@ -212,7 +212,7 @@ AUTHORITY = {b"host", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-f
              b"x-rewrite-url", b"x-real-ip"}  # fmt: skip
 
 
-def test_no_address_is_made_of_what_a_request_says_of_itself() -> None:
+def test_no_address_is_built_from_request_headers() -> None:
     """Neither Host nor what proxies write: addresses of the hub come from `public_url`, authority from the route."""
     found: dict[str, set[str]] = {}
     for name, tree in with_words(r"""(?i)["'](?:host|x-forwarded|forwarded|x-original|x-rewrite|x-real)"""):

@@ -37,7 +37,7 @@ def test_where_nothing_is_known_all_is_well(capsys: pytest.CaptureFixture[str]) 
     assert output.startswith(f"{SHIPPED}.txt: {len(pins_of(FILE))} packages asked about, 0 known")
 
 
-def test_a_vulnerability_in_what_is_shipped_fails_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vulnerability_in_a_shipped_package_fails_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main([], answering({"click": [FLAW]})) == 1
     assert "(PYSEC-1), mended by 9" in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_a_package_that_is_pinned_twice_is_asked_about_twice() -> None:
     assert sum(map(len, rounds)) == len(pins_of(file_of("fuzz"))) == len(received.known)
 
 
-def test_what_is_for_other_systems_is_asked_about_too() -> None:
+def test_packages_for_other_systems_are_audited_too() -> None:
     names: set[str] = set()
 
     def ask(pins: Sequence[Pin], _: str) -> str:

@@ -113,7 +113,7 @@ async def test_an_unknown_tool_name_is_reported_once_and_costs_only_itself(
     assert received.startswith("There is no tool 'docs.serch'. Did you mean docs.search")
 
 
-async def test_what_a_user_may_not_use_is_not_listed(service: ToolService) -> None:
+async def test_forbidden_tools_are_not_listed(service: ToolService) -> None:
     assert await names(HubToolset(service, user_context=ONLY_SEARCH)) == ["mcp_docs_search"]
     talk = Conversation([HubToolset(service, user_context_provider=lambda _: ONLY_SEARCH)], "nothing to do")
     await talk.say("hello")
@@ -284,7 +284,7 @@ async def test_a_picture_goes_to_the_model_as_a_picture(service: ToolService) ->
     assert [part.inline_data.mime_type for part in response.parts] == ["image/png"]
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     events = await Conversation([HubToolset(service)], {"mcp_docs_drawing": {}}, "done").say("draw")
     (response,) = [each for event in events for each in event.get_function_responses()]
     assert (response.response["result"], response.parts) == ("a line\n[image image/svg+xml, 70 bytes]", None)
@@ -401,7 +401,7 @@ async def test_of_several_toolsets_the_one_that_denies_counts_and_all_suggest(se
     assert "Did you mean mcp_builtin_echo" in misspelt["error"]
 
 
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path) -> None:
     async with audited(tmp_path) as service:
         both = [
             HubToolset(service, user_context=SUE, tool_filter=["chat_log"], require_confirmation=True),
@@ -618,7 +618,7 @@ async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_aud
     assert await refused_in(tmp_path) == [("builtin.chat_log", "overloaded")]
 
 
-async def test_failures_in_the_background_are_reported_and_closing_stops_what_runs(
+async def test_background_failures_are_reported_and_closing_stops_running_calls(
     service: ToolService, ledger: Ledger
 ) -> None:
     toolset = HubToolset(service, run_in_background=True)
@@ -657,7 +657,7 @@ async def test_a_toolset_opens_a_service_when_it_is_asked_and_closes_it_with_the
     await toolset.close()
 
 
-async def test_closing_also_closes_what_is_just_being_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_also_closes_a_service_that_is_starting(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ToolService] = []
     is_opening, may_open = threading.Event(), threading.Event()
     plain = ToolService.initialize
@@ -758,7 +758,7 @@ def test_an_invalid_timeout_is_refused_at_once() -> None:
         HubToolset(config={}, timeout="5")
 
 
-def test_a_toolset_is_of_a_service_or_of_what_makes_one() -> None:
+def test_a_toolset_needs_a_service_or_a_configuration() -> None:
     for wrong in ({}, {"service": ToolService(), "config": {}}):
         with pytest.raises(ValueError, match="either a service"):
             HubToolset(**wrong)

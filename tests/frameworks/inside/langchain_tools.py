@@ -254,7 +254,7 @@ async def test_unreadable_arguments_are_reported_and_the_model_tries_again(
         assert state["messages"][-1].content == "about weirs"
 
 
-async def test_what_can_be_read_beside_it_is_executed(service: ToolService) -> None:
+async def test_valid_calls_beside_an_invalid_one_are_executed(service: ToolService) -> None:
     both = AIMessage(
         "",
         tool_calls=[{"name": "mcp_docs_search", "args": {"query": "weirs"}, "id": "read"}],
@@ -341,7 +341,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_blocking: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_blocking: bool) -> None:
     async with audited(tmp_path) as service:
         names = ["mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"]
         broken = [unreadable("mcp_builtin_echo", "{", "broken"), unreadable("made_up", "{", "another")]
@@ -484,7 +484,7 @@ async def test_a_tool_that_needs_approval_waits_for_it(
     assert (f"erased {path}" in noted) == (ending == "success")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     model = scripted(("mcp_docs_grow", {"name": "chained"}), ("mcp_docs_chained", {}), "grown")
 
     async def is_listed() -> bool:
@@ -509,7 +509,7 @@ def test_live_tools_without_a_loop(service: ToolService) -> None:
     assert tool_messages(state)[0].artifact["status"] == "success"
 
 
-async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) -> None:
+async def test_a_run_gets_the_tools_of_its_own_user(service: ToolService) -> None:
     names = ["docs.search", "docs.erase"]
     hub = HubMiddleware(service, names, lambda config: config["configurable"].get("user"))
     model = scripted("nothing to do", "nothing to do")
@@ -519,7 +519,7 @@ async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) ->
     assert model.offered == [["mcp_docs_search"], ["mcp_docs_search", "mcp_docs_erase"]]
 
 
-async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -> None:
+async def test_arguments_may_have_any_name(service: ToolService) -> None:
     def clashing(self: str, config: str, run_manager: str, callbacks: str = "none") -> str:
         """All names that the framework uses itself."""
         return f"{self} {config} {run_manager} {callbacks}"
@@ -568,7 +568,7 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert (text["text"], image["type"], image["mime_type"]) == ("a pixel", "image", "image/png")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     (drawing,) = await hub_tools(service, ["docs.drawing"])
     assert await drawing.ainvoke({}) == "a line\n[image image/svg+xml, 70 bytes]"
 

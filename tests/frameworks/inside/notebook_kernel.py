@@ -129,7 +129,7 @@ def test_the_example_runs_cell_by_cell(notebook: Notebook) -> None:
     assert "Did you mean builtin.knead" in said[3]
 
 
-def test_what_the_manual_shows_runs_in_cells(notebook: Notebook, tmp_path: Path) -> None:
+def test_examples_of_the_manual_run_in_cells(notebook: Notebook, tmp_path: Path) -> None:
     shown = re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {}}')

@@ -174,7 +174,7 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await HubServer(service, ["docs.serach"]).connect()
 
 
-async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) -> None:
+async def test_a_run_gets_the_tools_of_its_own_user(service: ToolService) -> None:
     tools = await hub_tools(service, ["docs.search", "docs.erase"], lambda context: context.context)
     model = scripted("nothing to do", "nothing to do")
     agent: Agent[Any] = Agent("librarian", model=model, tools=[*tools])
@@ -221,7 +221,7 @@ async def test_arguments_that_the_sdk_cannot_read_are_reported_by_the_server(
     assert result.final_output == "so be it"
 
 
-async def test_what_a_program_says_of_other_failures_of_its_servers_stays_its_own(service: ToolService) -> None:
+async def test_a_programs_own_error_settings_of_servers_stay(service: ToolService) -> None:
     class Broken(HubServer):
         async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("broken")
@@ -263,7 +263,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 
 
 @pytest.mark.parametrize("is_server", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_server: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_server: bool) -> None:
     async with audited(tmp_path) as service:
         model = scripted(
             ("mcp_builtin_ech", {}),
@@ -288,7 +288,7 @@ async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_se
     assert await refused_in(tmp_path) == expected
 
 
-async def test_what_a_server_of_tools_is_asked_for_and_has_not_is_in_the_log(tmp_path: Path) -> None:
+async def test_missing_tools_of_a_server_are_in_the_log(tmp_path: Path) -> None:
     async with audited(tmp_path) as service:
         server = HubServer(service, ["echo"], SUE)
         for name in ("mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"):
@@ -340,7 +340,7 @@ async def test_a_run_without_its_configuration_is_ended_by_the_sdk(service: Tool
         await Runner.run(agent, "please", run_config=UNTRACED)
 
 
-async def test_what_a_run_says_of_other_errors_stays_its_own(service: ToolService) -> None:
+async def test_a_runs_own_error_formatter_stays(service: ToolService) -> None:
     own = RunConfig(tracing_disabled=True, tool_error_formatter=lambda call: f"{call.kind}, sorry")
     config = hub_run_config(service, run_config=own)
     agent = Agent(
@@ -381,7 +381,7 @@ async def test_a_tool_that_needs_approval_waits_for_it(service: ToolService, fol
     await wait_for_note(folder, "erased run")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     async def is_listed() -> bool:
         return "docs.ran" in await service.list_tools()
 
@@ -464,7 +464,7 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert image["image_url"].startswith("data:image/png;base64,")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     for given in ({"tools": [*await hub_tools(service, ["drawing"])]}, {"mcp_servers": [HubServer(service)]}):
         agent = Agent("a", model=scripted(("mcp_docs_drawing", {}), "seen"), **given)
         (received,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))

@@ -206,7 +206,7 @@ async def test_an_unlisted_name_is_answered_with_its_status(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_streamed: bool) -> None:
+async def test_a_refusal_is_in_the_audit_log_once(tmp_path: Path, *, is_streamed: bool) -> None:
     async def hear(ctx: Any, events: Any) -> None:
         async for _ in events:
             pass
@@ -248,7 +248,7 @@ async def test_of_several_toolsets_the_one_that_denies_counts(service: ToolServi
     assert (received.metadata["status"], script.returned) == ("unauthorized", [received.content])
 
 
-async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:
+async def test_renamed_and_omitted_tools_are_not_suggested(service: ToolService) -> None:
     toolset = HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.index")
     agent = Agent(Scripted(("mcp_docs_serch", {}), "well").model, toolsets=[toolset])
     (received,) = returns((await agent.run("please")).all_messages())
@@ -287,7 +287,7 @@ async def test_a_tool_that_needs_approval_waits_for_it(service: ToolService, fol
     await wait_for_note(folder, "erased step")
 
 
-async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+async def test_added_tools_are_offered_at_the_next_turn(service: ToolService) -> None:
     async def is_listed() -> bool:
         return "docs.stepped" in await service.list_tools()
 
@@ -366,7 +366,7 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert (text, image.media_type) == ("a pixel", "image/png")
 
 
-async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+async def test_an_image_that_models_do_not_accept_is_named(service: ToolService) -> None:
     agent = Agent(Scripted(("mcp_docs_drawing", {}), "seen").model, toolsets=[HubToolset(service, ["drawing"])])
     (received,) = returns((await agent.run("please")).all_messages())
     assert received.content == "a line\n[image image/svg+xml, 70 bytes]"

@@ -82,7 +82,7 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
     assert [each["event"] for each in await noted(tmp_path, 1)] == [CUT, STARTED, STOPPED]
 
 
-async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
+async def test_calls_of_in_memory_tasks_are_in_the_audit_log(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
         hub = Hub(Limits(), log.audit.over(CallMetrics()))
         server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()

@@ -132,7 +132,7 @@ async def test_a_long_message_waits_for_its_reader_and_others_behind_it() -> Non
     await background.aclose()
 
 
-async def test_what_waits_when_the_channel_breaks_has_not_left() -> None:
+async def test_bytes_that_wait_when_the_channel_breaks_were_not_sent() -> None:
     background = BackgroundTasks()
     pipe, channel, ear = opened(background)
     sent = channel.write(channel.frame(b"here"))
@@ -147,7 +147,7 @@ async def test_what_waits_when_the_channel_breaks_has_not_left() -> None:
     await background.aclose()
 
 
-async def test_closing_delivers_what_was_written_before() -> None:
+async def test_closing_delivers_earlier_writes() -> None:
     background = BackgroundTasks()
     pipe, channel, _ = opened(background)
     long = channel.frame(b"x" * (4 * PIECE_BYTES))

@@ -59,7 +59,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_the_file_did_not_take_is_written_once_it_does(
+async def test_unwritten_definitions_are_written_when_the_file_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
@@ -86,7 +86,7 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
     after.close()
 
 
-async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None:
+async def test_definitions_seen_at_the_very_end_are_written_too(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.pins._worker.shutdown()
     kept.hub.publish(server_status("a"))

@@ -302,7 +302,7 @@ async def test_a_child_that_dies_is_started_again_and_calls_wait_for_it() -> Non
         assert len(hub.present) == 1, "the hub's connection was not touched"
 
 
-async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) -> None:
+async def test_calls_of_the_hub_are_in_the_local_audit_log(tmp_path: Path) -> None:
     async with standing_in(shares=True) as hub:
         plan = plan_for(hub, "one")
         settings = HubSettings(state=str(tmp_path))
@@ -441,7 +441,7 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
     assert [line["again_in"] for line in lines if "again_in" in line] == [0.1, 0.2, 0.4]
 
 
-def test_only_what_is_said_of_the_token_is_final() -> None:
+def test_only_close_reasons_about_the_token_are_final() -> None:
     assert verdict_on(LineLost("", 1008, "token已过期")) == "token已过期"
     assert verdict_on(LineLost("", 1008, "its token is no longer valid")) is not None
     assert verdict_on(LineLost("", 1008, "no room")) is None

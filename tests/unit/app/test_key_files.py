@@ -34,7 +34,7 @@ def test_without_a_folder_there_are_no_keys(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_what_was_put_there_is_there(tmp_path: Path) -> None:
+def test_added_keys_are_stored(tmp_path: Path) -> None:
     first = add(tmp_path / "state", "planner")
     second = add(tmp_path / "state", "reader")
     assert KeyFile(tmp_path / "state").read() == (first, second)
@@ -52,7 +52,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_what_cannot_be_decided_changes_nothing(tmp_path: Path) -> None:
+def test_an_aborted_change_changes_nothing(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
     seen = file.look()

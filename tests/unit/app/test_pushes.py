@@ -45,7 +45,7 @@ async def test_a_private_address_is_for_callers_that_may_name_it_while_it_is_lis
     await pushes.aclose()
 
 
-async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> None:
+async def test_due_pushes_are_checked_at_the_start(running: RunningHub) -> None:
     pushes = Pushes(running)
     body = b'{"task":"t","recipient":"r","number":1,"host":"h"}'
     kept = asyncio.Event()

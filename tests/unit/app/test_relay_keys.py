@@ -171,7 +171,7 @@ def test_the_file_is_looked_at_now_and_then_and_not_for_every_question(tmp_path:
     assert revocations.has(NOTED)
 
 
-def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+def test_known_revocations_stay_while_the_file_is_unreadable(tmp_path: Path) -> None:
     revoke(NOTED, tmp_path)
     revocations = Revocations(tmp_path, (), Clock())
     assert revocations.has(NOTED)
@@ -198,7 +198,7 @@ def test_a_missing_list_revives_no_token_and_then_accepts_none(tmp_path: Path) -
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
 
 
-def test_what_is_configured_changes_and_what_was_read_stays(tmp_path: Path) -> None:
+def test_configured_revocations_change_and_stored_ones_stay(tmp_path: Path) -> None:
     revocations = Revocations(tmp_path, (NOTED,), Clock())
     assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
     revoked_file(tmp_path).mkdir(parents=True)

@@ -150,7 +150,7 @@ async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(reloa
     assert "'second'" in repr(reloading.running.configuration.servers)
 
 
-async def test_what_was_said_already_is_not_said_again(reloading: ReloadingHub) -> None:
+async def test_repeated_findings_are_not_logged_again(reloading: ReloadingHub) -> None:
     reloading.write({"a": {"url": 5}})
     await reloading.reloader.reload()
     reloading.write({"a": {"url": 5}, "b": OFF})

@@ -174,7 +174,7 @@ async def test_a_call_that_outlasts_the_drain_is_withdrawn_and_answered(pipes: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_answers_what_runs_and_ends(pipes: Pipes, ledger: Ledger, number: signal.Signals) -> None:
+async def test_a_signal_answers_running_calls_and_ends(pipes: Pipes, ledger: Ledger, number: signal.Signals) -> None:
     pipes.send(line(1, "initialize", **HELLO) + call(2, "raw.pay", nonce="n", mode="sleep:60"))
     serving = asyncio.ensure_future(run_stdio(with_raw(ledger), os.environ, stdin=pipes.stdin, stdout=pipes.stdout))
     await until(lambda: bool(ledger.lines()))
@@ -222,7 +222,7 @@ async def test_a_slow_reader_gets_everything_and_delays_no_other(pipes: Pipes) -
     outlet.close()
 
 
-async def test_what_was_taken_already_needs_no_flushing(pipes: Pipes) -> None:
+async def test_accepted_output_needs_no_flush(pipes: Pipes) -> None:
     outlet = Outlet(pipes.stdout, Limits(), pytest.fail)
     outlet.write(b"short")
     await outlet.flushed()

@@ -83,7 +83,7 @@ async def test_a_task_that_cannot_be_decoded_costs_only_itself(running: RunningH
     assert [each.id for each in page.tasks] == ["good"]
 
 
-async def test_a_slow_reader_gets_what_changed_when_it_reads_again(running: RunningHub) -> None:
+async def test_a_slow_reader_gets_the_changes_when_it_reads_again(running: RunningHub) -> None:
     browser, received, is_slow = TaskBrowser(running), asyncio.Queue[Sequence[TaskEntry]](), True
     tried = asyncio.Event()
 

@@ -91,7 +91,7 @@ def test_a_token_ends_with_a_key_that_is_revoked(tmp_path: Path) -> None:
     assert caller not in world.known
 
 
-def test_issuers_are_asked_about_what_is_no_key(tmp_path: Path, running: Running) -> None:
+def test_issuers_check_tokens_that_are_no_keys(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     assert world.known.wants_proof
     assert not world.tokens.gives_tokens()
@@ -103,7 +103,7 @@ def test_issuers_are_asked_about_what_is_no_key(tmp_path: Path, running: Running
     assert caller in world.known
 
 
-def test_what_did_not_change_goes_on(tmp_path: Path, running: Running) -> None:
+def test_unchanged_issuers_continue(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running),))
     issuer = world.issuer()
     issuer.take_keys(read_keys(running.document(), ALGORITHMS))

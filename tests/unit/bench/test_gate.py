@@ -44,7 +44,7 @@ def test_steps_are_the_same_each_time_and_more_for_more() -> None:
     assert longer["work"] > first["work"] * gate.STEPS_TOLERANCE
 
 
-def test_what_has_not_changed_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unchanged_costs_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved(monkeypatch, tmp_path, count(SCENARIOS))
 
     assert gate.check() == 0

@@ -327,7 +327,7 @@ def test_a_new_file_keeps_the_keys_of_the_old_one(
     assert capsys.readouterr().err == "Nothing changes for any caller.\n"
 
 
-async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
+async def test_a_server_that_does_not_start_is_named_with_its_missing_tools(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = config(tmp_path / "old"), config(tmp_path / "new", {"alpha": ALPHA, "gamma": {"command": "/no/such"}})
@@ -338,7 +338,7 @@ async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
     assert said.err.endswith("Tools of servers that are not connected may be missing above.\n")
 
 
-async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
+async def test_a_caller_left_out_because_of_a_mistake_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     callers = {**CALLERS, "planner": {**CALLERS["planner"], "key": "short"}}
@@ -382,5 +382,5 @@ async def test_tools_that_wait_for_approval_are_unreachable_and_nothing_is_recor
         ["access", "planner", "--frontend", "http"],
     ],
 )
-def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
+def test_contradictory_options_are_refused(words: list[str]) -> None:
     assert main(words) == Exit.USAGE

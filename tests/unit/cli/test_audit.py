@@ -237,7 +237,7 @@ def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
     assert (output["good"], output["bad"], [slot["good"] for slot in output["slots"]]) == (False, None, [True, False])
 
 
-def test_what_happened_is_all_of_them_together(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_tail_merges_all_logs(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, "tail", "-n", "3") == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["2/2", "2/3", "2/4"]

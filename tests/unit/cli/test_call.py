@@ -354,7 +354,7 @@ def refusal(*words: str, whole: str | None = None) -> CommandFailed:
         ("unknown:=@-", '"unknown":[1, 2]'),
     ],
 )
-def test_a_word_becomes_what_the_schema_wants(word: str, member: str) -> None:
+def test_a_word_becomes_a_value_of_the_schemas_type(word: str, member: str) -> None:
     assert made(word) == "{" + member + "}"
 
 

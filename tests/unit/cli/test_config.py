@@ -197,7 +197,7 @@ def test_the_origin_of_each_value_is_named(folder: Path, capsys: pytest.CaptureF
     assert values["servers.files.isolation"] == '"shared" default'
 
 
-def test_what_callers_have_comes_from_somewhere_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_callers_are_shown_with_their_origin(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     caller = '\n[callers."the other"]\nkey = "${TOKEN}"\nallow = ["*"]\ntenant = "blue"\n'
     (folder / "isthmus.toml").write_text(FILE + caller)
     assert main(["config", "show", "--origin"]) == Exit.SUCCESS
@@ -239,7 +239,7 @@ env = { DATABASE_URL = "postgres://me:hunter33@db/x", API_KEY = 9876543210, DB_P
 """
 
 
-def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
+def test_credentials_of_callers_for_a_server_are_shown_redacted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = 'callers = { planner = { headers = { A = "hunter22" } }, "acme/ann" = { oauth = { grant = "device" } } }'

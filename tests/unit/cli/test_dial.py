@@ -45,7 +45,7 @@ def refusal(wanted: DialOptions, **environment: str) -> tuple[Exit, str]:
     return failed.value.exit, failed.value.message
 
 
-def test_a_command_is_one_server_called_by_what_it_starts() -> None:
+def test_a_command_is_one_server_named_after_its_program() -> None:
     plan = plan_of(DialOptions((URL, "python", "-u", "tools/calculator.py", "--fast")), {})
     assert [(offer.name, offer.server_id) for offer in plan.offers] == [("calculator", "calculator")]
     assert plan.configuration.servers[0].reach == StdioSettings("python", ("-u", "tools/calculator.py", "--fast"))
@@ -71,7 +71,7 @@ def test_a_file_gives_all_its_servers_but_those_that_are_disabled(file: Path) ->
     assert ids(DialOptions((URL,), config=file, only=("web",), server_id="search")) == [("web", "search")]
 
 
-def test_what_was_set_for_the_pipe_goes_on_working(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_mcp_pipe_keep_working(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(DialOptions(("calc",)), MCP_ENDPOINT=URL) == [("calc", "calc")]
     assert ids(DialOptions(()), MCP_ENDPOINT=URL, MCP_CONFIG=str(file)) == [("files", "files"), ("web", "web")]
     monkeypatch.chdir(tmp_path)
@@ -79,9 +79,7 @@ def test_what_was_set_for_the_pipe_goes_on_working(file: Path, tmp_path: Path, m
     assert ids(DialOptions(()), MCP_ENDPOINT=URL) == [("files", "files"), ("web", "web")]
 
 
-def test_what_the_pipe_found_in_its_env_file_is_found_there(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_env_file_of_mcp_pipe_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"MCP_ENDPOINT='{URL}'\nMCP_CONFIG={file}\nISTHMUS_RELAY_TOKEN=from-the-file\n")
     assert ids(DialOptions(())) == [("files", "files"), ("web", "web")]

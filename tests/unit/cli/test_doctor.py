@@ -69,7 +69,7 @@ async def test_all_well_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert out.endswith("all servers are well\n")
 
 
-async def test_a_broken_server_ends_with_1_and_says_what_to_try(
+async def test_a_broken_server_ends_with_1_and_a_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], deaf_port: int
 ) -> None:
     servers = {
@@ -161,7 +161,7 @@ async def test_without_a_file_the_servers_of_the_environment_are_named(
     assert capsys.readouterr().out.startswith("configuration: no file found; servers come from MCP_SERVER_MAP\n")
 
 
-async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_running_hub_is_examined_through_its_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}, limits=PATIENT) as served:
         source = RemoteSource(served.url)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED

@@ -112,7 +112,9 @@ async def test_a_line_says_how_a_server_stands(config: LocalSource, capsys: pyte
     assert raw.split() == ["raw", "ready", "stdio", "MCP", "2026-07-28", "4", "tools"]
 
 
-async def test_what_is_no_mcp_is_not_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_servers_without_mcp_are_labelled_by_their_protocol(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "sums.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
     async with listening() as port:
         plain = {"rpc": f"http://127.0.0.1:{port}/rpc", "tools": {"read": {}}}

@@ -166,7 +166,7 @@ LOADED = "print('structlog' in sys.modules, 'rich' in sys.modules); import rich;
         ("import isthmus.cli.serve", ["True True", "<module"]),  # a program of somebody else's
     ],
 )
-def test_a_hub_starts_without_rich_and_what_it_loads_may_use_it(first: str, said: list[str]) -> None:
+def test_a_hub_starts_without_loading_rich(first: str, said: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; {first}; import structlog; {LOADED}"],
         capture_output=True,

@@ -128,7 +128,7 @@ async def test_tools_are_named_on_lines_of_their_own_if_wanted(capsys: pytest.Ca
     ]
 
 
-async def test_programs_get_what_the_hub_says(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_json_output_is_the_hubs_answer(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         assert await show_status(here.source, is_json=True) is Exit.SUCCESS
     assert json.loads(capsys.readouterr().out) == {"servers": [OVEN, RACK], "devices": [ROBOT]}

@@ -105,7 +105,7 @@ def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- stdio ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_others_print_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stray_prints_go_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     (from_out, out), (from_err, err) = os.pipe(), os.pipe()
     monkeypatch.setattr(module, "STDOUT", out)
     monkeypatch.setattr(module, "STDERR", err)

@@ -144,7 +144,7 @@ def test_a_caller_is_revoked_with_all_its_keys_or_one_key_alone(capsys: pytest.C
         (("revoke", "planner"), "no key has that name or id"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_begins_no_list(
+def test_an_impossible_command_is_reported_and_creates_no_list(
     words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = Said(capsys, *words)
@@ -219,9 +219,7 @@ url = "env:NOBODY_SET_THIS_EITHER"
 """
 
 
-def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_are_made_and_revoked_without_the_hubs_variables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any operator must be able to revoke a key, in a shell without the hub's variables."""
     with (folder / "isthmus.toml").open("a") as file:
         file.write(HUBS_OWN)

@@ -73,7 +73,7 @@ def test_a_tool_without_a_schema_takes_anything_and_one_without_arguments_nothin
     assert "async def tool()" in stub({"type": "object", "properties": {}, "additionalProperties": False})
 
 
-def test_what_is_too_much_is_not_written() -> None:
+def test_signatures_that_are_too_large_are_widened() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(50):
         deep = {"type": "object", "properties": {"x": deep}, "required": ["x"]}

@@ -82,7 +82,7 @@ def test_conversations_are_distinguished_without_their_ids() -> None:
     assert "one" not in received[0]
 
 
-def test_what_is_about_to_be_sent_has_no_outcome() -> None:
+def test_the_record_before_sending_has_no_outcome() -> None:
     begun = ended(call(), None, server=None, was_sent=False, id="run-1")
     assert begun["event"] == "call.begun"
     assert begun["id"] == "run-1"
@@ -132,7 +132,7 @@ def test_long_names_and_odd_texts_cost_only_themselves() -> None:
         ("https://" + "u" * 300 + ":secret@host/" + "p" * 300, "https://host/" + "p" * 243),
     ],
 )
-def test_what_may_be_secret_in_an_address_is_left_out(kind: Kind, address: str, kept: str) -> None:
+def test_possibly_secret_parts_of_an_address_are_left_out(kind: Kind, address: str, kept: str) -> None:
     assert ended(msgspec.structs.replace(call(), name=address, kind=kind))["name"] == kept
 
 
@@ -148,7 +148,7 @@ def test_an_event_is_recorded_with_its_bounded_subject() -> None:
     assert len(many) == MEMBERS_MAX + 2
 
 
-def test_what_is_a_record_already_stays_as_it_is() -> None:
+def test_an_encoded_record_stays_unchanged() -> None:
     assert RecordEncoder(KEY).record(EncodedRecord(2.0, b'{"at":2.0}')) == (2.0, b'{"at":2.0}')
 
 
@@ -267,7 +267,7 @@ def test_records_in_another_order_are_found() -> None:
     assert number_of(look(rows, None)) == 2
 
 
-def test_what_is_missing_at_the_end_is_found_by_the_checkpoint() -> None:
+def test_missing_records_at_the_end_are_found_by_the_checkpoint() -> None:
     rows = chain(5)
     assert number_of(look(rows[:3], seal(point(rows[-1])))) == 4
     assert number_of(look([], seal(point(rows[-1])))) == 1
@@ -309,12 +309,12 @@ def test_the_time_that_a_record_is_found_by_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"event":"call"}', b'{"at":"1"}', b'{"at":1.0,"event":"\xff"}'])
-def test_what_is_no_record_is_named(content: bytes) -> None:
+def test_an_invalid_record_is_named(content: bytes) -> None:
     row = AuditRow(1, 1.0, content, follow(START, content).digest)
     assert number_of(look([row], None)) == 1
 
 
-def test_what_a_hub_found_wrong_when_it_started_stays_to_be_seen() -> None:
+def test_a_defect_found_at_the_start_of_a_hub_stays_visible() -> None:
     content = b'{"at":1.0,"event":"%b","why":"it ended too early"}' % CUT.encode()
     row = AuditRow(1, 1.0, content, follow(START, content).digest)
     broken = look([row], seal(point(row)))
@@ -335,7 +335,7 @@ def record(content: bytes) -> dict[str, Any]:
     return read
 
 
-def test_what_ended_is_not_open_however_often_it_began() -> None:
+def test_an_ended_call_is_not_open_even_if_it_began_twice() -> None:
     ends = UnfinishedCalls()
     for number, (id, is_begun) in enumerate([("a", True), ("b", True), ("a", True), ("a", False), ("", False)]):
         ends.take(row(number, id, is_begun=is_begun))
@@ -345,7 +345,7 @@ def test_what_ended_is_not_open_however_often_it_began() -> None:
     assert (list(ends.open), ends.lost) == (["b"], 0)
 
 
-def test_what_closes_a_call_names_it_and_is_its_end() -> None:
+def test_the_closing_record_of_a_lost_call_names_and_ends_it() -> None:
     ends = UnfinishedCalls()
     begun = row(1, "b", is_begun=True)
     ends.take(begun)

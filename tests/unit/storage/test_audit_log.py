@@ -199,7 +199,7 @@ async def test_the_hub_that_writes_it_can_look_at_it(place: Place) -> None:
         assert await journal.log_rows(after=5, limit=2) == []
 
 
-async def test_what_conflicts_leaves_no_record_and_no_gap(place: Place) -> None:
+async def test_a_conflicting_write_leaves_no_record_and_no_gap(place: Place) -> None:
     notary = Sealing()
     async with place.opened() as journal:
         await journal.open_log(notary)
@@ -216,7 +216,7 @@ async def test_what_conflicts_leaves_no_record_and_no_gap(place: Place) -> None:
         assert is_whole(rows, notary.points[-1])
 
 
-async def test_what_cannot_be_written_leaves_no_record(place: Place) -> None:
+async def test_an_unwritable_document_leaves_no_record(place: Place) -> None:
     notary = Sealing()
     async with place.opened() as journal:
         await journal.open_log(notary)

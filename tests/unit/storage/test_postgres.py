@@ -65,7 +65,7 @@ def transactions(database: Database) -> int:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_one_turn_of_the_loop_brings_is_one_transaction(database: Database) -> None:
+async def test_writes_of_one_loop_turn_are_one_transaction(database: Database) -> None:
     async with opened(database.url()) as journal:
         before = transactions(database)
         assert await write(journal, *[[document(f"t{number}")] for number in range(100)]) == ["kept"] * 100
@@ -90,7 +90,7 @@ async def test_changes_of_one_document_in_one_turn_are_made_in_their_order(datab
         assert await journal.read("task", "me", "a") == document("a", 4, b"4")
 
 
-async def test_what_cannot_be_written_at_all_costs_only_itself(database: Database) -> None:
+async def test_an_unwritable_document_costs_only_itself(database: Database) -> None:
     async with opened(database.url()) as journal:
         odd = Document("task", "me", "odd", 1, 1.0, b"", state="nul \0")
         results = await write(journal, [document("a")], [odd], [document("c", 2**70)], [document("d")])
@@ -117,7 +117,7 @@ async def test_of_entries_the_newest_are_kept(database: Database) -> None:
 # -- opening and closing ---------------------------------------------------------------------------------------------
 
 
-async def test_what_was_kept_is_there_after_reopening(database: Database) -> None:
+async def test_stored_documents_survive_reopening(database: Database) -> None:
     url = database.url()
     async with opened(url) as journal:
         await write(journal, [document("a")])
@@ -127,7 +127,7 @@ async def test_what_was_kept_is_there_after_reopening(database: Database) -> Non
         assert await write(journal, [document("a", 2)]) == ["conflict"]
 
 
-async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(database: Database) -> None:
+async def test_closing_writes_pending_documents_and_refuses_later_ones(database: Database) -> None:
     results: list[WriteResult] = []
     url = database.url()
     async with opened(url) as journal:
@@ -246,7 +246,7 @@ async def test_an_unusable_database_is_reported_with_the_reason(
         await PostgresJournal.open(StorageSettings(url.format(folder=folder)))
 
 
-async def test_what_is_kept_survives_the_machine_even_where_others_do_without(database: Database) -> None:
+async def test_synchronous_commit_is_on_even_if_the_roles_default_is_off(database: Database) -> None:
     database.psql("CREATE ROLE hasty LOGIN SUPERUSER; ALTER ROLE hasty SET synchronous_commit = off")
     async with opened(database.url(user="hasty")) as journal:
         assert journal._connection is not None
@@ -347,7 +347,7 @@ async def test_a_server_that_only_reads_is_left(database: Database) -> None:
         await wait_stored(journal, document("a"))
 
 
-async def test_whatever_keeps_it_from_connecting_it_goes_on_trying(
+async def test_the_journal_retries_connecting_after_any_error(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = PostgresJournal._connect
@@ -424,9 +424,7 @@ async def test_a_standby_is_not_taken_for_the_database_until_it_is_promoted(
         assert await journal.read("task", "me", "before") == document("before")
 
 
-async def test_what_was_kept_is_there_after_the_database_was_killed(
-    fragile: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stored_documents_survive_a_killed_database(fragile: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen writers go on through it; who is refused, or told that nobody knows, tries again."""
     results: dict[str, WriteResult] = {}
 

@@ -134,7 +134,7 @@ async def test_batches_of_the_same_documents_in_another_order_do_not_stop_each_o
             assert sorted(results) == ["conflict", "kept"], version
 
 
-async def test_what_other_nodes_hold_is_neither_scanned_nor_deleted(database: Database) -> None:
+async def test_documents_of_other_nodes_are_neither_scanned_nor_deleted(database: Database) -> None:
     async with joined(database.url(), "a", "b") as (a, b):
         await write(a, document("a1"), document("a2", state="done"))
         await write(b, document("b1"), document("b2", state="done"))
@@ -151,7 +151,7 @@ async def test_what_other_nodes_hold_is_neither_scanned_nor_deleted(database: Da
 # -- fencing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_was_taken_over_writes_nothing_whatever_it_believes(database: Database) -> None:
+async def test_a_node_that_was_taken_over_writes_nothing(database: Database) -> None:
     url = database.url()
     async with joined(url, "a", "b") as (a, b):
         await write(a, document("t"))
@@ -259,7 +259,7 @@ async def test_a_node_without_a_lease_refuses_to_write_before_others_may_take_it
 # -- taking over -------------------------------------------------------------------------------------------------------
 
 
-async def test_one_node_takes_over_and_also_what_a_dead_heir_had_not_moved(database: Database) -> None:
+async def test_one_node_takes_over_including_leftovers_of_a_dead_heir(database: Database) -> None:
     url = database.url()
     async with joined(url, "a", "b", "c", lease=6.0) as (a, b, c):
         await write(a, *[document(f"a{number}", at=number) for number in range(5)])
@@ -335,7 +335,7 @@ async def test_after_the_database_was_away_living_nodes_are_not_taken_over(datab
 # -- one hub alone -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_node_holds_what_a_hub_left_that_was_alone(database: Database) -> None:
+async def test_the_first_node_takes_over_documents_of_a_single_hub(database: Database) -> None:
     url = database.url()
     alone = await PostgresJournal.open(StorageSettings(url))
     results: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()

@@ -48,7 +48,7 @@ async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[Writ
         return list(await asyncio.gather(*results))
 
 
-async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Path) -> None:
+async def test_writes_of_one_loop_turn_are_one_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
@@ -56,7 +56,7 @@ async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Pat
         assert statements.count("COMMIT") == 1
 
 
-async def test_what_comes_turn_by_turn_shares_a_transaction_for_a_while(tmp_path: Path) -> None:
+async def test_writes_of_consecutive_turns_share_a_transaction_for_a_while(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
@@ -76,7 +76,7 @@ async def test_a_conflict_costs_only_the_write_that_has_it(tmp_path: Path) -> No
         assert await journal.read("task", "me", "b") is None
 
 
-async def test_what_cannot_be_written_at_all_costs_only_itself(tmp_path: Path) -> None:
+async def test_an_unwritable_document_costs_only_itself(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         results = await write(
             journal, [document("a")], [document("half \ud800")], [document("c", 2**70)], [document("d")]
@@ -87,7 +87,7 @@ async def test_what_cannot_be_written_at_all_costs_only_itself(tmp_path: Path) -
             await journal.read("task", "me", "half \ud800")
 
 
-async def test_a_full_disk_refuses_what_has_no_room_and_takes_what_has(
+async def test_a_full_disk_refuses_large_documents_and_accepts_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_small(path: Path) -> sqlite3.Connection:
@@ -129,7 +129,7 @@ async def test_after_a_failed_commit_the_result_is_unknown_and_the_next_write_is
         assert await journal.read("task", "me", "after") == document("after")
 
 
-async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
+async def test_stored_documents_survive_reopening(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await write(journal, [document("a")])
         await write(journal, [document("a", 2, b"changed")])
@@ -140,7 +140,7 @@ async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
         assert await write(journal, [document("a", 2)]) == ["conflict"]
 
 
-async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(tmp_path: Path) -> None:
+async def test_closing_writes_pending_documents_and_refuses_later_ones(tmp_path: Path) -> None:
     results: list[WriteResult] = []
     async with opened(tmp_path) as journal:
         journal.write([document("last")], results.append)
@@ -153,7 +153,7 @@ async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refu
         assert await journal.read("task", "me", "last") is not None
 
 
-async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -> None:
+async def test_closing_writes_documents_that_wait_for_a_batch(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
     journal._batcher._patience_seconds = 3600.0
     await write(journal, *[[document(f"t{number}")] for number in range(8)])
@@ -187,7 +187,7 @@ async def test_a_folder_has_one_hub_at_a_time(tmp_path: Path) -> None:
         assert await journal.read("task", "me", "a") is not None
 
 
-async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None:
+async def test_a_list_reads_only_its_own_documents(tmp_path: Path) -> None:
     """Which of an owner's documents are of a group or in a state, the index alone says, also in a file of long ago."""
     with closing(sqlite3.connect(tmp_path / FILE)) as made:
         made.executescript(sqlite.SCHEMA.replace("documents_listed", "documents_by_time"))
@@ -206,7 +206,7 @@ async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None
         assert "documents_by_time" not in indexes
 
 
-async def test_what_one_owner_has_is_weighed_and_trimmed_without_a_look_at_what_others_have(tmp_path: Path) -> None:
+async def test_weighing_and_trimming_one_owner_reads_no_other_owners(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._write_connection.set_trace_callback(statements.append)
@@ -293,7 +293,7 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_comes_in_one_turn_goes_together_and_in_order() -> None:
+async def test_items_of_one_turn_form_a_batch_in_order() -> None:
     batches = Batches()
     batches.add(1, 2, 3)
     assert batches.taken == []
@@ -348,7 +348,7 @@ async def test_a_full_batch_does_not_wait() -> None:
     assert await batches.next() == [0, 1, 2, 3]
 
 
-async def test_what_waits_is_handed_over_when_it_is_asked_for_and_only_then() -> None:
+async def test_waiting_items_are_handed_over_on_flush_only() -> None:
     batches = Batches()
     batches.add(*range(8))
     await batches.next()

@@ -404,7 +404,7 @@ async def test_a_freed_place_is_dialled_for_the_next_waiter(server: Server, back
     await client.aclose()
 
 
-async def test_a_failed_dial_loses_what_waited_for_it(background: BackgroundTasks) -> None:
+async def test_a_failed_dial_fails_its_waiting_requests(background: BackgroundTasks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = HttpOrigin("http", "127.0.0.1", taken.getsockname()[1])
@@ -562,7 +562,7 @@ def drain(sock: socket.socket) -> int:
     return received
 
 
-async def test_closing_the_client_loses_whatever_it_holds(server: Server, background: BackgroundTasks) -> None:
+async def test_closing_the_client_fails_all_its_requests(server: Server, background: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=2)
     idle, _ = await exchange(client, server)
     sinks = [Recorder() for _ in range(3)]
@@ -650,7 +650,7 @@ def test_a_request_line_cannot_be_broken(method: str, target: str) -> None:
         request_head(method, target, HttpOrigin("http", "h", 80), {})
 
 
-def test_a_media_type_is_what_stands_before_its_parameters() -> None:
+def test_a_media_type_excludes_its_parameters() -> None:
     assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
     assert media_type({}) == ""
 

@@ -121,9 +121,7 @@ async def until_dead(pid: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_child_reads_what_is_written_and_its_output_is_read(
-    output: ChannelOutput, channels: list[ProcessChannel]
-) -> None:
+async def test_a_childs_input_and_output_are_piped(output: ChannelOutput, channels: list[ProcessChannel]) -> None:
     channel = await start(output, channels, CAT)
     assert channel.write(b"hello\n") == 6
     assert channel.write(b"again\n") == 12
@@ -416,7 +414,7 @@ async def test_a_flood_on_stderr_is_read_and_forgotten(output: ChannelOutput, ch
     assert len(channel._stderr) <= 128 * 1024
 
 
-async def test_a_child_sees_only_what_was_declared_for_it(
+async def test_a_child_has_only_declared_variables_and_descriptors(
     output: ChannelOutput, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
@@ -501,7 +499,7 @@ async def test_a_file_that_is_not_a_program_is_reported_in_words(output: Channel
         await ProcessChannel.spawn([str(file)], env={}, cwd=None, on_bytes=output.on_bytes, on_lost=output.on_lost)
 
 
-def test_a_childs_environment_is_what_was_declared_and_little_else() -> None:
+def test_a_childs_environment_has_declared_variables_and_a_few_others() -> None:
     parent = {"PATH": "/bin", "HOME": "/h", "SECRET": "s", "SHELL": "() { evil; }", "LC_ALL": "C"}
     assert child_environment({"A": "1", "HOME": "/elsewhere"}, parent) == {
         "PATH": "/bin",
@@ -543,7 +541,7 @@ async def test_a_child_is_held_to_its_limits() -> None:
     assert await told(limits, *names) == [1 << 30, 100, 50, 60, 0]
 
 
-async def test_without_any_it_has_what_the_hub_has_but_leaves_no_memory_behind() -> None:
+async def test_without_limits_a_child_has_the_hubs_own_but_dumps_no_core() -> None:
     own = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]
     assert await told(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
 
@@ -566,9 +564,7 @@ def test_a_child_that_has_ended_already_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("why", [errno.EPERM, errno.ENOSYS])
-def test_what_the_system_does_not_let_us_bind_is_refused_only_if_it_must_be_bound(
-    monkeypatch: pytest.MonkeyPatch, why: int
-) -> None:
+def test_a_forbidden_resource_limit_fails_only_if_it_is_configured(monkeypatch: pytest.MonkeyPatch, why: int) -> None:
     def not_allowed(*_: object) -> None:
         raise OSError(why, os.strerror(why))
 

@@ -190,7 +190,7 @@ async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None
         (b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", None, "Sec-WebSocket-Accept"),
     ],
 )
-async def test_what_is_no_websocket_says_what_it_is(
+async def test_a_failed_handshake_reports_the_answer(
     server: Server, answered: bytes, status: int | None, words: str
 ) -> None:
     dialling = asyncio.ensure_future(connect(socket_origin(server), ear := SocketRecorder()))
@@ -308,7 +308,7 @@ async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(serve
         (said(b"x", Opcode.CONT), "continuation"),
     ],
 )
-async def test_what_breaks_the_protocol_ends_it(server: Server, bad: bytes, words: str) -> None:
+async def test_a_protocol_violation_ends_the_connection(server: Server, bad: bytes, words: str) -> None:
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
     await peer.say(said(b"good") + bad + said(b"not heard"))
@@ -346,7 +346,7 @@ async def test_a_connection_that_ends_is_reported_once(server: Server, *, is_res
     assert ear.left == {end: True}
 
 
-async def test_what_was_still_here_when_it_was_cut_has_not_left_and_does_not(server: Server) -> None:
+async def test_bytes_in_the_buffer_when_it_is_cut_are_not_sent(server: Server) -> None:
     ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     small = channel.write(channel.frame(b"{}"))

@@ -45,7 +45,7 @@ def grants_of(caller: Caller, tenants: Tenants | None = None) -> Grants:
 TWO = (ready(tool("read"), tool("write")), ready(tool("search", WEB), server=WEB))
 
 
-def test_what_is_refused_is_not_listed_and_so_not_called() -> None:
+def test_tools_refused_by_a_policy_are_not_listed_or_called() -> None:
     now = snapshot(Refusing("files.write"), *TWO)
     view = now.view(grants_of(PLANNER), EVERYTHING)
     assert list(view.routes) == ["files.read", "web.search"]

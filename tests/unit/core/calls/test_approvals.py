@@ -160,7 +160,7 @@ async def test_at_its_deadline_the_call_fails_and_the_same_call_works_after_the_
     assert stage.sent() == [{"amount": 5.0}]
 
 
-async def test_what_was_allowed_once_serves_once() -> None:
+async def test_a_single_approval_is_used_once() -> None:
     stage = Held()
     id, _ = await stage.ask()
     await stage.decide(id)
@@ -238,7 +238,7 @@ async def test_a_request_that_another_hub_decides_while_it_is_stored_is_decided(
     assert nodes.b.approvals.waiting == 0
 
 
-async def test_a_hub_that_reads_all_again_finds_what_another_one_has_decided_and_revoked() -> None:
+async def test_rereading_finds_decisions_and_revocations_of_another_hub() -> None:
     nodes = Nodes()
     id, _ = await nodes.a.ask()
     await nodes.b.approvals.reread()
@@ -255,7 +255,7 @@ async def test_a_hub_that_reads_all_again_finds_what_another_one_has_decided_and
     fault_of(listener, ApprovalDenied)
 
 
-async def test_a_hub_that_reads_all_again_asks_again_for_what_another_one_has_used() -> None:
+async def test_rereading_asks_again_for_an_approval_used_by_another_hub() -> None:
     nodes = Nodes()
     id, _ = await nodes.a.ask()
     await nodes.b.approvals.reread()
@@ -286,7 +286,7 @@ class SlowJournal(FailingJournal):
         return found
 
 
-async def test_what_is_used_here_while_all_are_read_again_does_not_come_back() -> None:
+async def test_an_approval_used_during_a_reread_stays_used() -> None:
     stage = Held(journal=(journal := SlowJournal()))
     _, listener = stage.start(call(arguments=PAY, timeout=0.05))
     await asyncio.wait_for(listener.ended.wait(), 5)
@@ -303,7 +303,7 @@ async def test_what_is_used_here_while_all_are_read_again_does_not_come_back() -
     assert len(stage.approvals) == 0
 
 
-async def test_what_is_requested_here_while_all_are_read_again_stays() -> None:
+async def test_an_approval_requested_during_a_reread_stays() -> None:
     stage = Held(journal=(journal := SlowJournal()))
     reading = asyncio.create_task(stage.approvals.reread())
     await journal.has_read.wait()
@@ -472,7 +472,7 @@ async def test_only_operators_learn_the_name_of_the_decider() -> None:
         assert (shown.decided_by, shown.reason) == (who, "no")
 
 
-async def test_what_a_caller_decided_does_not_serve_where_an_operator_must() -> None:
+async def test_a_callers_decision_does_not_count_where_an_operator_must_decide() -> None:
     stage = Held(ApprovalRule("mine", ("*",), by="caller"))
     _, listener = await stage.ask(asking())
     listener.asked[0][1](answer("accept", decision="hour"))
@@ -919,7 +919,7 @@ async def test_a_call_that_did_not_run_is_listed_as_allowed_and_can_be_denied() 
     assert stage.events == ["requested", "allowed", "used", "denied", "requested"]
 
 
-async def test_what_was_allowed_can_be_denied_until_it_is_used() -> None:
+async def test_an_approval_can_be_denied_until_it_is_used() -> None:
     stage = Held()
     _, listener = stage.start(call(arguments=PAY, timeout=0.05))
     await asyncio.wait_for(listener.ended.wait(), 5)
@@ -984,7 +984,7 @@ class Showing(Listener):
         self.shown.append(None)
 
 
-async def test_an_exchange_may_show_what_its_call_waits_for() -> None:
+async def test_an_exchange_may_show_the_pending_approval() -> None:
     stage, showing = Held(), Showing()
     stage.hub.start(call(arguments=PAY), showing)
     await settled()

@@ -224,7 +224,7 @@ async def test_a_call_needs_room_in_every_budget_and_a_refused_one_is_counted_in
         ("delete", {"readOnlyHint": False, "destructiveHint": True}, 3.0),
     ],
 )
-async def test_the_most_exact_pattern_says_what_a_call_costs(name: str, hints: Any, cost: float) -> None:
+async def test_the_most_specific_pattern_decides_the_cost(name: str, hints: Any, cost: float) -> None:
     costs = (("*", 0.1), ("files.write", 5.0), ("hint:destructive", 3.0), ("hint:read-only", 0.01), ("tag:none", 9.0))
     safe = {"readOnlyHint": False, "destructiveHint": False}
     tools = (tool("read", annotations=safe), tool("write"), tool("delete", annotations=hints))
@@ -371,7 +371,7 @@ async def test_a_call_of_all_members_is_held_if_all_of_them_would_spend_too_much
     assert len(lab.links["m1"].sent) == 1, "one more is too much in either case"
 
 
-async def test_what_a_call_of_all_members_costs_is_the_sum_in_each_counter() -> None:
+async def test_a_call_of_all_members_costs_the_sum_in_each_counter() -> None:
     lab = Lab("m1", "m2", "m3")
     budgets = lab.hub.budgets = CallBudgets(MemoryJournal(), BackgroundTasks(), lambda *_, **__: None, lambda: NOON)
     wanted = {
@@ -541,7 +541,7 @@ async def test_a_caller_sees_its_own_counters_and_operators_all_page_by_page() -
         stage.budgets.list(OPERATOR, limit=2, after="x")
 
 
-async def test_two_nodes_that_count_in_one_journal_add_up_what_both_have_counted() -> None:
+async def test_two_nodes_with_one_journal_add_up_their_counts() -> None:
     journal, budget = MemoryJournal(), Budget("calls", per="caller", period="day", calls=100)
     nodes = [Counted(budget, journal=journal) for _ in range(3)]
     for turn in range(1, 6):

@@ -50,7 +50,7 @@ async def test_deadlines_pass_in_their_order() -> None:
         assert await sooner.expired < await later.expired
 
 
-async def test_what_was_taken_out_does_not_expire() -> None:
+async def test_removed_deadlines_do_not_expire() -> None:
     deadlines = Deadlines(asyncio.get_running_loop())
     ended, waiting = Waiting(), Waiting()
     bucket = deadlines.add(ended, 0.0)

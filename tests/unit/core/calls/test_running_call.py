@@ -39,7 +39,7 @@ async def test_a_late_answer_is_counted_and_dropped() -> None:
     assert stage.server_queue.running == 0
 
 
-async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
+async def test_the_first_outcome_wins_and_later_ones_change_nothing() -> None:
     ways: dict[str, Callable[[InFlight], object]] = {
         "answer": lambda inflight: inflight.finish(DONE),
         "loss": lambda inflight: inflight.finish(Lost(SERVER, "gone", executed="unknown")),
@@ -305,7 +305,7 @@ async def test_a_server_that_reports_for_ever_ends_with_the_longest_that_any_cal
     assert "did not answer within 0.3 s" in str(listener.fault)
 
 
-async def test_progress_does_not_extend_what_the_caller_can_wait() -> None:
+async def test_progress_does_not_extend_the_callers_timeout() -> None:
     _, listener = await reporting(Stage(limits=Limits(call_seconds=0.2)).start(call(timeout=0.3)))
     assert isinstance(listener.fault, TimedOut)
     assert "did not answer within 0.3 s" in str(listener.fault)
@@ -345,7 +345,7 @@ async def ask_for_ever(inflight: InFlight, listener: Listener) -> None:
             listener.asked[-1][1](ANSWER)
 
 
-async def test_a_server_that_asks_for_ever_does_not_outlive_what_any_call_may_take(
+async def test_a_server_that_asks_for_ever_is_cut_by_the_hard_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASKED_MAX", 10**9)
@@ -384,7 +384,7 @@ async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_go
     assert listener.ends == [DONE]
 
 
-async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
+async def test_the_first_outcome_wins_while_a_question_is_open() -> None:
     for way, received in (
         (InFlight.expire, GIVEN_UP),
         (lambda inflight: inflight.cancel("enough"), GIVEN_UP),

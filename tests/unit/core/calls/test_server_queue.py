@@ -207,7 +207,7 @@ async def test_answers_and_withdrawals_do_not_count_against_a_server(outcome: Ou
     assert not stage.start()[1].ends
 
 
-async def test_what_anybody_can_make_up_says_nothing_of_whether_a_server_works() -> None:
+async def test_invented_names_do_not_count_for_the_circuit_breaker() -> None:
     stage = Stage()
     setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that does
     made_up = call("foo/bar", kind="method", surface=Surface("own", SERVER))
@@ -630,7 +630,7 @@ async def test_calls_that_last_leave_half_of_a_server_to_others() -> None:
     assert (stage.link.sent[-1], stage.server_queue.queued, stage.server_queue.running) == (tasks[2], 1, 4)
 
 
-async def test_what_came_behind_a_call_that_is_held_back_does_not_wait_for_it() -> None:
+async def test_calls_behind_a_held_call_do_not_wait_for_it() -> None:
     stage = Stage(limits=FOUR)
     tasks = [stage.start(lasting(ANN))[0] for _ in range(2)]
     plain = [stage.start(call(caller=BEN))[0] for _ in range(2)]
@@ -823,7 +823,7 @@ async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_
     assert not waiting.ends
 
 
-async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> None:
+async def test_calls_that_waited_for_a_slot_wait_for_the_next_link() -> None:
     stage = Stage(limits=SMALL)
     stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(5)]
@@ -937,7 +937,7 @@ def due(loop: asyncio.AbstractEventLoop) -> list[float]:
     return [each.when() for each in handles if not each.cancelled() and each.when() > loop.time() + 1]
 
 
-async def test_a_server_queue_that_stops_waiting_ends_what_waits_at_once() -> None:
+async def test_a_server_queue_without_grace_ends_waiting_calls_at_once() -> None:
     stage = patient()
     _, listener = stage.start()
     stage.server_queue.grace = 0.0
@@ -960,7 +960,7 @@ async def test_a_hub_that_shuts_down_ends_waits_for_absent_servers_and_nothing_e
     assert listener.fault.executed == "no"
 
 
-async def test_what_waits_in_a_server_queue_goes_on_to_wait_in_the_one_that_takes_its_place() -> None:
+async def test_calls_of_a_replaced_server_queue_wait_in_the_new_one() -> None:
     stage = Stage(limits=SMALL)
     started = [stage.start()[0] for _ in range(5)]
     after = ServerQueue(SERVER, SMALL)

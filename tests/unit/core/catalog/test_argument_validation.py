@@ -36,13 +36,13 @@ def test_arguments_that_fit_pass() -> None:
     assert check(ECHO, {"text": "hi"}) is None
 
 
-def test_what_is_wrong_is_said_with_its_place() -> None:
+def test_validation_errors_name_their_place() -> None:
     nested = {"type": "object", "properties": {"a": {"items": ECHO}}}
     assert check(ECHO, {}) == '"text" is a required property'
     assert str(check(nested, {"a": [{"text": "x"}, {"text": 1}]})).startswith("a.1.text: 1 is not of type")
 
 
-def test_what_is_too_much_is_named_where_nothing_is_taken() -> None:
+def test_additional_arguments_are_named_in_errors() -> None:
     # As MCP recommends it for a tool without arguments.
     nothing = {"type": "object", "additionalProperties": False}
     inside = {"type": "object", "properties": {"a": {"items": nothing}}}
@@ -182,7 +182,7 @@ def test_the_number_of_checks_kept_is_bounded() -> None:
     assert len(cache._checks) == 1
 
 
-def test_what_has_no_schema_here_is_never_refused_here() -> None:
+def test_arguments_without_a_schema_are_never_refused() -> None:
     assert no_check(raw(["anything"])) is None
 
 

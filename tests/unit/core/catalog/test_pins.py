@@ -74,7 +74,7 @@ def test_and_so_it_does_after_a_restart() -> None:
     assert [each.is_withheld for each in seen.recorded] == [False]
 
 
-def test_what_was_listed_to_some_alone_is_a_change_if_it_looks_otherwise_to_all() -> None:
+def test_a_definition_listed_differently_to_all_is_a_change() -> None:
     seen = Watched()
     assert seen.pins.passes(tool("a"), SOME)
     assert not seen.pins.passes(tool("b"))
@@ -104,6 +104,6 @@ def test_a_change_that_cannot_be_stored_is_not_reported_for_ever(
 
 
 @pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b"[" * 3000 + b"]" * 3000, b'{"a": 1' + b"0" * 5000 + b"}"])
-def test_what_no_parser_takes_has_a_definition_that_can_be_shown(raw: bytes) -> None:
+def test_unparsable_definitions_can_be_shown(raw: bytes) -> None:
     shown = canonical_definition(Tool.of(SERVER, FeatureName("t"), {"inputSchema": msgspec.Raw(raw)}))
     assert msgspec.json.decode(msgspec.json.format(shown))

@@ -44,7 +44,7 @@ def test_no_text_is_looked_at_for_long(part: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 3000 + b"]" * 3000])
-def test_what_no_parser_takes_is_no_defect(raw: bytes) -> None:
+def test_unparsable_definitions_are_not_flagged(raw: bytes) -> None:
     assert flags_of(of(raw)) == ()
 
 
@@ -128,7 +128,7 @@ def told(schema: object, member: str = "inputSchema") -> str | None:
 
 
 @pytest.mark.parametrize("what", INSIDE)
-def test_what_is_within_a_schema_is_no_way_out_of_it(what: str) -> None:
+def test_internal_references_do_not_leave_the_schema(what: str) -> None:
     assert told(INSIDE[what]) is None
 
 

@@ -312,7 +312,7 @@ def test_a_tool_of_a_server_that_was_never_reached_is_known_by_its_name_in_the_s
     assert open_set.find_unreached(ALL, DEV, "hidden") is None
 
 
-def test_what_a_set_has_and_a_caller_may_not_use_is_denied_by_its_name_in_the_set() -> None:
+def test_a_forbidden_tool_of_a_set_is_denied_by_its_name_in_the_set() -> None:
     settings = SetSettings(tools=("files.*",), exclude=("files.write",), tool={"files.read": SetTool(name="load")})
     taken = snapshot(settings, ready(tool("read"), tool("write")), ready(tool("find", WEB), server=WEB))
     few = Grants(("web.*",))

@@ -188,7 +188,7 @@ def test_a_denied_uri_stays_denied_behind_an_allowed_template(uri: str) -> None:
     assert found(seen, "file:///other") == (FILES, "file:///other")
 
 
-def test_a_grant_of_a_template_allows_what_it_stands_for_and_nothing_else() -> None:
+def test_a_grant_of_a_template_allows_exactly_the_matching_uris() -> None:
     offered = ready(resources=[resource("db://secrets")], templates=[template(TREE)])
     seen = view(offered, grants=Grants((f"files.{TREE}",)))
     assert found(seen, "file:///x") == (FILES, "file:///x")
@@ -225,7 +225,7 @@ def test_a_resource_and_a_template_of_the_same_text_are_two_lists() -> None:
     assert listed.digest_of("resources") != behind.digest_of("resources")
 
 
-def test_a_view_can_do_what_one_of_its_servers_can() -> None:
+def test_a_views_abilities_are_those_of_its_servers_together() -> None:
     plain = ready(server=WEB, abilities=frozenset({"tools", "logging"}))
     other = ready(abilities=frozenset({"prompts"}))
     assert view(plain, other).abilities == {"tools", "logging", "prompts"}

@@ -95,7 +95,7 @@ async def test_a_task_that_cannot_be_kept_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-async def test_what_was_to_be_kept_with_it_is_taken_back_too(*, is_kept: bool) -> None:
+async def test_documents_stored_with_a_refused_task_are_removed_too(*, is_kept: bool) -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     beside = Document("repeat", OWNER.key, "k", 1, 1.0, b"{}")
@@ -365,7 +365,7 @@ class Forgetful(MemoryJournal):
 
 
 @pytest.mark.parametrize("refusals", [0, 2])
-async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
+async def test_an_answer_is_stored_by_a_journal_that_lost_the_earlier_version(
     monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
@@ -390,7 +390,7 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
     assert state_of(live) == "completed"
 
 
-async def test_what_changes_while_something_is_written_is_written_next() -> None:
+async def test_changes_during_a_write_are_written_next() -> None:
     held = Held()
     live = await held.begun()
     recorded = RecordingListener(live)
@@ -556,7 +556,7 @@ async def test_a_call_that_runs_already_is_handed_over_to_its_task() -> None:
     assert await shop.engine.find(OWNER, live.record.id) is None
 
 
-async def test_what_is_discarded_is_kept_nowhere() -> None:
+async def test_a_discarded_task_is_stored_nowhere() -> None:
     shop = Workshop()
     live = await shop.engine.begin(replace(draft(None, state="working"), is_running=True))
     shop.engine.discard(live)
@@ -686,7 +686,7 @@ async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monk
     assert await shop.engine.find(OWNER, "t9") is None
 
 
-async def test_what_is_in_mind_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_tasks_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CACHED_BYTES_MAX", 10_000)
     shop = Workshop()
     large = draft(None, state="input_required", metadata=raw("x" * 6_000))
@@ -717,7 +717,7 @@ async def test_a_listed_task_stands_as_it_does_by_now() -> None:
 # -- after a crash -----------------------------------------------------------------------------------------------------
 
 
-async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_still_waits(
+async def test_after_a_crash_sent_tasks_have_failed_and_unsent_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engines, "RECOVERED_AT_ONCE", 2)
@@ -815,7 +815,7 @@ async def due(shop: Workshop) -> list[int]:
     return sorted(delivery_of(document).number for document in found)
 
 
-async def test_what_is_to_be_sent_is_kept_with_the_change_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_are_stored_atomically_with_their_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "RETRY_SECONDS", 0.0)
     journal = HeldJournal()
     shop = Workshop(journal)

@@ -81,7 +81,7 @@ async def test_a_task_with_a_listener_is_not_forgotten(monkeypatch: pytest.Monke
     assert [tasks.get(live.key) for live in lives] == [None, None, lives[2]]
 
 
-async def test_what_the_journal_let_go_is_dropped() -> None:
+async def test_tasks_pruned_in_the_journal_leave_the_cache() -> None:
     tasks, lives = TaskCache(), [resting(number) for number in range(3)]
     for live in lives:
         tasks.put(live)
@@ -125,7 +125,7 @@ async def test_it_is_taken_away_until_the_journal_has_done_so(*, verdict: WriteR
     assert (journal._documents, len(journal.waiting)) == ({}, 0)
 
 
-async def test_what_was_taken_away_without_anybody_knowing_is_done_too() -> None:
+async def test_an_unconfirmed_delete_that_succeeded_is_done() -> None:
     shop, journal = await refused()
     journal.settle("unknown", is_kept=True)
     journal.is_held = False
@@ -212,7 +212,7 @@ async def test_a_discarded_task_is_hidden_at_once_and_deleted_with_retries() -> 
     assert journal._documents == {}
 
 
-async def test_what_was_due_of_it_keeps_nothing_of_it() -> None:
+async def test_a_due_delivery_of_a_discarded_task_keeps_no_task() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
     received = PushRecipient("a", "https://hook.example.com/", "1.0")

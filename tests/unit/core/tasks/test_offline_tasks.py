@@ -69,7 +69,7 @@ def numbered(number: int) -> Call:
 # -- while the hub runs ------------------------------------------------------------------------------------------------
 
 
-async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_be() -> None:
+async def test_a_waiting_call_is_stored_as_sent_only_right_before_sending() -> None:
     journal = HeldJournal()
     shop = away(journal)
     beginning = asyncio.ensure_future(shop.begin())
@@ -192,7 +192,7 @@ async def test_a_task_that_is_given_up_while_it_waits_is_never_sent() -> None:
     assert (live.record.state, shop.sent, (await kept(shop, live)).pending) == ("canceled", [], None)
 
 
-async def test_what_would_be_refused_anyway_does_not_wait() -> None:
+async def test_a_call_that_would_be_refused_does_not_wait() -> None:
     shop = away()
     live = await shop.begin(replace(call(), name="none.such"))
     await turns()
@@ -277,7 +277,7 @@ async def test_another_agents_server_is_not_called_in_the_place_of_one_that_is_g
 # -- when it ends ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> None:
+async def test_unsent_calls_are_sent_once_after_a_crash() -> None:
     shop = away()
     lives = [await shop.begin(numbered(number), id=f"t{number}") for number in range(3)]
     after = await next_hub(shop)
@@ -332,7 +332,7 @@ async def test_by_whichever_frontend_it_came_a_call_is_sent_if_its_caller_may_st
         assert bool(after.sent) == is_sent
 
 
-async def test_what_a_caller_may_do_is_not_kept() -> None:
+async def test_a_callers_grants_are_not_stored() -> None:
     shop = away()
     live = await shop.begin()
     pending = (await kept(shop, live)).pending
@@ -393,7 +393,7 @@ class Standing(RecordingListener):
         self.is_left = True
 
 
-async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
+async def test_an_ending_hub_leaves_waiting_calls_to_the_next_one() -> None:
     shop = away()
     live = await shop.begin(id="t")
     waits, recorded = Standing(live), RecordingListener(live)
@@ -478,7 +478,7 @@ async def test_a_queued_task_that_is_cancelled_did_not_run_and_gives_its_slot_ba
     assert shop.stage.server_queue.running == 1
 
 
-async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is_lost() -> None:
+async def test_queued_calls_run_after_a_crash_and_sent_ones_are_lost() -> None:
     shop = Workshop()
     await queued(shop)
     after = Workshop(shop.journal)
@@ -490,7 +490,7 @@ async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is
     assert after.sent[0].call.arguments == numbered(2).arguments
 
 
-async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() -> None:
+async def test_calls_queued_before_a_crash_wait_for_their_server() -> None:
     shop = Workshop()
     await queued(shop)
     after = Workshop(shop.journal)
@@ -507,7 +507,7 @@ async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() ->
     await until(lambda: len(after.sent) == 1)
 
 
-async def test_a_hub_that_ends_leaves_what_is_still_queued_to_the_next_one() -> None:
+async def test_an_ending_hub_leaves_queued_calls_to_the_next_one() -> None:
     shop = Workshop()
     first, second = await queued(shop)
     waits = Standing(second)

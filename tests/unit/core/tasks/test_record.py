@@ -217,7 +217,7 @@ def test_a_server_that_turned_the_hub_away_and_says_where_to_log_in_is_asked_abo
         required({"mode": "form", "message": "Who?"}, {"mode": "url"}, 5),
     ],
 )
-def test_whatever_else_happens_is_an_end(outcome: Outcome) -> None:
+def test_other_outcomes_are_no_login_questions(outcome: Outcome) -> None:
     assert login_question(outcome) is None
 
 

@@ -58,7 +58,7 @@ async def test_abandoned_tasks_are_deleted_after_a_day_at_least() -> None:
     assert await tidy.shop.journal.read(DEDUP_KEY, OWNER.key, "key") is None
 
 
-async def test_what_was_sent_of_tasks_goes_with_them() -> None:
+async def test_deliveries_are_deleted_with_their_tasks() -> None:
     tidy = Tidy()
     at = tidy.shop.seconds
     for number, state in enumerate(STATES):

@@ -19,7 +19,7 @@ def heard(levels: LogLevels) -> list[LogLevel | None]:
     return received
 
 
-def test_without_a_chosen_level_servers_log_what_they_like() -> None:
+def test_without_a_chosen_level_servers_choose_their_own() -> None:
     levels = LogLevels()
     received = heard(levels)
     levels.listen("a")
@@ -86,7 +86,7 @@ def test_a_watcher_that_left_gets_nothing() -> None:
     assert received == []
 
 
-def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
+def test_a_lower_level_of_a_single_call_is_requested_once_and_stays() -> None:
     levels = LogLevels()
     received = heard(levels)
     levels.call("error")

@@ -107,7 +107,7 @@ def test_everybody_is_listed_its_own_in_the_order_in_which_they_were_made() -> N
     assert [task.number for task in tasks.of(ANYONE)] == [1, 2]
 
 
-def test_what_a_server_answers_is_known_afterwards() -> None:
+def test_task_states_in_a_servers_answers_are_recorded() -> None:
     tasks = registered("1", "2")
     tasks.answered(ANYONE, A, HERE, state("1", "input_required"))
     tasks.answered(ANYONE, A, HERE, state("2", "completed"))
@@ -154,7 +154,7 @@ def test_a_task_is_forgotten_when_its_server_says() -> None:
     assert (listed(tasks), len(tasks)) == ([], 0)
 
 
-def test_what_its_server_forgot_is_forgotten() -> None:
+def test_tasks_forgotten_by_their_server_are_forgotten() -> None:
     tasks = registered("1")
     (task,) = tasks.of(ANYONE)
     tasks.forget(task)
@@ -214,7 +214,7 @@ def test_an_end_is_notified_once_and_nothing_after_it() -> None:
 
 
 @pytest.mark.parametrize("server", [A, B])
-def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task(server: ServerName) -> None:
+def test_notifications_on_another_link_or_server_do_not_match_the_task(server: ServerName) -> None:
     tasks = registered("1")
     received, _ = listening(tasks)
     tasks.notified(server, LinkSession() if server == A else HERE, state("1", "failed"))

@@ -51,7 +51,7 @@ def test_an_instruction_is_data_or_text_that_is_json(*, is_text: bool) -> None:
     assert read(part(COMMAND)) == CommandInstruction("files", "tools/call")
 
 
-def test_the_first_object_counts_whatever_stands_before_it() -> None:
+def test_the_first_data_object_counts() -> None:
     parts = (
         TextPart("please"),
         FilePart(url="https://example.com"),
@@ -75,7 +75,7 @@ def test_a_command_has_all_that_it_can_have() -> None:
     assert read(data({**COMMAND, "mcp_params": None, "mcp_headers": None})) == CommandInstruction("files", "tools/call")
 
 
-def test_what_is_written_out_as_nothing_is_not_said() -> None:
+def test_null_members_count_as_omitted() -> None:
     nothing = dict.fromkeys(("mcp_params", "mcp_request_path", "mcp_request_id", "mcp_headers"))
     assert read(data({**COMMAND, **nothing})) == CommandInstruction("files", "tools/call")
 
@@ -115,7 +115,7 @@ def test_headers_are_not_kept_of_an_instruction_that_was_cut_short() -> None:
     assert b"hunter22" not in msgspec.json.encode(without_headers(said))
 
 
-def test_what_is_kept_of_headers_is_no_instruction_any_more() -> None:
+def test_an_instruction_stored_without_its_headers_cannot_run_again() -> None:
     said = Message("m", "user", (data({**COMMAND, "mcp_headers": {"X-A": "b"}}),))
     received = read_instruction(without_headers(said))
     assert isinstance(received, BadInstruction)
@@ -175,7 +175,7 @@ def test_the_same_name_in_several_objects_is_no_repetition(arguments: str) -> No
 
 
 @pytest.mark.parametrize("skill", [None, "files.wipe", "mcp.execute_tool", "execute_mcp_command"])
-def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(skill: str | None) -> None:
+def test_data_with_duplicate_keys_is_no_instruction(skill: str | None) -> None:
     received = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})
     assert isinstance(received, BadInstruction)
     assert "twice" in received.message
@@ -227,7 +227,7 @@ def test_text_that_is_no_fit_json_is_words(text: str) -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
-def test_whatever_data_comes_is_read(value: Any) -> None:
+def test_any_data_is_read_without_an_exception(value: Any) -> None:
     keys = ("tool", "arguments", "tool_name", "mcp_method", "mcp_target_url", "mcp_params")
     for received in (value, dict.fromkeys(keys, value)):
         assert isinstance(read(data(received)), ToolInstruction | CommandInstruction | Saying | BadInstruction)
@@ -252,7 +252,7 @@ def test_the_values_alone_are_an_answer(part: Part) -> None:
     assert reply(ELICIT, part) == {"action": "accept", "content": {"age": 3}}
 
 
-def test_an_answer_may_say_what_it_does() -> None:
+def test_an_answer_may_name_its_action() -> None:
     assert reply(ELICIT, DataPart(raw({"action": "accept", "content": {"age": 3}})))["content"] == {"age": 3}
     assert reply(ELICIT, DataPart(raw({"action": "decline"}))) == {"action": "decline"}
     assert reply(ELICIT, DataPart(raw({"action": "cancel"}))) == {"action": "cancel"}

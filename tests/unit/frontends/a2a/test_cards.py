@@ -32,7 +32,7 @@ async def card(here: Hall, path: str, *lines: str) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_card_says_where_the_agent_is_whatever_the_request_says(path: str) -> None:
+async def test_a_card_has_the_configured_address(path: str) -> None:
     async with hall() as here:
         answer = await here.ask(path)
         assert b"https://hub.example/a2a" in answer.body
@@ -91,7 +91,7 @@ async def test_an_invalid_modification_time_is_ignored(given: str) -> None:
         assert (await here.ask(PATHS[0], f"If-Modified-Since: {given}")).status == 200
 
 
-async def test_only_what_anybody_may_see_may_be_kept_for_everybody() -> None:
+async def test_only_public_cards_may_be_cached_publicly() -> None:
     async with hall() as here:
 
         async def scope(*lines: str) -> bytes | None:

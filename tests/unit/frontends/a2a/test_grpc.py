@@ -173,14 +173,14 @@ async def test_the_extended_card_is_the_caller_s() -> None:
         ("GetTask", {"id": "x"}, {"a2a_version": "1.0"}, ("NOT_FOUND", "TASK_NOT_FOUND")),
     ],
 )
-async def test_what_cannot_be_done_has_a_status_and_a_reason(
+async def test_refusals_have_a_status_and_a_reason(
     method: str, params: Any, metadata: dict[str, str], status: tuple[str, str]
 ) -> None:
     async with counter() as caller:
         assert await caller.refused(method, params, **metadata) == status
 
 
-async def test_without_a_key_no_caller_is_admitted_and_none_sees_what_is_anothers() -> None:
+async def test_requests_without_a_key_are_rejected_and_callers_see_only_their_tasks() -> None:
     async with counter() as caller:
         caller.here.office.answer_at_once()
         with pytest.raises(grpc.aio.AioRpcError) as refused:

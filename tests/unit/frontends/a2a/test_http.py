@@ -103,7 +103,7 @@ async def test_numbers_and_the_order_of_keys_come_back_as_they_were() -> None:
         (b'{"jsonrpc":"2.0","id":7,"result":{}}', -32600),
     ],
 )
-async def test_what_is_wrong_has_its_code_and_the_next_request_works(body: bytes, code: int) -> None:
+async def test_invalid_requests_have_their_codes_and_the_next_request_works(body: bytes, code: int) -> None:
     async with hall() as here:
         here.office.answer_at_once()
         response = json.loads((await here.post(body)).body)
@@ -170,7 +170,7 @@ async def test_other_methods_of_http_are_not_for_it() -> None:
         assert (answer.status, answer.header(b"allow")) == (405, b"GET, POST")
 
 
-async def test_a_caller_without_a_key_learns_what_is_needed() -> None:
+async def test_a_caller_without_a_key_gets_a_challenge() -> None:
     async with hall() as here:
         answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: nobody")
         assert answer.status == 401

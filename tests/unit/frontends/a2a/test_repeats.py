@@ -273,7 +273,7 @@ async def test_a_message_that_could_not_be_begun_may_be_said_again() -> None:
         assert len(here.office.sent) == 1
 
 
-async def test_after_a_crash_the_same_message_is_answered_with_what_was_lost() -> None:
+async def test_after_a_crash_a_repeated_message_gets_the_lost_task() -> None:
     async with hall() as here:
         await here.task("SendMessage", run(**NOW))
         office = here.office
@@ -472,7 +472,7 @@ async def test_a_key_that_was_not_kept_before_a_crash_costs_nothing() -> None:
         assert len(here.office.sent) == 1
 
 
-async def test_what_was_refused_uses_no_key() -> None:
+async def test_a_refused_message_does_not_use_its_key() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]
@@ -598,7 +598,7 @@ async def test_a_repeated_request_after_a_question_may_answer_it_as_the_first() 
         await two
 
 
-async def test_what_is_reopened_is_kept_and_may_end_otherwise() -> None:
+async def test_a_reopened_task_is_stored_and_may_end_differently() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         await here.rpc("tasks/send", first(n=1))
@@ -611,7 +611,7 @@ async def test_what_is_reopened_is_kept_and_may_end_otherwise() -> None:
         assert document.state == "input_required"
 
 
-async def test_other_generations_leave_what_has_ended() -> None:
+async def test_other_generations_do_not_reopen_ended_tasks() -> None:
     async with hall() as here:
         here.office.answer_at_once()
         task = (await here.task("SendMessage", run()))["id"]

@@ -113,7 +113,7 @@ class SlowJournal(MemoryJournal):
         return await super().weigh(kinds, owner)
 
 
-async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_to_a_task_evicted_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
     office = Office(journal=(journal := SlowJournal()))
     await begun(office, saying("hello"))
@@ -136,7 +136,7 @@ async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(mo
 
 
 @pytest.mark.parametrize("key", [None, "key"])
-async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
+async def test_exceeding_the_storage_quota_is_not_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     office = Office()
@@ -267,7 +267,7 @@ async def test_an_answer_that_is_given_again_is_given_once() -> None:
     assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
 
-async def test_what_is_given_again_may_be_written_otherwise() -> None:
+async def test_a_repeated_answer_may_be_spelt_differently() -> None:
     office = Office()
     live = await begun(office)
     office.sent[0].ask(QUESTION, lambda _: None)
@@ -331,7 +331,7 @@ async def test_a_task_takes_only_so_many_messages(
 
 
 @pytest.mark.parametrize(("stand", "dialect"), STANDS)
-async def test_a_task_takes_only_so_much_besides_what_it_began_with(
+async def test_later_messages_of_a_task_are_bounded_in_bytes(
     stand: Stand, dialect: DialectName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "SAID_BYTES_MAX", 1_000)

@@ -191,7 +191,7 @@ async def test_a_listener_that_returns_for_a_short_answer_gets_it_at_once() -> N
         assert len(received["result"]["task"]["artifacts"]) == 1
 
 
-async def test_agentvault_replays_what_was_and_follows_what_comes() -> None:
+async def test_agentvault_replays_earlier_events_and_follows_later_ones() -> None:
     async with hall() as here:
         sent = await here.rpc("tasks/send", {"message": {"role": "user", "parts": [VAULT]}})
         task = sent["result"]["id"]
@@ -483,7 +483,7 @@ def test_every_piece_of_a_file_is_base64_by_itself(size: int) -> None:
     assert {(part.name, part.media_type) for part in pieces if isinstance(part, FilePart)} == {("a", "b/c")}
 
 
-def test_a_piece_says_which_it_is_beside_what_was_said_of_its_part() -> None:
+def test_a_piece_adds_its_number_to_the_parts_metadata() -> None:
     large = TextPart("x" * (PIECE_LENGTH + 1), metadata=Raw(b'{"a":1}'))
     pieces = told(TextPart("first"), large)
     assert [is_more for _, is_more, _ in pieces] == [False, True, True]
@@ -501,7 +501,7 @@ def test_a_piece_says_which_it_is_beside_what_was_said_of_its_part() -> None:
         FilePart(url="https://a/" + "b" * 2 * PIECE_LENGTH),
     ],
 )
-def test_what_cannot_be_cut_stays_whole(part: Part) -> None:
+def test_uncuttable_parts_stay_whole(part: Part) -> None:
     assert chunk_count(part) == 1
 
 

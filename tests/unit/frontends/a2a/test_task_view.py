@@ -145,7 +145,7 @@ def test_a_caller_that_is_offered_tools_gets_them_with_the_state() -> None:
     assert conversation(shown(replace(waiting, origin="agentvault"))) == (SAID, offer)
 
 
-def test_what_is_shown_is_the_same_whenever_it_is_shown() -> None:
+def test_rendering_a_task_is_deterministic() -> None:
     failed = record("failed", ending=StoredOutcome(reason="lost", message="gone"))
     assert shown(failed) == shown(failed)
 
@@ -253,7 +253,7 @@ def test_a_command_that_was_never_sent_has_the_code_of_a_server_that_is_away(fau
 
 
 @pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
-def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: str) -> None:
+def test_errors_of_instructions_in_our_own_form_are_data(reason: str) -> None:
     error = told(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
     assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
 
@@ -320,7 +320,7 @@ FOR_PEOPLE = {"annotations": {"audience": ["user"], "priority": 0.5}}
         ),
     ],
 )
-def test_what_a_server_says_of_a_block_is_the_part_s_metadata(block: Any, told: Any) -> None:
+def test_annotations_of_a_block_are_the_parts_metadata(block: Any, told: Any) -> None:
     (part,) = parts_of(raw({"content": [block]}))
     assert json.loads(bytes(part.metadata)) == told
 
@@ -387,7 +387,7 @@ def test_a_result_without_content_is_there_whole(result: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 990, 5_000])
-def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
+def test_deeply_nested_results_are_no_failure(depth: int) -> None:
     deep = "[" * depth + "]" * depth
     received = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
     first = parts_of(Raw(received))[0]
@@ -400,7 +400,7 @@ def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
         st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)),
     )
 )
-def test_whatever_a_server_answers_has_parts(result: Any) -> None:
+def test_every_result_of_a_server_has_parts(result: Any) -> None:
     assert parts_of(raw(result))
 
 

@@ -444,7 +444,7 @@ async def test_blanks_around_a_headers_value_are_no_part_of_it() -> None:
         assert (headers[b"x-one"], headers[b"x-two"], headers[b"x-three"]) == (b"a b", b"", b"c")
 
 
-async def test_blanks_behind_what_frames_a_body_change_nothing() -> None:
+async def test_blanks_behind_framing_headers_change_nothing() -> None:
     async with opened(Echo()) as (_, port), connect_raw(port) as raw_client:
         raw_client.say(POST + b"Content-Length: 4 \t\r\n\r\nbody" + request("/next"))
         assert (await raw_client.receive()).body == b"/ body"
@@ -490,7 +490,7 @@ async def test_a_request_after_one_that_asked_to_close_is_not_run() -> None:
         assert app.paths == ["/last"]
 
 
-async def test_what_follows_a_malformed_request_cannot_hold_the_connection() -> None:
+async def test_bytes_after_a_malformed_request_cannot_hold_the_connection() -> None:
     app = Held()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request("/1", b"", "Connection: close") + b"nonsense\r\n\r\n")

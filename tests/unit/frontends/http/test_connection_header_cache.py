@@ -68,7 +68,7 @@ async def test_an_application_sees_the_length_that_a_known_head_has_now() -> Non
         pytest.param(HEAD.replace(b"Content-Length: 2", b"X: \r\n Content-Length: 2") + b"{}", 2, id="folded"),
     ],
 )
-def test_what_might_be_read_in_two_ways_is_not_remembered(data: bytes, body_bytes: int) -> None:
+def test_ambiguous_heads_are_not_cached(data: bytes, body_bytes: int) -> None:
     assert cached_header(data, body_bytes, SCOPE) is None
 
 
@@ -223,9 +223,7 @@ def some_request(random: Random) -> bytes:
 
 
 @pytest.mark.parametrize("more", MORE)
-async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
-    more: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repeated_head_means_the_same(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = [HEAD.replace(b"Host: hub", b"Host: hub" + more) + b"{}"] * 4
     with monkeypatch.context() as forgetful:
         forgetful.setattr(connection_module, "HEADS_MAX", 0)
@@ -233,7 +231,7 @@ async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
     assert await said_of(reads) == expected
 
 
-async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_header_cache_changes_no_response(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
     def is_taken_again(self: HttpServerConnection, data: bytes) -> bool:

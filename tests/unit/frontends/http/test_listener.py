@@ -36,7 +36,7 @@ async def test_an_empty_listener_drains_at_once() -> None:
         assert await http_listener.drain(within=PATIENCE_SECONDS)
 
 
-async def test_draining_refuses_newcomers_and_lets_what_runs_end() -> None:
+async def test_draining_refuses_new_connections_and_lets_running_requests_end() -> None:
     app = Held()
     async with opened(app) as (http_listener, port), connect_raw(port) as raw_client:
         raw_client.say(request())

@@ -259,5 +259,5 @@ def test_a_refusal_shows_the_value_cut_and_without_control_characters() -> None:
         ("", False),
     ],
 )
-def test_what_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
+def test_loopback_hosts_are_recognised(host: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
     assert is_loopback(host) is expected

@@ -168,9 +168,7 @@ async def test_every_call_of_the_modern_era_reaches_its_server_and_comes_back(
         ("completion/complete", {"ref": {"type": "ref/resource", "uri": "x:y"}, "argument": {}}, -32002),
     ],
 )
-async def test_what_is_unknown_has_the_code_of_the_callers_era(
-    method: str, params: dict[str, Any], legacy: int
-) -> None:
+async def test_unknown_names_have_the_code_of_the_callers_era(method: str, params: dict[str, Any], legacy: int) -> None:
     hosted, talk = talking()
     starting(hosted)  # the second server: a URI that nobody lists could be either's
     hosted.hub.publish(ready(server=SLOW))
@@ -227,7 +225,7 @@ async def test_a_call_is_cancelled_by_its_id_and_by_nothing_else() -> None:
     assert outcome(await talk.reply("a")) == -32012
 
 
-async def test_what_is_no_message_is_handed_back_refused() -> None:
+async def test_invalid_messages_are_returned_as_refused() -> None:
     _, talk = talking()
     for body, code in (
         (b"{", -32700),
@@ -358,7 +356,7 @@ async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = Non
     return levels_heard(talk)
 
 
-async def test_a_legacy_caller_without_a_level_gets_what_the_server_logs() -> None:
+async def test_a_legacy_caller_without_a_level_gets_all_log_lines() -> None:
     hosted, talk = talking()
     assert await hear_all(hosted, talk) == list(LOG_LEVELS)
     assert hosted.last_call.call.log_level is None
@@ -483,7 +481,7 @@ async def test_following_needs_a_uri(method: str) -> None:
     assert await talk.ask(method, {"uri": 7}) == INVALID
 
 
-async def test_what_cannot_be_followed_is_refused_with_the_reason() -> None:
+async def test_an_impossible_subscription_is_refused_with_the_reason() -> None:
     hosted, talk = talking(ready(tool(), abilities=frozenset({"tools"})))
     assert await talk.ask("resources/subscribe", {"uri": "x:y"}, id=1) == -32002
     hosted.hub.publish(OFFER)
@@ -577,7 +575,7 @@ async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -
     ]
 
 
-async def test_what_cannot_be_followed_is_not_acknowledged() -> None:
+async def test_an_impossible_subscription_is_not_acknowledged() -> None:
     hosted, talk = talking()
     starting(hosted)
     hosted.hub.publish(ready(server=SLOW))
@@ -638,7 +636,7 @@ async def test_a_subscription_to_nothing_readable_is_refused() -> None:
 # -- the end -------------------------------------------------------------------------------------------------------
 
 
-async def test_finishing_waits_for_what_was_asked_and_for_no_subscription() -> None:
+async def test_finishing_waits_for_calls_and_not_for_subscriptions() -> None:
     hosted, talk = talking()
     talk.say("subscriptions/listen", listen(toolsListChanged=True), id=1)
     talk.say("tools/call", {"name": "files.read"}, id=2)

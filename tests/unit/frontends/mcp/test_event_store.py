@@ -152,7 +152,7 @@ async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -
 
 
 @pytest.mark.parametrize("limit", ["EVENTS_MAX", "EVENTS_BYTES"])
-async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
+async def test_the_oldest_of_many_reports_are_dropped_and_questions_and_answers_stay(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     store, client = StreamStore(), Client()
@@ -189,7 +189,7 @@ async def test_names_are_long_and_do_not_repeat() -> None:
     assert (len(names), min(map(len, names))) == (100, 16)
 
 
-async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_streams_are_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_SECONDS", 0.01)
     store = StreamStore()
     for _ in range(2):
@@ -308,7 +308,7 @@ async def test_a_reader_that_resumes_gets_the_open_questions() -> None:
     assert said(resumed(store, first.id)) == ["question 1", "question 3"]
 
 
-async def test_what_was_answered_takes_no_room() -> None:
+async def test_answered_questions_free_their_room() -> None:
     store, client = StreamStore(), Client()
     stream_log = started(store, client)
     for number in range(100):
@@ -332,7 +332,7 @@ async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case()
     assert [text[:1] for text in said(resumed(store, first.id))] == ["x"]
 
 
-async def test_what_is_said_beside_questions_is_kept_only_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_events_beside_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVENTS_MAX", 2)
     store, client = StreamStore(), Client()
     stream_log = started(store, client)

@@ -195,7 +195,7 @@ async def test_every_call_is_taken_at_once_reaches_its_server_and_comes_back(
     assert ("resultType" in client.json["result"]) == (era == "modern")
 
 
-async def test_what_is_unknown_has_the_code_and_status_of_its_era() -> None:
+async def test_unknown_names_have_the_code_and_status_of_their_era() -> None:
     frontend = HttpFrontend(ready(abilities=frozenset({"tools"})))
     earlier = await frontend.http_request(request("resources/read", {"uri": "x:y"}))
     assert (earlier.status, outcome(earlier.json)) == (200, -32002)
@@ -408,7 +408,7 @@ async def test_a_session_is_the_subscriber_and_a_modern_caller_has_none() -> Non
     ]
 
 
-async def test_one_session_does_not_get_what_another_follows() -> None:
+async def test_a_session_gets_no_updates_of_anothers_subscriptions() -> None:
     frontend = HttpFrontend()
     session, another = await frontend.open(), await frontend.open()
     await frontend.ask("resources/subscribe", {"uri": NOTES}, session)
@@ -426,7 +426,7 @@ async def test_one_session_does_not_get_what_another_follows() -> None:
         ({"uri": NOTES}, ServerError(SERVER, -32000, "no"), -32000),
     ],
 )
-async def test_what_cannot_be_followed_is_refused(
+async def test_an_impossible_subscription_is_refused(
     params: dict[str, Any], refusal: ServerError | None, code: int
 ) -> None:
     frontend = HttpFrontend()
@@ -563,7 +563,7 @@ async def test_a_subscription_that_cannot_be_given_is_refused(
         ("PUT", {}, 405),
     ],
 )
-async def test_what_cannot_be_served_is_refused_with_its_status(
+async def test_unserved_requests_are_refused_with_their_status(
     method: str, headers: dict[str, str], status: int
 ) -> None:
     assert (await HttpFrontend().http_request(request("ping"), headers, method=method)).status == status
@@ -579,7 +579,9 @@ async def test_what_cannot_be_served_is_refused_with_its_status(
         ({"jsonrpc": "2.0", "method": "notifications/initialized"}, 202, None),
     ],
 )
-async def test_what_is_no_request_is_acknowledged_or_refused(body: Any, status: int, code: int | None) -> None:
+async def test_messages_that_are_no_requests_are_acknowledged_or_refused(
+    body: Any, status: int, code: int | None
+) -> None:
     client = await HttpFrontend().http_request(body)
     assert client.status == status
     assert code is None or outcome(client.json) == code
@@ -655,7 +657,7 @@ async def test_a_call_that_is_refused_after_waiting_for_servers_is_answered_too(
 
 
 @pytest.mark.parametrize("accept", ["Application/JSON;q=0.5", "text/*", "application/*, text/html"])
-async def test_what_a_caller_accepts_is_read_however_it_is_written(accept: str) -> None:
+async def test_every_spelling_of_the_accept_header_is_read(accept: str) -> None:
     assert (await HttpFrontend().http_request(request("ping"), {"accept": accept})).status == 200
 
 
@@ -842,7 +844,7 @@ async def test_an_event_that_is_not_the_sessions_own_is_unknown(id: str) -> None
     assert (refused.status, refused.begun) == (400, [])
 
 
-async def test_a_session_gets_on_its_next_stream_what_it_missed_on_the_last() -> None:
+async def test_a_sessions_next_stream_delivers_missed_events() -> None:
     frontend = HttpFrontend()
     session = await polling(frontend)
     await frontend.http_request(request("resources/subscribe", {"uri": NOTES}), session)
@@ -1008,9 +1010,7 @@ async def test_a_batch_of_an_unknown_session_gets_an_error() -> None:
         ("DELETE", None),
     ],
 )
-async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
-    method: str, body: Any, version: str
-) -> None:
+async def test_an_unsupported_version_is_refused_for_every_method(method: str, body: Any, version: str) -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     headers = {**of(session), "mcp-protocol-version": version}

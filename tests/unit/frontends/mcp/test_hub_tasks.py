@@ -98,7 +98,7 @@ async def test_a_task_is_acknowledged_once_it_is_kept_and_not_before() -> None:
     assert "task" not in house.sent[0].call.extra
 
 
-async def test_what_could_not_be_written_was_not_begun() -> None:
+async def test_a_task_that_cannot_be_stored_does_not_begin() -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="c")
@@ -329,7 +329,7 @@ async def test_progress_reaches_its_requester_and_log_lines_do_not() -> None:
     ]
 
 
-async def test_what_is_reported_before_the_caller_knows_of_the_task_follows_its_answer() -> None:
+async def test_progress_before_the_task_is_acknowledged_follows_the_answer() -> None:
     house = House()
     talk = house.talk()
     house.hosted.stage.link.at_once = lambda inflight: inflight.emit(PROGRESS)
@@ -408,7 +408,7 @@ def meta() -> dict[str, Any]:
     }
 
 
-async def test_a_call_whose_task_cannot_be_written_goes_on_as_what_it_was() -> None:
+async def test_a_call_whose_task_cannot_be_stored_continues_as_a_plain_call() -> None:
     house = House(HeldJournal())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
@@ -561,7 +561,7 @@ async def test_a_caller_with_a_key_gets_the_capability_of_listing_tasks() -> Non
     assert sorted(response["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
 
 
-async def test_what_asks_for_a_task_must_be_understood() -> None:
+async def test_an_invalid_task_request_is_refused() -> None:
     house = House()
     assert await house.talk().ask("tools/call", {"name": "files.read", "task": []}) == -32602
     assert house.sent == []

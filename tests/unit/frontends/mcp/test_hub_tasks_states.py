@@ -82,7 +82,7 @@ def test_every_state_has_a_word_in_each_era(kept: TaskRecord, earlier: str, mode
     assert notified_state(kept).is_terminal == kept.is_terminal
 
 
-def test_a_modern_task_brings_along_what_belongs_to_its_state() -> None:
+def test_a_modern_task_includes_the_members_of_its_state() -> None:
     assert as_json(modern_status(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
     assert list(as_json(modern_status(BOTH))["inputRequests"]) == ["q3", "q5"]
     assert as_json(modern_status(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
@@ -112,7 +112,7 @@ def test_a_task_that_was_not_sent_is_worked_on_and_says_that_it_waits() -> None:
     assert "statusMessage" not in as_json(legacy_status(record()))
 
 
-def test_the_result_is_what_the_call_would_have_been_answered() -> None:
+def test_the_result_of_a_task_is_that_of_the_call() -> None:
     related = {RELATED: {"taskId": ID}}
     assert as_json(result_of(ended(DONE))) == {"content": [], "_meta": related}
     typed = result_of(ended(TYPED))

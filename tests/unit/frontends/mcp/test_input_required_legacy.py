@@ -84,7 +84,7 @@ def test_an_answer_is_taken_once(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("text", [b"5", b"null", b"[]", b'"accept"'])
-def test_what_is_no_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
+def test_an_invalid_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
     assert seat.asked.receive(Response(seat.ask(), msgspec.Raw(text)))
     assert seat.answers == [NO_ANSWER]
 
@@ -194,7 +194,7 @@ def test_there_is_nothing_to_seal_for_an_earlier_caller(seat: Seat) -> None:
     assert seat.asked.seal(call(), DONE) is DONE
 
 
-def test_what_relates_to_a_task_is_asked_and_answered_under_each_ends_own_id(seat: Seat) -> None:
+def test_questions_of_a_task_use_each_ends_own_task_id(seat: Seat) -> None:
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
     id = seat.ask(Question("elicitation/create", raw({"message": "?", "_meta": meta}), SERVER))
     asked = seat.stream.read[-1]["params"]["_meta"]

@@ -161,7 +161,7 @@ def test_small_words() -> None:
     assert call_reply(ID, DONE, "legacy").code is None
 
 
-def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in_the_earlier_era() -> None:
+def test_client_capabilities_come_with_each_modern_request_and_once_in_legacy() -> None:
     can: dict[str, Any] = {"elicitation": {}}
     modern = Request(ID, "tools/list", members({"_meta": {"io.modelcontextprotocol/clientCapabilities": can}}))
     greeting = Request(ID, "initialize", members({"capabilities": can}))

@@ -206,7 +206,7 @@ def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
     assert (old.uris, new.uris) == ([], ["a"])
 
 
-def test_a_client_with_a_last_event_id_gets_the_rest_and_then_what_happened_meanwhile() -> None:
+def test_a_client_with_a_last_event_id_gets_missed_and_later_events() -> None:
     session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     first, second, third = RecordingStream(), RecordingStream(), RecordingStream()
     session.open_stream(first.listener)
@@ -264,7 +264,7 @@ def test_only_the_latest_legacy_version_knows_of_streams_that_end_early(version:
     assert HttpSessions().open(ANYONE, EVERYTHING, 0.0, version).can_resume is can_resume
 
 
-def test_the_sessions_of_one_caller_share_what_may_be_kept_for_it() -> None:
+def test_the_sessions_of_one_caller_share_a_store() -> None:
     sessions = HttpSessions()
     one, two = (sessions.open(ANYONE, EVERYTHING, 0.0) for _ in range(2))
     assert one.store is two.store

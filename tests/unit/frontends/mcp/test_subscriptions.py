@@ -32,7 +32,7 @@ async def test_an_update_is_sent_as_the_caller_spelt_it() -> None:
     assert hosted.announcer.asked == [f"+{NOTES}"]
 
 
-async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
+async def test_a_caller_cannot_subscribe_to_hidden_resources() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
     assert isinstance(await interests.subscribe(NOTES), UnknownResource)
@@ -110,7 +110,7 @@ async def test_a_refusal_can_be_followed_by_another_try() -> None:
     assert await interests.subscribe(NOTES) is None
 
 
-async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscriptions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
     hosted = Hosted()
     interests, _ = wanting(hosted)
@@ -119,7 +119,7 @@ async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest
     assert len(hosted.announcer.asked) == 2
 
 
-async def test_there_is_an_end_to_the_names_of_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscribed_uris_of_one_caller_are_bounded_in_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIBED_LENGTH_MAX", 100)
     hosted = Hosted()
     interests, _ = wanting(hosted)
@@ -169,7 +169,7 @@ async def test_a_caller_without_a_level_must_miss_nothing() -> None:
     assert hosted.level() == "error"
 
 
-async def test_a_caller_that_has_left_wants_nothing_whatever_is_read_late() -> None:
+async def test_late_messages_of_a_departed_caller_subscribe_to_nothing() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
     interests.close()

@@ -94,7 +94,7 @@ async def test_a_caller_with_an_old_list_is_notified_at_once() -> None:
     assert ear.count == 1
 
 
-async def test_a_closed_feed_sends_nothing_not_even_what_was_delayed() -> None:
+async def test_a_closed_feed_sends_nothing_delayed_or_new() -> None:
     stage, ear = Stage(), CountingFeed()
     feed = ListChangeFeed(McpClient(stage.hub, ANYONE, EVERYTHING), ear, ["tools"])
     stage.hub.publish(ready(tool("a")))

@@ -68,7 +68,7 @@ def test_over_http_everything_is_an_event() -> None:
     assert [message["params"]["uri"] for message in events(pushed)] == ["a"]
 
 
-async def test_only_what_its_servers_agree_to_is_honoured() -> None:
+async def test_only_subscriptions_accepted_by_servers_are_honoured() -> None:
     hosted = Hosted()
     subscription = subscribing(hosted)
     wanted = ListenFilter(frozenset({"tools"}), (NOTES, "file:///other"))
@@ -86,7 +86,7 @@ async def test_no_list_is_honoured_that_no_server_has() -> None:
     assert await subscription.open(wanted) == ListenFilter(frozenset({"resources"}), (NOTES,))
 
 
-async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_honoured(
+async def test_a_silent_server_costs_only_its_own_subscriptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SUBSCRIBE_SECONDS", 0.5)
@@ -104,7 +104,7 @@ async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_h
     assert hosted.is_forgotten()
 
 
-async def test_there_is_an_end_to_what_one_subscription_may_name() -> None:
+async def test_resources_of_one_subscription_are_bounded() -> None:
     hosted = Hosted()
     subscription = subscribing(hosted)
     wanted = ListenFilter(frozenset(), tuple(f"file:///{n}" for n in range(SUBSCRIPTIONS_MAX + 10)))

@@ -141,19 +141,19 @@ async def test_questions_and_progress_of_a_server_meanwhile_are_dropped(monkeypa
     ],
     ids=["made up", "a stranger's", "of a server that is gone", "of an earlier server"],
 )
-async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
+async def test_a_caller_cannot_poll_foreign_tasks(id: str, ability: Ability) -> None:
     host = hosted(ability)
     assert await TaskPoller(McpClient(host.hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None).add([id]) == ()
 
 
-async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polled_tasks_of_one_subscription_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = [public_id(ANYONE, SERVER, own) for own in "abc"]
     polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
     assert await polls.add(ids) == tuple(ids[:2])
 
 
-async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_ids_beyond_the_bound_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLLED_MAX", 2)
     ids = iter(["made up", MINE, *(public_id(ANYONE, SERVER, own) for own in "bcd")])
     polls = TaskPoller(McpClient(hosted().hub, ANYONE, EVERYTHING, PROFILE), lambda _members: None)
@@ -172,7 +172,7 @@ async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkey
 # -- over a conversation -------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_names_what_it_follows_and_marks_its_notifications() -> None:
+async def test_a_subscription_acknowledges_its_tasks_and_marks_notifications() -> None:
     host = hosted()
     talk = Talk(host)
     wanted = {"notifications": {"taskIds": [MINE, "made up"]}, "_meta": {**META, **CAPABILITIES}}

@@ -69,11 +69,11 @@ def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra:
 
 
 @given(own=st.text())
-def test_an_id_leads_back_to_what_it_stands_for(own: str) -> None:
+def test_a_public_id_maps_back_to_the_servers_id(own: str) -> None:
     assert server_id(ANYONE, public_id(ANYONE, OLD, own)) == (OLD, own)
 
 
-def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs() -> None:
+def test_public_ids_are_stable_and_differ_by_caller_server_and_task() -> None:
     given_out = [
         public_id(ANYONE, OLD, "t"),
         public_id(ANYONE, OLD, "t"),
@@ -85,7 +85,7 @@ def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs
 
 
 @given(text=st.text())
-def test_what_was_never_given_out_stands_for_nothing(text: str) -> None:
+def test_invented_ids_match_nothing(text: str) -> None:
     assert server_id(ANYONE, text) is None
 
 
@@ -189,7 +189,7 @@ def test_an_event_names_the_task_that_it_relates_to() -> None:
     assert with_public_related(plain, ANYONE) is plain
 
 
-def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
+def test_the_metadata_of_a_request_gets_the_servers_task_id() -> None:
     mine, anothers = ({RELATED: raw({"taskId": public_id(who, OLD, "t")})} for who in (ANYONE, STRANGER))
     assert json.loads(bytes(server_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
     assert server_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
@@ -197,7 +197,7 @@ def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
     assert server_meta(plain, ANYONE) == plain
 
 
-def test_what_a_caller_answers_does_too() -> None:
+def test_the_metadata_of_an_answer_gets_the_servers_task_id() -> None:
     answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}})
     response = json.loads(bytes(server_result(answer, ANYONE)))
     assert response == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}

@@ -63,7 +63,7 @@ def test_a_request_chooses_among_the_hubs_own_names_and_brings_none(host: str, c
         ("/mcp", None),
     ],
 )
-def test_only_what_is_here_is_a_resource(path: str, place: str | None) -> None:
+def test_only_own_paths_are_resources(path: str, place: str | None) -> None:
     assert place_in(path) == place
 
 
@@ -94,12 +94,12 @@ def test_without_issuers_a_resource_is_its_address() -> None:
         ((f"{BASE}/",), f"{BASE}/"),
     ],
 )
-def test_a_resource_is_called_what_tokens_must_be_made_for(audiences: tuple[str, ...], resource: str) -> None:
+def test_a_resource_is_named_like_the_audience_of_its_tokens(audiences: tuple[str, ...], resource: str) -> None:
     issuer = TrustedIssuer("https://login.example", audiences, ())
     assert resource_document(BASE, "/mcp", (issuer,), gives_tokens=False)["resource"] == resource
 
 
-def test_a_token_may_be_asked_for_the_hub_and_what_is_in_it() -> None:
+def test_tokens_may_be_requested_for_the_hub_and_its_paths() -> None:
     api = TrustedIssuer("https://login.example", ("api://hub",), ())
     for resource in (BASE, f"{BASE}/", f"{BASE}/mcp", f"{BASE}/mcp/files", "api://hub"):
         assert is_own_resource(resource, BASE, (api,))

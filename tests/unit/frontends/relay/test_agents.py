@@ -51,7 +51,7 @@ async def test_a_server_that_is_away_is_not_listed_and_leaves_the_bare_name() ->
     assert device.last["error"]["code"] == -32001, "a device may have listed it before"
 
 
-async def test_everything_means_whatever_is_configured_and_not_what_dials_in_elsewhere() -> None:
+async def test_a_wildcard_covers_configured_servers_and_no_other_agents_servers() -> None:
     room = Room()
     room.sit("clock", "now", is_own=False)
     room.hub.publish(ServerStatus(room.sit("x", is_own=False).server, "ready", tools=(tool("spy", "x"),), agent="bath"))
@@ -64,7 +64,7 @@ async def test_everything_means_whatever_is_configured_and_not_what_dials_in_els
     assert device.list_tools()["tools"] == []
 
 
-async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
+async def test_labels_cover_configured_servers_only() -> None:
     room = Room()
     room.sit("clock", "now", "set", is_own=False)
     rules = ToolRules(tags={"now": ("safe",)})
@@ -78,7 +78,7 @@ async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
     assert [entry["name"] for entry in device.list_tools()["tools"]] == ["now"]
 
 
-async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
+async def test_an_agent_is_bounded_by_its_tenant() -> None:
     room = Room()
     room.sit("s1", "add", "sub")
     room.sit("clock", "now", is_own=False)

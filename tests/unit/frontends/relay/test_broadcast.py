@@ -114,7 +114,7 @@ async def test_in_a_list_an_error_is_no_entry(method: str, member: str) -> None:
     assert party.result["missing"] == [{"server_id": "s2", "reason": "Method not found"}]
 
 
-async def test_a_list_without_end_is_broken_off_and_what_is_no_list_is_named() -> None:
+async def test_an_endless_list_is_cut_and_an_invalid_one_is_named() -> None:
     party = Party()
     party.device.send("prompts/list", id=1)
     say(party.two, {"prompts": 7})
@@ -216,7 +216,7 @@ async def test_only_so_many_questions_are_open_at_once() -> None:
     assert len(device.said) == 1
 
 
-async def test_a_request_whose_id_is_reused_is_answered_first_with_what_arrived() -> None:
+async def test_reusing_a_requests_id_answers_the_first_with_the_received_parts() -> None:
     party = Party()
     party.device.send("custom/thing", id=1)
     say(party.two, {"a": 2})
@@ -244,7 +244,7 @@ async def test_a_list_with_far_too_many_entries_is_no_answer() -> None:
     assert [absent["server_id"] for absent in party.result["missing"]] == ["s1"]
 
 
-async def test_what_is_too_long_together_becomes_an_error() -> None:
+async def test_a_combined_answer_that_is_too_long_becomes_an_error() -> None:
     party = Party(RelaySettings(frame_bytes=4096))
     party.device.send("custom/thing", id=1)
     say(party.one, {"a": "x" * 3000})
@@ -253,7 +253,7 @@ async def test_what_is_too_long_together_becomes_an_error() -> None:
     assert "4096" in party.error["data"]["details"]
 
 
-async def test_what_can_never_fit_is_not_waited_for() -> None:
+async def test_the_hub_does_not_wait_for_an_answer_that_cannot_fit() -> None:
     party = Party(RelaySettings(frame_bytes=4096, wait=30))
     party.device.send("prompts/list", id=1)
     say(party.one, {"prompts": [{"name": "x" * 5000}], "nextCursor": "more"})

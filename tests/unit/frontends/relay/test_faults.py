@@ -59,7 +59,7 @@ def test_a_defect_has_its_incident_and_a_pause_its_length() -> None:
     assert busy["error"]["data"]["retryAfter"] == 2.5
 
 
-def test_what_the_frontend_refuses_by_itself_has_not_run_unless_it_says_so() -> None:
+def test_refusals_of_the_frontend_have_executed_no_by_default() -> None:
     assert json.loads(refusal(b"1", "k", "too much"))["error"]["data"]["executed"] == "no"
     assert json.loads(refusal(b"1", "k", "too long", executed="yes"))["error"]["data"]["executed"] == "yes"
     assert json.loads(not_connected(b"1", "k", "nobody"))["error"]["code"] == -32001

@@ -191,7 +191,7 @@ async def test_the_documents_of_the_original(house: House) -> None:
         assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_what_is_no_plain_path_says_what_it_is(house: House) -> None:
+async def test_socket_paths_explain_themselves_to_plain_requests(house: House) -> None:
     async with house.http() as http:
         for path in ("/mcp_endpoint/mcp/", "/mcp_endpoint/call", "/mcp_endpoint/call/?token=both"):
             response = await http.get(path)
@@ -472,7 +472,7 @@ def test_two_different_tokens_are_refused(headers: dict[bytes, bytes], address: 
         (b"server_id=" + b"x" * 64, "x" * 64),
     ],
 )
-def test_a_server_may_say_what_it_is_called(address: bytes, server_id: str | None) -> None:
+def test_a_server_may_name_itself_in_its_address(address: bytes, server_id: str | None) -> None:
     assert read_server_id(query(address)) == server_id
 
 
@@ -485,7 +485,7 @@ def test_an_id_that_cannot_be_shown_is_refused(address: bytes) -> None:
 
 
 @pytest.mark.parametrize("address", [b"server_id=%ff", b"server_id=\xff", b"server_id=%ed%a0%80", b"token=%fe"])
-def test_what_is_no_text_is_refused_since_two_of_it_would_look_alike(address: bytes) -> None:
+def test_ids_that_are_not_utf8_are_refused(address: bytes) -> None:
     assert isinstance(read_query(address), RefusedSocket)
 
 

@@ -277,7 +277,7 @@ async def test_a_body_must_be_said_to_be_json(line: str) -> None:
         assert here.stage.link.sent == []
 
 
-async def test_what_a_caller_may_not_see_is_not_there() -> None:
+async def test_hidden_tools_look_missing() -> None:
     async with hall() as here:
         denied = await here.post("/v1/tools/files.write", b"{}", JSON, "X-Api-Key: some")
         unknown = await here.post("/v1/tools/files.wrote", b"{}", JSON, "X-Api-Key: some")
@@ -471,7 +471,7 @@ async def test_a_stream_ends_with_the_error_once_it_has_begun() -> None:
     assert json.loads(client.ended[0].partition(b"data: ")[2])["status"] == 504
 
 
-async def test_what_fails_at_once_is_no_stream() -> None:
+async def test_an_immediate_failure_begins_no_stream() -> None:
     client = RecordingPeer()
     exchange(client, "info").end(UnknownTool("x"))
     assert ([status for status, _, _ in client.answers], client.begun) == ([404], [])

@@ -107,7 +107,7 @@ async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
     assert entry_document(view, TOOLS, "read") is None
 
 
-async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
+async def test_an_operator_sees_all_servers_with_their_log() -> None:
     made = stage()
     servers = json.loads(servers_document(made.hub, OPERATOR))["servers"]
     assert [(server["name"], server["state"]) for server in servers] == [
@@ -266,7 +266,7 @@ async def test_an_operator_sees_everybody_and_everything_of_them() -> None:
         ("devices?agent=attic", []),
     ],
 )
-async def test_filters_leave_what_fits(path: str, names: list[str]) -> None:
+async def test_filters_keep_matching_entries(path: str, names: list[str]) -> None:
     async with hall() as here:
         assert await here.names(f"/v1/relay/{path}") == names
 
@@ -291,7 +291,7 @@ async def test_an_agent_is_shown_with_its_servers_and_devices() -> None:
         ("barred", [], [], 0, []),
     ],
 )
-async def test_others_see_what_their_grants_reach_and_no_address(
+async def test_other_callers_see_granted_entries_without_addresses(
     key: str, agents: list[str], servers: list[str], tools: int, devices: list[str]
 ) -> None:
     async with hall() as here:
@@ -315,7 +315,7 @@ async def test_others_see_what_their_grants_reach_and_no_address(
         ("agents", "nobody", 401, "unauthenticated"),
     ],
 )
-async def test_what_is_refused(path: str, key: str, status: int, reason: str) -> None:
+async def test_invalid_requests_for_listings_are_refused(path: str, key: str, status: int, reason: str) -> None:
     async with hall() as here:
         answer = await here.ask(f"/v1/relay/{path}", key)
         assert (answer.status, json.loads(answer.body)["reason"]) == (status, reason)

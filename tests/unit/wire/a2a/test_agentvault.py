@@ -125,7 +125,7 @@ def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
         ("tasks/cancel", {"id": ""}, "id"),
     ],
 )
-def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+def test_the_invalid_field_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = agentvault.DIALECT.read(method, raws(params))
     assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)

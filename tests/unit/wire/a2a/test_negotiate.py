@@ -65,7 +65,7 @@ def test_the_method_and_the_shape_decide(method: str, params: dict[str, Json], d
     assert recognize_dialect(method, raws(params)) == dialect
 
 
-def test_what_three_write_alike_is_settled_by_the_task() -> None:
+def test_an_ambiguous_request_is_settled_by_its_task() -> None:
     seen = recognize_dialect("tasks/get", raws({"id": "t"}))
     assert seen == AmbiguousDialect("t", SHARED)
     assert [seen.settle(name) for name in SHARED] == list(SHARED)
@@ -87,7 +87,7 @@ def test_what_three_write_alike_is_settled_by_the_task() -> None:
         ("tasks/send", "0.3", "agentvault"),
     ],
 )
-def test_a_version_that_is_spoken_is_accepted_whatever_its_last_number(method: str, version: str, dialect: str) -> None:
+def test_a_supported_version_is_accepted_with_any_patch_number(method: str, version: str, dialect: str) -> None:
     assert recognize_dialect(method, {}, version) == dialect
 
 

@@ -124,20 +124,20 @@ TASK = Task(
         ("DeleteTaskPushNotificationConfig", v1_0.DIALECT.write_deleted()),
     ],
 )
-def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) -> None:
+def test_documents_of_the_dialect_survive_protobuf(method: str, result: bytes) -> None:
     assert unpacked(METHODS[method][1], write(method, result)) == json.loads(result)
 
 
 @pytest.mark.parametrize(
     "data", [b"1" + b"0" * 400, b"1" * 400 + b".5", b"1e400", b'{"a":[-1.5E+0400]}', b"[" * 200 + b"]" * 200]
 )
-def test_what_protobuf_cannot_hold_is_said_so(data: bytes) -> None:
+def test_values_that_protobuf_cannot_hold_are_reported(data: bytes) -> None:
     sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     with pytest.raises(Unwritable, match="cannot be written in protobuf"):
         write("SendMessage", sent)
 
 
-def test_what_only_looks_like_a_number_beyond_a_double_is_written() -> None:
+def test_text_that_looks_like_a_huge_number_is_written() -> None:
     data = b'{"text":"1e400","small":1e-400,"large":1e300}'
     sent = v1_0.DIALECT.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     (part,) = unpacked("SendMessageResponse", write("SendMessage", sent))["message"]["parts"]
@@ -158,12 +158,12 @@ def test_json_is_never_longer_in_protobuf_than_is_foretold(value: Any) -> None:
     assert len(message.SerializeToString()) <= size_max(written)
 
 
-def test_what_is_foretold_is_not_far_from_it() -> None:
+def test_the_predicted_size_is_close_to_the_real_one() -> None:
     assert size_max(b'"' + b"x" * 1_000_000 + b'"') < 1_000_100
     assert size_max(json.dumps(list(range(1000))).encode()) < 20_000
 
 
-def test_the_extended_card_has_a_form_and_what_is_of_earlier_generations_has_none() -> None:
+def test_the_extended_card_is_written_without_members_of_earlier_generations() -> None:
     scheme = {"httpAuthSecurityScheme": {"scheme": "Bearer"}, "type": "http"}
     card = {"name": "a", "url": "x", "securitySchemes": {"b": scheme}, "capabilities": {"streaming": False}}
     received = unpacked("AgentCard", write("GetExtendedAgentCard", json.dumps(card).encode()))

@@ -146,5 +146,5 @@ def test_artifacts_and_messages_have_the_time_at_which_something_last_happened()
     assert {item["taskId"] for _, item in items} == {"t1"}
 
 
-def test_what_cannot_go_on_makes_its_client_raise() -> None:
+def test_a_failed_stream_makes_its_client_raise() -> None:
     assert events(vault().fail(ENDED)) == [("error", {"error": "unsupported_operation", "message": "it has ended"})]

@@ -49,7 +49,7 @@ def read(received: dict[str, Any]) -> ServerCapabilities:
         ({"tools": {}, "extensions": None}, {"tools"}),
     ],
 )
-def test_a_server_can_do_what_it_says(received: dict[str, Any], abilities: set[Ability]) -> None:
+def test_a_servers_abilities_follow_its_capabilities(received: dict[str, Any], abilities: set[Ability]) -> None:
     assert read(received).abilities() == abilities
 
 
@@ -111,7 +111,7 @@ def test_servers_get_no_promise_of_roots_notifications() -> None:
     assert write_client_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
 
 
-def test_a_profile_holds_only_what_the_protocol_knows() -> None:
+def test_client_capabilities_hold_only_those_of_the_protocol() -> None:
     made_up: dict[str, Any] = {f"x{number}": {} for number in range(50)}
     received = client(
         elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up

@@ -36,7 +36,7 @@ def read(method: str, **received: Any) -> CallRequest:
     return asked
 
 
-def test_every_kind_has_a_method_save_what_is_one() -> None:
+def test_every_kind_but_method_has_a_method() -> None:
     assert METHODS.keys() == set(get_args(Kind)) - {"method"}
     about_tasks = {"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
     assert {"tools/call", "prompts/get", "resources/read", "completion/complete", *about_tasks} == CALLS
@@ -91,7 +91,7 @@ def test_a_request_is_read_and_written_again_as_it_was(
         ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT, "Ref": URI_REF}, "did you mean 'ref'"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(method: str, received: dict[str, Any], words: str) -> None:
+def test_the_problem_of_a_request_is_reported(method: str, received: dict[str, Any], words: str) -> None:
     asked = read_request(method, members(received))
     assert isinstance(asked, str)
     assert words in asked
@@ -116,7 +116,7 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
         ("x", None),
     ],
 )
-def test_of_a_result_only_what_matters_is_read(received: object, answer: CallResultInfo | None) -> None:
+def test_only_relevant_members_of_a_result_are_read(received: object, answer: CallResultInfo | None) -> None:
     assert read_call_result(json.dumps(received).encode()) == answer
 
 
@@ -149,12 +149,12 @@ def test_a_resource_says_how_long_it_may_be_kept(received: object, answer: CallR
         ({"a": 1, "_meta": {"progressToken": 7}}, b'{"trace":1}', {"a": 1, "_meta": {"trace": 1}}),
     ],
 )
-def test_a_method_has_its_parameters_as_they_are_and_what_the_hub_says_of_it(
+def test_a_methods_parameters_are_unchanged_apart_from_metadata(
     params: dict[str, Any], meta: bytes | None, written: dict[str, Any]
 ) -> None:
     assert json.loads(request_params("method", "x/y", json.dumps(params).encode(), meta, {})) == written
 
 
-def test_what_a_method_answers_is_an_object_and_nothing_else_is_known_of_it() -> None:
+def test_a_methods_result_must_be_an_object() -> None:
     assert read_any_result(msgspec.Raw(b'{"isError":"odd","resultType":7}')) == CallResultInfo(False, None)
     assert read_any_result(msgspec.Raw(b"[]")) is None

@@ -68,7 +68,7 @@ def test_headers_are_those_that_the_official_client_writes(arguments: dict[str, 
         {"default": {"x-mcp-header": "Data"}, "properties": []},
     ],
 )
-def test_what_is_no_annotation_asks_for_no_header(schema: dict[str, Any]) -> None:
+def test_an_invalid_annotation_requires_no_header(schema: dict[str, Any]) -> None:
     assert annotated_params(raw(schema)) == ()
 
 
@@ -145,7 +145,7 @@ def test_headers_are_believed_where_the_official_server_believes_them(
     "arguments",
     [b'{"region":"us","region":"eu"}', b'{"region":"us","\\u0072egion":"eu"}', b'{"x":1,"x":2,"region":"eu"}'],
 )
-def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes) -> None:
+def test_a_duplicate_argument_matches_no_header(arguments: bytes) -> None:
     """Who routes by the header and the server that reads the body could go by two different ones."""
     said = find_param_mismatch(required_params(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
     assert said is not None

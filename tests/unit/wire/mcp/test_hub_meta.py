@@ -14,7 +14,7 @@ ME = Implementation("isthmus", "1")
 HUBS = {"near": 0, "far": 3}
 
 
-def test_what_is_written_is_read_in_both_eras() -> None:
+def test_hub_metadata_is_read_back_in_both_eras() -> None:
     discovery = modern.read_discover_result(modern.discover_result(modern.VERSIONS, ME, frozenset(), HUBS))
     welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), HUBS))
     assert discovery is not None
@@ -38,7 +38,7 @@ def test_nonsense_names_no_hub(hubs: Any) -> None:
 
 
 @pytest.mark.parametrize("meta", [b"null", b"[]", b"7", b"{", b""])
-def test_what_is_no_object_names_no_hub(meta: bytes) -> None:
+def test_metadata_that_is_no_object_names_no_hub(meta: bytes) -> None:
     assert read_hubs(meta) == {}
 
 

@@ -9,7 +9,7 @@ from isthmus.wire.mcp.lists import TOOLS, ListPage, read_page
 from isthmus.wire.mcp.messages import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 
 
-def test_what_one_hub_writes_another_reads() -> None:
+def test_missing_servers_survive_writing_and_reading() -> None:
     received = {
         "web": UnavailableServer("retrying", "connection refused"),
         "files": UnavailableServer("starting", None),

@@ -75,7 +75,7 @@ def test_everything_that_can_be_asked_is_read(method: str) -> None:
         ({"inputRequests": {"r": {"method": "roots/list", "params": []}}}, "unknown"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(members: dict[str, Any], why: str) -> None:
+def test_the_problem_of_input_responses_is_reported(members: dict[str, Any], why: str) -> None:
     wrong = read(**members)
     assert isinstance(wrong, str)
     assert why in wrong
@@ -90,7 +90,7 @@ names = st.text(max_size=20)
 
 
 @given(st.dictionaries(names, st.sampled_from(sorted(CAPABILITY_NEEDED)), min_size=1, max_size=5), st.text(max_size=50))
-def test_what_is_written_can_be_read(asked: dict[str, str], state: str) -> None:
+def test_written_input_requests_can_be_read(asked: dict[str, str], state: str) -> None:
     questions = {key: Question(method, raw({"k": key})) for key, method in asked.items()}
     written = write_input_required(questions, state)
     assert json.loads(written)["resultType"] == "input_required"

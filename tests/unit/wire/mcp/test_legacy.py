@@ -23,7 +23,7 @@ def test_the_hub_asks_for_the_newest_version_and_claims_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", legacy.VERSIONS)
-def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
+def test_an_initialize_result_is_read_with_its_capabilities(version: str) -> None:
     received = {"protocolVersion": version, "capabilities": {"tools": {}, "resources": {"subscribe": True}}, "new": 1}
     welcome = legacy.read_initialize_result(json.dumps(received).encode())
     assert isinstance(welcome, legacy.InitializeResult)
@@ -48,7 +48,7 @@ def test_an_invalid_initialize_result_is_reported(received: object, words: str) 
 @pytest.mark.parametrize(
     ("received", "version"), [({"protocolVersion": "x"}, "x"), ({"protocolVersion": 7}, None), ({}, None)]
 )
-def test_a_callers_version_is_what_it_names(received: dict[str, Any], version: str | None) -> None:
+def test_a_callers_version_is_read(received: dict[str, Any], version: str | None) -> None:
     members = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in received.items()}
     assert legacy.requested_version(members) == version
 
@@ -58,13 +58,13 @@ def test_a_spoken_version_is_agreed_to_and_another_answered_with_the_newest() ->
     assert legacy.negotiate("2026-07-28") == legacy.LATEST
 
 
-def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
+def test_the_initialize_result_has_the_servers_capabilities() -> None:
     response = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"})))
     assert response["capabilities"] == {"prompts": {"listChanged": True}}
     assert response["protocolVersion"] == "2025-06-18"
 
 
-def test_a_list_names_what_is_missing_only_if_something_is() -> None:
+def test_a_list_names_missing_servers_only_if_there_are_some() -> None:
     assert legacy.list_result("prompts", b"[1]", None) == b'{"prompts":[1]}'
     assert legacy.list_result("prompts", b"[]", b'{"m":1}') == b'{"prompts":[],"_meta":{"m":1}}'
 

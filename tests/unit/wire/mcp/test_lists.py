@@ -128,7 +128,7 @@ def test_a_definition_with_nothing_wrong_in_it_stays_as_it_was_written() -> None
 
 
 @pytest.mark.parametrize("between", ["", " ", "\n", "\r\n\t  "])
-def test_entries_are_found_whatever_stands_between_them(between: str) -> None:
+def test_entries_are_found_with_any_white_space_between_them(between: str) -> None:
     written = [json.dumps({"name": name, "description": "a, [b], {c}"}) for name in ("one", "two", "three")]
     array = f"{between}[{between}{f'{between},{between}'.join(written)}{between}]{between}"
     text = f'{{"other":[1,2],"tools":{array},"nextCursor":"c"}}'.encode()
@@ -176,7 +176,7 @@ def test_an_entry_is_shown_in_its_servers_words_under_the_name_to_use(shape: Lis
     assert isinstance(shown["name"], str)
 
 
-def test_what_clients_insist_on_is_there() -> None:
+def test_members_required_by_clients_are_present() -> None:
     assert json.loads(write_entry(TOOLS, "t", {})) == {"name": "t", "inputSchema": {"type": "object"}}
     assert json.loads(write_entry(RESOURCES, "file:///x", {})) == {"uri": "file:///x", "name": "file:///x"}
     assert json.loads(write_entry(RESOURCES, "u", {"name": raw("own")})) == {"uri": "u", "name": "own"}

@@ -103,7 +103,7 @@ def test_a_header_with_an_unsupported_version_gets_an_error(meta: object) -> Non
         ("tools/list", {}, None),
     ],
 )
-def test_headers_repeat_what_the_body_says(method: str, received: dict[str, Any], name: str | None) -> None:
+def test_headers_must_match_the_body(method: str, received: dict[str, Any], name: str | None) -> None:
     asked = request(method, **received)
     good = modern.RoutingHeaders(modern.VERSION, method, name)
     assert modern.check(asked, good, ()) == raws(GOOD)
@@ -143,7 +143,7 @@ def test_a_header_that_stands_for_nothing_matches_nothing(value: str | None) -> 
     assert modern.decode_header(value) is None
 
 
-def test_an_envelope_is_put_around_what_is_passed_on() -> None:
+def test_forwarded_requests_get_an_envelope() -> None:
     own = modern.envelope(ME)
     bare = json.loads(modern.request_meta(own, {}))
     assert bare[modern.VERSION_KEY] == modern.VERSION
@@ -167,14 +167,14 @@ def test_discovery_is_read_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     "received", [{}, [], {"supportedVersions": ["2025-11-25"]}, {"supportedVersions": "2026-07-28"}]
 )
-def test_what_names_no_modern_version_is_no_discovery(received: object) -> None:
+def test_a_discover_result_without_a_modern_version_is_ignored(received: object) -> None:
     assert modern.read_discover_result(json.dumps(received).encode()) is None
 
 
 # -- results of one era in another ---------------------------------------------------------------------------------
 
 
-def test_a_result_of_the_earlier_era_becomes_complete_and_what_can_be_kept_says_that_it_must_not() -> None:
+def test_a_legacy_result_becomes_complete_and_forbids_caching() -> None:
     assert json.loads(modern.as_modern(b'{"content":[]}') or b"") == {"resultType": "complete", "content": []}
     received = json.loads(modern.as_modern(b'{"contents":[]}', is_cacheable=True) or b"")
     assert received == {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "contents": []}
@@ -215,7 +215,7 @@ def test_a_list_says_that_it_is_whole_and_not_to_be_kept() -> None:
         ({"resourceSubscriptions": None, "toolsListChanged": None}, set(), ()),
     ],
 )
-def test_what_is_wanted_is_read_and_written_again(
+def test_a_listen_filter_survives_reading_and_writing(
     received: dict[str, Any], topics: set[str], uris: tuple[str, ...]
 ) -> None:
     wanted = modern.read_listen_filter(raws({"notifications": received}))
@@ -228,7 +228,7 @@ def test_what_is_wanted_is_read_and_written_again(
     "received",
     [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}, {"notifications": {"taskIds": "t"}}],
 )
-def test_what_cannot_be_read_is_not_wanted(received: dict[str, Any]) -> None:
+def test_an_unreadable_listen_filter_is_ignored(received: dict[str, Any]) -> None:
     assert modern.read_listen_filter(raws(received)) is None
 
 

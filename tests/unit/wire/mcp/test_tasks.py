@@ -59,7 +59,7 @@ def test_an_id_is_renamed_wherever_it_stands(received: object, shown: object) ->
         ["taskId"],
     ],
 )
-def test_what_is_no_id_is_left_alone(received: object) -> None:
+def test_invalid_task_ids_are_unchanged(received: object) -> None:
     assert renamed(received) == received
 
 
@@ -114,11 +114,11 @@ def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float
         [],
     ],
 )
-def test_what_says_no_status_of_a_task_is_no_state(received: object) -> None:
+def test_a_value_without_a_task_status_is_no_state(received: object) -> None:
     assert read_state(raw(received)) is None
 
 
-def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
+def test_only_required_members_of_a_large_state_are_kept() -> None:
     large = {**STATE, "statusMessage": "m" * STATE_BYTES_MAX, "result": "r" * STATE_BYTES_MAX, "createdAt": "now"}
     state = read_state(raw(large))
     assert state is not None
@@ -143,7 +143,7 @@ def test_a_page_names_the_next_if_there_is_one() -> None:
 # -- what relates to a task ----------------------------------------------------------------------------------------
 
 
-def test_what_relates_to_a_task_names_it_anew() -> None:
+def test_related_messages_get_the_new_task_id() -> None:
     members = {"x": raw(1), "_meta": raw({"a": 1, RELATED: {"taskId": "t", "b": 2}})}
     received = rename_related(members, str.upper)
     assert received["x"] == raw(1)
@@ -151,12 +151,12 @@ def test_what_relates_to_a_task_names_it_anew() -> None:
 
 
 @pytest.mark.parametrize("related", [{"taskId": "t"}, {"taskId": 7}, {}, "t"])
-def test_what_relates_to_a_task_without_a_name_does_not_relate_to_it(related: object) -> None:
+def test_a_relation_to_an_unknown_task_is_removed(related: object) -> None:
     assert rename_related_meta({"a": raw(1), RELATED: raw(related)}, lambda _id: None) == {"a": raw(1)}
 
 
 @pytest.mark.parametrize("members", [{}, {"_meta": raw({"a": 1})}, {"_meta": raw(7)}])
-def test_what_relates_to_no_task_is_left_alone(members: dict[str, msgspec.Raw]) -> None:
+def test_messages_without_a_related_task_are_unchanged(members: dict[str, msgspec.Raw]) -> None:
     assert rename_related(members, str.upper) is members
 
 
@@ -187,7 +187,7 @@ def test_a_caller_says_how_long_it_wants_a_task_to_be_kept(wanted: object, secon
 
 
 @pytest.mark.parametrize("wanted", [b"5", b"null", b"[]", b'{"ttl":"long"}', b'{"ttl":-1}', b'{"ttl":true}', b"{"])
-def test_what_cannot_be_meant_is_said_in_words(wanted: bytes) -> None:
+def test_an_invalid_ttl_is_reported(wanted: bytes) -> None:
     assert isinstance(read_ttl(msgspec.Raw(wanted)), str)
 
 
@@ -197,7 +197,7 @@ def test_a_tool_is_said_to_be_one_that_may_be_run_as_a_task() -> None:
     assert read(with_task_support({"execution": raw(5)})) == {"execution": {"taskSupport": "optional"}}
 
 
-def test_a_message_says_to_which_task_it_relates_beside_what_it_said() -> None:
+def test_a_message_gets_its_related_task_beside_its_members() -> None:
     members = {"content": raw([]), "_meta": raw({"a": 1, RELATED: {"taskId": "another"}})}
     assert read(related_to("t", members)) == {"content": [], "_meta": {"a": 1, RELATED: {"taskId": "t"}}}
     assert read(related_to("t", {})) == {"_meta": {RELATED: {"taskId": "t"}}}

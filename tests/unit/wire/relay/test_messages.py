@@ -43,7 +43,7 @@ def test_a_line_break_at_the_end_does_no_harm() -> None:
         (b'{"jsonrpc":"2.0","method":"ping","params":"x","id":1}', INVALID_PARAMS),
     ],
 )
-def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
+def test_an_invalid_message_is_malformed_with_a_code(body: bytes, code: int) -> None:
     message = decode(body, max_depth=64)
     if isinstance(message, Batch):
         assert body.startswith(b"[")
@@ -59,7 +59,7 @@ def test_totals_name_missing_servers_only_if_there_are_any() -> None:
     assert json.loads(bytes(received["missing"])) == [{"server_id": "s2", "reason": "gone"}]
 
 
-def test_an_object_is_tagged_with_its_server_whatever_it_says_itself() -> None:
+def test_an_objects_own_server_id_is_replaced() -> None:
     assert json.loads(add_server_id(b'{"a":1.50,"server_id":"forged"}', "s1") or b"") == {"a": 1.5, "server_id": "s1"}
     assert b"1.50" in (add_server_id(b'{"a":1.50}', "s1") or b"")
     assert add_server_id(b"[]", "s1") is None

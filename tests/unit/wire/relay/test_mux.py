@@ -62,7 +62,7 @@ def test_a_long_reason_is_cut() -> None:
         b"x" * 100_000,
     ],
 )
-def test_what_does_not_begin_with_a_channel_is_no_frame(frame: bytes) -> None:
+def test_a_frame_must_begin_with_a_channel(frame: bytes) -> None:
     assert isinstance(mux.read(frame), BadFrame)
 
 
