@@ -23,7 +23,7 @@ async def run_steps(field: Field, server: str, step: str) -> dict[str, Any]:
     return (await field.reports("agentvault", "client_agentvault"))[server, step]
 
 
-def said(events: list[dict[str, Any]]) -> list[Any]:
+def messages_in(events: list[dict[str, Any]]) -> list[Any]:
     """What the messages of a stream hold, part by part."""
     messages = [event["message"] for event in events if event["kind"] == "TaskMessageEvent"]
     assert {message["role"] for message in messages} <= {"assistant"}
@@ -53,7 +53,7 @@ async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) 
 async def test_an_event_carries_the_result_with_numbers_and_keys_unchanged(field: Field, server: str) -> None:
     found = await run_steps(field, server, "called")
 
-    [content] = said(found["events"])
+    [content] = messages_in(found["events"])
     assert content["success"] is True
     result = content["mcp_result"]
     returned = result if server == "rpc" else result["structuredContent"]  # what a plain server returns stays as it is
@@ -65,12 +65,12 @@ async def test_an_event_carries_the_result_with_numbers_and_keys_unchanged(field
 async def test_late_followers_and_readers_of_the_task_get_the_same(field: Field, server: str) -> None:
     found = await run_steps(field, server, "called")
 
-    assert said(found["again"]) == said(found["events"])
+    assert messages_in(found["again"]) == messages_in(found["events"])
     assert states(found["again"]) == [("COMPLETED", None)]
     assert found["read"]["state"] == "COMPLETED"
     user, assistant = found["read"]["messages"]
     assert (user["role"], assistant["role"]) == ("user", "assistant")
-    assert [part["content"] for part in assistant["parts"]] == said(found["events"])
+    assert [part["content"] for part in assistant["parts"]] == messages_in(found["events"])
 
 
 @pytest.mark.parametrize("server", TALKING)
@@ -90,10 +90,10 @@ async def test_progress_is_sent_as_it_arrives(field: Field, server: str) -> None
 async def test_every_failure_is_sent_with_its_data(field: Field, server: str) -> None:
     failed, unknown, nowhere = (await run_steps(field, server, "failed"))["events"]
 
-    sources = [said(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
+    sources = [messages_in(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
     assert sources == ["MCP_PROTOCOL" if server == "rpc" else "MCP_TOOL", "A2A_PROXY", "A2A_PROXY"]
     for events in (failed, unknown, nowhere):
-        [content] = said(events)
+        [content] = messages_in(events)
         state, words = states(events)[-1]
         error = content["error"]
         assert (content["success"], state) == (False, "FAILED")
@@ -127,8 +127,8 @@ async def test_a_question_waits_for_the_next_message(field: Field, server: str) 
     found = await run_steps(field, server, "asked")
 
     assert states(found["asked"])[-1] == ("INPUT_REQUIRED", "What is your name?")
-    assert (found["question"]["state"], said(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
-    assert said(found["events"])[-1]["mcp_result"]["content"] == [{"type": "text", "text": "Hello, Ann!"}]
+    assert (found["question"]["state"], messages_in(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
+    assert messages_in(found["events"])[-1]["mcp_result"]["content"] == [{"type": "text", "text": "Hello, Ann!"}]
     assert states(found["events"])[-1] == ("COMPLETED", None)
 
 

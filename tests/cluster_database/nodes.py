@@ -13,7 +13,7 @@ from typing import Any
 from tests.conftest import Ledger
 from tests.databases import Database
 from tests.faults import quick_server
-from tests.faults.test_tasks_crash import SECONDS, Load, said
+from tests.faults.test_tasks_crash import SECONDS, Load, task_message
 from tests.faults.watching import eventually
 from tests.fork_server import forked
 from tests.hubs import HubProcess, _keep_reading, _listening_port, environment, stdio, write_config
@@ -175,7 +175,7 @@ class Node:
 
     async def send(self, nonce: str, tool: str = "pay", *, waits: bool = False) -> dict[str, Any]:
         """Send a message, and return the task."""
-        params = {**said(nonce, tool), "configuration": {"returnImmediately": not waits}}
+        params = {**task_message(nonce, tool), "configuration": {"returnImmediately": not waits}}
         task: dict[str, Any] = await self.load.send(params)
         return task
 

@@ -18,7 +18,7 @@ from tests.cluster_database.nodes import LEASE, Cluster, Node, executed
 from tests.conftest import Ledger
 from tests.databases import Database, running
 from tests.faults.oracle import Record, judge
-from tests.faults.test_tasks_crash import said
+from tests.faults.test_tasks_crash import task_message
 from tests.faults.watching import note, times
 
 KILLS = int(os.environ.get("ISTHMUS_CLUSTER_KILLS", "0")) or times(6, 60)
@@ -49,7 +49,7 @@ class Traffic:
         while not self.is_done:
             self._number += 1
             nonce = f"1-{self._number}"
-            params = said(nonce, "hold" if self._number % 11 == 0 else "pay")
+            params = task_message(nonce, "hold" if self._number % 11 == 0 else "pay")
             self.unanswered[nonce] = params
             if self.living:
                 await self.send(points.choice(self.living), nonce)

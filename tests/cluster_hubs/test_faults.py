@@ -195,7 +195,7 @@ async def test_a_hub_starts_without_nats_and_joins_when_it_is_there(tmp_path: Pa
             nats.kill()
 
 
-async def test_a_node_that_shuts_down_answers_what_it_has_and_gets_nothing_new(tmp_path: Path, agent: str) -> None:
+async def test_a_node_that_shuts_down_answers_its_calls_and_gets_no_new_ones(tmp_path: Path, agent: str) -> None:
     async with (
         nats_server(tmp_path) as nats,
         node(tmp_path, nats.url, "b") as b,

@@ -83,7 +83,7 @@ async def use_everything(scenario_run: ScenarioRun) -> None:
         await scenario_run.client.get_prompt(prompt.name)
 
 
-async def call_as_told(scenario_run: ScenarioRun) -> None:
+async def call_scenario_tools(scenario_run: ScenarioRun) -> None:
     """Make the calls that the scenario asks for, without the arguments that are null.
 
     One stands where the schema wants a boolean, which the hub refuses. To the scenario null and absent are the same.
@@ -113,7 +113,7 @@ SCRIPTS: Mapping[str, Script] = {
     "request-metadata": look,
     "sep-2322-client-request-state": calling("test_mrtr_echo_state", "test_mrtr_no_state", "test_mrtr_no_result_type"),
     "http-standard-headers": use_everything,
-    "http-custom-headers": call_as_told,
+    "http-custom-headers": call_scenario_tools,
     "http-invalid-tool-headers": call_what_is_listed,
 }
 """What to do in each scenario that needs no authorisation server."""

@@ -107,11 +107,11 @@ async def test_a_hub_with_one_of_each(installed: Path, folder: Path, tickets: An
             async with Raw(hub.url) as caller:
                 answer = await caller.post({}, {"x-api-key": bad.encode()})  # type: ignore[dict-item]
                 assert answer.status_code == 401, bad
-        task = await said_to_the_agent(hub, alice, "message/send", message("notes.add", text="milk"))
+        task = await agent_request(hub, alice, "message/send", message("notes.add", text="milk"))
         assert task["status"]["state"] == "completed"
     assert task["id"] in (folder / "tasks.jsonl").read_text()
     async with serving(folder, env=env, **tables(folder)) as hub:
-        again = await said_to_the_agent(hub, alice, "tasks/get", {"id": task["id"]})
+        again = await agent_request(hub, alice, "tasks/get", {"id": task["id"]})
         assert again["status"]["state"] == "completed"
         write_config(folder, {}, **{**tables(folder), "extensions": {**EVERYTHING, "policy": []}})
         hub.process.send_signal(signal.SIGHUP)
@@ -130,7 +130,7 @@ def message(tool: str, **arguments: str) -> dict[str, Any]:
     return {"message": said, "configuration": {"blocking": True}}
 
 
-async def said_to_the_agent(hub: HubProcess, key: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+async def agent_request(hub: HubProcess, key: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = {"authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(verify=TRUSTED, timeout=60) as http:

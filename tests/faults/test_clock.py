@@ -11,7 +11,7 @@ from tests.faults.caller import Caller, pay
 from tests.faults.oracle import Record, judge
 from tests.faults.probed_hub import ProbedHub, probed
 from tests.faults.test_cut import BREAKER_OFF
-from tests.faults.test_tasks_crash import ENDED, Load, said
+from tests.faults.test_tasks_crash import ENDED, Load, task_message
 from tests.faults.watching import Tail, eventually, note, times
 from tests.hubs import stdio
 from tests.peers.launch import command
@@ -73,7 +73,7 @@ async def check_messages(load: Load, received: dict[str, str], nonce: str) -> No
     clock that steps here.
     """
     for each in [*received, nonce]:
-        task = await load.send(said(each, "pay"))
+        task = await load.send(task_message(each, "pay"))
         assert received.setdefault(each, task["id"]) == task["id"], "a message that is sent again joins its task"
         found = await load.ask("GetTask", {"id": task["id"]})
         assert found["status"]["state"] in ENDED, found

@@ -33,7 +33,7 @@ from tests.faults.test_cut import (
     verdict,
 )
 from tests.hubs import PATIENT, serving, stdio
-from tests.relay.peers import Json, Manner, RawServer, agent_url, said, wired
+from tests.relay.peers import Json, Manner, RawServer, agent_url, text_answer, wired
 from tests.relay.tokens import KEY
 
 COARSE_STEP = 64 if STEP >= 16 else STEP
@@ -102,7 +102,7 @@ async def dialling(url: str, ledger: Path) -> AsyncIterator[None]:
             nonce = message["params"]["arguments"]["nonce"]
             with ledger.open("a") as file:
                 file.write(json.dumps({"nonce": nonce}) + "\n")
-            return said(nonce)
+            return text_answer(nonce)
 
     def paying(socket: ClientConnection) -> Paying:
         return Paying(socket, Manner(tools=("pay",)))

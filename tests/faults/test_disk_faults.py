@@ -24,7 +24,15 @@ from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.caller import Caller
 from tests.faults.oracle import Record, judge
-from tests.faults.test_tasks_crash import ENDED, SECONDS, Load, check_nothing_is_unfinished, killed, outcomes, said
+from tests.faults.test_tasks_crash import (
+    ENDED,
+    SECONDS,
+    Load,
+    check_nothing_is_unfinished,
+    killed,
+    outcomes,
+    task_message,
+)
 from tests.faults.watching import IS_SOAK, eventually, note, times
 from tests.hubs import stdio, write_config
 
@@ -91,7 +99,7 @@ class Submitter(Load):
 
     async def submit(self, nonce: str, history: list[Record]) -> None:
         """Send a message that becomes a task."""
-        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": said(nonce, "pay")}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": task_message(nonce, "pay")}
         answer: dict[str, Any] = (await self._client.post("/a2a", json=body)).json()
         if "result" in answer:
             self.acknowledged[answer["result"]["task"]["id"]] = nonce

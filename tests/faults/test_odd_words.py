@@ -164,7 +164,7 @@ async def test_a_tool_described_at_too_great_a_length_is_left_out_alone(tmp_path
         assert "'huge' left out" in note
 
 
-async def test_headers_that_the_protocol_owns_are_sent_once_whatever_their_case(tmp_path: Path) -> None:
+async def test_protocol_headers_are_sent_once_in_any_case(tmp_path: Path) -> None:
     own = {"Content-Type": "text/plain", "ACCEPT": "*/*", "X-Team": "blue"}
     async with Scripted() as server, hub_of(tmp_path, {"a": {**server.entry, "headers": own}}) as hub:
         await hub.ready("a")

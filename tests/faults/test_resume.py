@@ -95,10 +95,10 @@ class Caller:
     ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         async with self._client.stream(verb, self._url, headers={**headers, **self._session}, **more) as answer:
             assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
-            yield _told(answer.aiter_lines())
+            yield _stream_events(answer.aiter_lines())
 
 
-async def _told(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
+async def _stream_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
     fields: dict[str, str] = {}
     async for line in lines:
         if line:

@@ -76,7 +76,7 @@ class Load:
         with suppress(httpx2.HTTPError):
             while True:
                 self._number += 1
-                params = said(f"{self._round}-{self._number}", "hold" if self._number % 7 == 0 else "pay")
+                params = task_message(f"{self._round}-{self._number}", "hold" if self._number % 7 == 0 else "pay")
                 self.unanswered.append(params)
                 await self.send(params)
                 self.unanswered.remove(params)
@@ -98,7 +98,7 @@ class Load:
         return answer["result"]
 
 
-def said(nonce: str, tool: str) -> dict[str, Any]:
+def task_message(nonce: str, tool: str) -> dict[str, Any]:
     """A message that has a tool run; every third waits for the end, and what never ends is not waited for."""
     data = {"target_mcp_server_id": "quick", "tool_name": tool, "arguments": {"nonce": nonce}}
     waits = tool == "pay" and int(nonce.partition("-")[2]) % 3 == 0

@@ -59,10 +59,10 @@ class Agent:
         """The events of a stream, as names and data."""
         async with self.http.stream("POST", "/a2a", json=envelope(method, params)) as answer:
             assert answer.headers["content-type"] == "text/event-stream"
-            yield told(answer.aiter_lines())
+            yield stream_events(answer.aiter_lines())
 
 
-async def told(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
+async def stream_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Any]]:
     """What the lines of a stream say."""
     name = ""
     async for line in lines:

@@ -209,7 +209,7 @@ class Patient(Scripted):
 
 
 @pytest.mark.one_process("ids are unique on a link, and each node has a link of its own")
-async def test_ids_towards_the_server_are_the_hub_s_own_whatever_callers_call_their_requests(tmp_path: Path) -> None:
+async def test_requests_to_servers_have_the_hubs_own_ids(tmp_path: Path) -> None:
     async with (
         Patient() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, callers=CALLERS) as hub,

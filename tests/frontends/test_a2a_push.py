@@ -31,7 +31,7 @@ NOW = {"returnImmediately": True}
 BUSY = "503 Service Unavailable"
 
 
-def told(push: Any, tool: str = "no.such", **arguments: Any) -> dict[str, Any]:
+def with_push(push: Any, tool: str = "no.such", **arguments: Any) -> dict[str, Any]:
     """The parameters that have a tool run, and its changes sent somewhere."""
     return {**run(tool, **arguments), "configuration": {**NOW, "taskPushNotificationConfig": push}}
 
@@ -60,7 +60,7 @@ async def test_refused_pushes_are_sent_again_in_order_with_the_same_id(tmp_path:
         receiver.words["/hook?key=in-the-url"].append(f"{BUSY}\r\nRetry-After: 0")
         proof = {"scheme": "Bearer", "credentials": "a-credential"}
         push = {"url": receiver.url("/hook?key=in-the-url"), "token": "a-token", "authentication": proof}
-        task = (await agent.ask("SendMessage", told(push, "quick.pay", nonce="1")))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push(push, "quick.pay", nonce="1")))["task"]["id"]
         await receiver.until(lambda: len(receiver.posted) == 4)
         assert states(receiver.posted) == ["SUBMITTED"] * 2 + ["COMPLETED"]
         assert receiver.posted[2].body["artifactUpdate"]["artifact"]["parts"] == [{"text": "1"}]
@@ -97,9 +97,9 @@ async def test_a_push_receiver_that_hangs_or_is_absent_delays_no_other(tmp_path:
         async with serving(tmp_path, {}, targets={"allow": allow}) as hub, Agent(hub) as agent:
             for number in range(20):
                 for each in (slow, dead):
-                    await agent.ask("SendMessage", told({"url": each.url("/")}, number=number, port=each.port))
+                    await agent.ask("SendMessage", with_push({"url": each.url("/")}, number=number, port=each.port))
             await slow.until(lambda: len(slow.posted) >= 8)
-            await agent.ask("SendMessage", told({"url": receiver.url("/")}))
+            await agent.ask("SendMessage", with_push({"url": receiver.url("/")}))
             await receiver.until(lambda: states(receiver.posted) == ["FAILED"])
             await eventually(lambda: any("connection refused" in line for line in hub.said), "it is told why")
 
@@ -112,8 +112,8 @@ async def test_pushes_due_when_the_hub_was_killed_are_sent_by_the_next_hub(tmp_p
         config = write_config(tmp_path, servers, limits=PATIENT, targets=receiver.allowed)
         async with killed(config) as hub, Agent(hub) as agent:
             push = {"url": receiver.url("/hook"), "token": "a-token"}
-            done = (await agent.ask("SendMessage", told(push, "quick.pay", nonce="1")))["task"]["id"]
-            lost = (await agent.ask("SendMessage", told(push, "quick.hold", nonce="2")))["task"]["id"]
+            done = (await agent.ask("SendMessage", with_push(push, "quick.pay", nonce="1")))["task"]["id"]
+            lost = (await agent.ask("SendMessage", with_push(push, "quick.hold", nonce="2")))["task"]["id"]
             await eventually(lambda: deliveries(tmp_path, done) == ["due", "due"], "the task has ended")
             await receiver.until(lambda: len(receiver.posted) == 2)
         receiver.hanging.clear()
@@ -128,7 +128,7 @@ async def test_pushes_due_when_the_hub_was_killed_are_sent_by_the_next_hub(tmp_p
             assert {each.headers["x-a2a-notification-token"] for each in receiver.posted} == {"a-token"}
         posted = len(receiver.posted)
         async with serving(tmp_path, servers, limits=PATIENT, targets=receiver.allowed) as hub, Agent(hub) as agent:
-            await agent.ask("SendMessage", told(push))
+            await agent.ask("SendMessage", with_push(push))
             await receiver.until(lambda: len(receiver.posted) > posted)
             assert states(receiver.posted[posted:]) == ["FAILED"]
 
@@ -153,7 +153,7 @@ async def test_a_question_is_sent_too_and_its_answer_may_come_from_elsewhere(tmp
     ):
         server.may_work.set()
         server.may_end.set()
-        task = (await agent.ask("SendMessage", told({"url": receiver.url("/")}, "s.t", asks=True)))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push({"url": receiver.url("/")}, "s.t", asks=True)))["task"]["id"]
         await receiver.until(lambda: have_passed(receiver.posted, "SUBMITTED", "WORKING", "INPUT_REQUIRED"))
         asked = receiver.posted[-1].body["statusUpdate"]["status"]["message"]
         assert asked["parts"][0] == {"text": "Who?"}
@@ -225,7 +225,7 @@ async def test_another_caller_sees_and_changes_nothing(tmp_path: Path) -> None:
         asyncio.timeout(SECONDS),
     ):
         push = {"url": receiver.url("/ann"), "id": "c", "token": "a-token"}
-        sent = await asking(agent, ANN, "SendMessage", told(push))
+        sent = await asking(agent, ANN, "SendMessage", with_push(push))
         task = sent["result"]["task"]["id"]
         names = {"taskId": task, "id": "c"}
         for method, params in (
@@ -243,7 +243,7 @@ async def test_another_caller_sees_and_changes_nothing(tmp_path: Path) -> None:
         await receiver.until(lambda: len(receiver.posted) == 1)
         assert receiver.at("/bob") == []
         # Who may not name targets cannot have anything sent to one of these either.
-        refused = await asking(agent, BOB, "SendMessage", told({"url": receiver.url("/bob")}))
+        refused = await asking(agent, BOB, "SendMessage", with_push({"url": receiver.url("/bob")}))
         assert refused["error"]["code"] == -32602
 
 
@@ -263,7 +263,7 @@ async def test_an_address_that_may_not_be_dialled_is_refused_when_it_is_named(tm
         task = (await agent.ask("SendMessage", run("no.such")))["task"]["id"]
         for url, why in REFUSED.items():
             for method, params in (
-                ("SendMessage", told({"url": url})),
+                ("SendMessage", with_push({"url": url})),
                 ("CreateTaskPushNotificationConfig", {"taskId": task, "url": url}),
             ):
                 error = (await agent.http.post("/a2a", json=envelope(method, params))).json()["error"]
@@ -280,7 +280,7 @@ async def test_where_a_recipient_points_to_is_not_gone(tmp_path: Path) -> None:
         Agent(hub) as agent,
     ):
         receiver.words["/"].append(f"307 Temporary Redirect\r\nLocation: {receiver.url('/elsewhere')}")
-        task = (await agent.ask("SendMessage", told({"url": receiver.url("/")})))["task"]["id"]
+        task = (await agent.ask("SendMessage", with_push({"url": receiver.url("/")})))["task"]["id"]
         await eventually(lambda: deliveries(tmp_path, task) == ["failed"], "it was given up")
         assert [each.path for each in receiver.posted] == ["/"]
 
@@ -294,7 +294,7 @@ async def test_a_push_receiver_that_is_gone_gets_no_more_notifications(tmp_path:
     ):
         made = token(tmp_path, "create", "guest", "--allow", "*", "--targets", "--json")["key"]
         await until(lambda: is_in(hub, made))
-        pushed = {name: told({"url": receiver.url(name)}, "s.t") for name in ("/guest", "/ann")}
+        pushed = {name: with_push({"url": receiver.url(name)}, "s.t") for name in ("/guest", "/ann")}
         gone = (await asking(agent, made, "SendMessage", pushed["/guest"]))["result"]["task"]["id"]
         await asking(agent, ANN, "SendMessage", pushed["/ann"])
 

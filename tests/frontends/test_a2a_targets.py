@@ -125,7 +125,7 @@ NAMED: list[tuple[str, str | None]] = [
 ]
 
 
-async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
+async def test_a_target_is_called_over_every_protocol(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         peers = {kind: await stack.enter_async_context(http_peer(*words)) for kind, words in KINDS.items()}
         tables = allowing(*(peer.at("") for peer in peers.values()))
@@ -256,13 +256,15 @@ async def test_a_server_that_answers_only_at_messages_is_called_there_and_rememb
         assert (state, received["mcp_result"]) == ("FAILED", {"content": [], "isError": True})
         assert server.heard[-1].message["params"] == params
         assert {request.path for request in server.heard} == {"/mcp", "/sse", "/messages/"}
-        await eventually(lambda: said(hub, "a server that a caller named is no longer used"), "the server is let go")
+        await eventually(
+            lambda: has_logged(hub, "a server that a caller named is no longer used"), "the server is let go"
+        )
         server.heard.clear()
         assert (await caller.call_target(origin(server), "tools/call", params))[0] == "FAILED"
         assert {request.path for request in server.heard} == {"/messages/"}
 
 
-def said(hub: HubProcess, words: str) -> bool:
+def has_logged(hub: HubProcess, words: str) -> bool:
     """Whether the hub's log has such a line."""
     return any(words in line for line in hub.said)
 

@@ -111,7 +111,7 @@ def server_of(kind: Kind) -> str:
     return f"{kind.binding.lower().replace('+', '_')}-{kind.version.replace('.', '_')}"
 
 
-def told(place: str, given: dict[str, Any]) -> dict[str, Any]:
+def inner_arguments(place: str, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments for a tool of the inner hub: its own, or what goes with words where no schema says which."""
     return given if place == "v1" else {"message": "go", "data": given}
 
@@ -136,10 +136,10 @@ async def test_a_hub_behind_a_hub_offers_its_tools_with_their_schemas(field: Fie
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_call_through_both_hubs_runs_once_and_keeps_its_exact_json(field: Field, place: str) -> None:
     given: dict[str, Any] = json.loads(EXACT)
-    result = (await field.caller.call(f"{place}.echo.t", told(place, given)))["result"]
+    result = (await field.caller.call(f"{place}.echo.t", inner_arguments(place, given)))["result"]
     assert json.dumps(result["structuredContent"]) == json.dumps(given)
     assert result["content"][-1] == {"type": "text", "text": "given"}
-    paid = await field.caller.call(f"{place}.raw.pay", told(place, {"nonce": f"once-{place}"}))
+    paid = await field.caller.call(f"{place}.raw.pay", inner_arguments(place, {"nonce": f"once-{place}"}))
     assert "result" in paid, paid
     assert paid["result"]["isError"] is False
     assert field.ledger.ran()[f"once-{place}"] == 1
@@ -167,7 +167,7 @@ async def test_a_result_passes_through_both_hubs_as_it_is(field: Field, *, is_er
 @pytest.mark.parametrize("place", PLACES)
 async def test_reports_and_questions_pass_through_both_hubs(field: Field, place: str) -> None:
     server = field.working[place]
-    asked = run(f"{place}.work_{place}.t", **told(place, {"asks": True}))
+    asked = run(f"{place}.work_{place}.t", **inner_arguments(place, {"asks": True}))
     async with (
         Agent(field.hub) as agent,
         agent.following("SendStreamingMessage", asked) as stream,
@@ -192,7 +192,7 @@ async def test_reports_and_questions_pass_through_both_hubs(field: Field, place:
 async def test_giving_a_call_up_reaches_the_server_behind_the_agent(field: Field, place: str) -> None:
     tail, nonce = Tail(field.ledger.path), f"given up {place}"
     async with Agent(field.hub) as agent, asyncio.timeout(SECONDS):
-        task = await agent.begin(f"{place}.raw.pay", **told(place, {"nonce": nonce, "mode": "sleep:60"}))
+        task = await agent.begin(f"{place}.raw.pay", **inner_arguments(place, {"nonce": nonce, "mode": "sleep:60"}))
         await eventually(lambda: nonce in tail.look().ran, "it runs")
         await agent.ask("CancelTask", {"id": task})
         await eventually(lambda: nonce in tail.look().cancelled, "the server was told")

@@ -77,9 +77,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
-async def test_a_context_reaches_one_process_whatever_was_asked_before(
-    tmp_path: Path, version: Literal["1.0", "0.3"]
-) -> None:
+async def test_a_context_always_reaches_one_process(tmp_path: Path, version: Literal["1.0", "0.3"]) -> None:
     async with hub_with_counting(tmp_path) as (_, http):
         agent = Agent(http, version)
         context, first = await agent.call("count")

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from isthmus.library import Questions, ToolRequest, ToolService, ToolStatus, tool
 from isthmus.upstream.python.registry import REGISTRY
-from tests.frontends.test_a2a import Agent, run, told
+from tests.frontends.test_a2a import Agent, run, stream_events
 from tests.hubs import PATIENT, HubProcess, serving
 from tests.matrix.answering_clients import FORMS, Action, Answerer, Behaviour, ClientName, client_of
 
@@ -152,7 +152,7 @@ async def over_a2a(hub: HubProcess) -> None:
             assert HELLO in json.dumps(done["artifacts"])
         body = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": run("builtin.fail", words="no")}
         async with agent.http.stream("POST", "/a2a", json=body) as answer:
-            events = [data["result"] async for _, data in told(answer.aiter_lines())]
+            events = [data["result"] async for _, data in stream_events(answer.aiter_lines())]
         assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_FAILED"
 
 

@@ -261,7 +261,7 @@ def changed(before: Matrix, after: Matrix, *, is_now: bool) -> set[tuple[str, st
     }
 
 
-def told_of(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, str, str], dict[str, Any]]:
+def changes_with(preview: dict[str, Any], word: str) -> dict[tuple[str, str | None, str, str], dict[str, Any]]:
     return {
         (each["caller"], each["frontend"], feature["list"], feature["name"]): feature
         for each in preview["changes"]
@@ -295,7 +295,7 @@ async def test_a_preview_matches_the_reload(hub: HubProcess, folder: Path, chang
         with configured(folder, **applied(change)):
             await eventually(is_changed, "the change is applied")
             after = await matrix(http)
-            appear, vanish = told_of(preview, "appear"), told_of(preview, "vanish")
+            appear, vanish = changes_with(preview, "appear"), changes_with(preview, "vanish")
             # A frontend whose rules differ is told about, even if they happen to allow the same.
             assert changed(before, after, is_now=True) <= appear.keys()
             assert changed(before, after, is_now=False) <= vanish.keys()
@@ -365,7 +365,7 @@ async def test_an_open_hub_has_one_caller(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_caller_that_is_bound_to_a_set_reaches_what_the_set_has(tmp_path: Path) -> None:
+async def test_a_caller_bound_to_a_set_reaches_the_tools_of_the_set(tmp_path: Path) -> None:
     callers = {
         "ops": {"key": permitted.key_of("ops"), "allow": ["*"], "operator": True},
         "bound": {"key": permitted.key_of("bound"), "allow": ["*"], "set": "small"},

@@ -173,7 +173,7 @@ def facts(ledger: Ledger) -> list[dict[str, Any]]:
 # -- arguments, caches and filters -------------------------------------------------------------------------------
 
 
-async def test_defaults_fill_in_what_a_caller_leaves_out(tmp_path: Path, deeds: dict[str, Any]) -> None:
+async def test_defaults_fill_omitted_arguments(tmp_path: Path, deeds: dict[str, Any]) -> None:
     entry = {**deeds, "defaults": {"greet": {"greeting": "Good day"}}}
     async with serving(tmp_path, {"all": entry}, limits=PATIENT) as hub, Raw(hub.url) as caller:
         assert text(await caller.call("all.greet", {"name": "Ann"})) == "Good day Ann"

@@ -139,7 +139,7 @@ def own(id: str) -> str:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
 
 
-def told(message: Any) -> tuple[str, str, str]:
+def status_of(message: Any) -> tuple[str, str, str]:
     return message["method"], message["params"]["taskId"], message["params"]["status"]
 
 
@@ -215,11 +215,11 @@ async def test_only_its_own_caller_gets_the_status_of_a_task(tmp_path: Path) -> 
     async with hub_with(tmp_path, a=server()) as hub, open_client(hub, ONE) as one, open_client(hub, OTHER) as other:
         mine, others = await one.create(), await other.create()
         await other.set_status(mine, "input_required")
-        assert told(await one.receive()) == (STATUS, mine, "input_required")
+        assert status_of(await one.receive()) == (STATUS, mine, "input_required")
         await one.set_status(others, "completed")
-        assert told(await other.receive()) == (STATUS, others, "completed")
+        assert status_of(await other.receive()) == (STATUS, others, "completed")
         await one.set_status(mine, "completed")
-        assert told(await one.receive()) == (STATUS, mine, "completed")
+        assert status_of(await one.receive()) == (STATUS, mine, "completed")
 
 
 async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ async def test_processes_that_count_alike_are_not_confused(tmp_path: Path) -> No
         assert (own(mine), own(others)) == ("task-1", "task-1")
         await one.set_status(mine, "input_required")
         await other.set_status(others, "failed")
-        assert told(await one.receive()) == (STATUS, mine, "input_required")
-        assert told(await other.receive()) == (STATUS, others, "failed")
+        assert status_of(await one.receive()) == (STATUS, mine, "input_required")
+        assert status_of(await other.receive()) == (STATUS, others, "failed")
         assert await one.listed() == [(mine, "input_required")]
         assert await other.listed() == [(others, "failed")]
 
@@ -255,10 +255,10 @@ async def test_a_task_id_does_not_match_a_task_of_a_new_process(tmp_path: Path) 
             assert (await one.ask(method, {"taskId": mine}))["error"]["message"] == "Task not found"
         assert (await one.listed(), await other.listed()) == ([], [(others, "working")])
         await other.set_status(others, "completed")
-        assert told(await other.receive()) == (STATUS, others, "completed")
+        assert status_of(await other.receive()) == (STATUS, others, "completed")
         again = await one.create()
         await one.set_status(again, "completed")
-        assert told(await one.receive()) == (STATUS, again, "completed")
+        assert status_of(await one.receive()) == (STATUS, again, "completed")
 
 
 async def test_a_session_gets_missed_notifications_when_it_listens(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ async def test_a_session_gets_missed_notifications_when_it_listens(tmp_path: Pat
         await one.set_status(id, "input_required")
         await one.set_status(id, "completed")
         await one.listen()
-        assert told(await one.receive()) == (STATUS, id, "completed")
+        assert status_of(await one.receive()) == (STATUS, id, "completed")
 
 
 async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_on_the_stream_of_the_earlier_transport_a_caller_gets_it_too(tmp_p
         id = created["result"]["task"]["taskId"]
         arguments = {"what": "tell", "taskId": own(id), "status": "completed"}
         response = await ask(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
-        assert told(response) == (STATUS, id, "completed")
+        assert status_of(response) == (STATUS, id, "completed")
 
 
 async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ async def test_over_standard_streams_a_caller_gets_it_too(tmp_path: Path) -> Non
         id = (await hear())["result"]["task"]["taskId"]
         arguments = {"what": "tell", "taskId": own(id), "status": "completed"}
         say(legacy("tools/call", {"name": "a.do", "arguments": arguments}))
-        assert told(await hear()) == (STATUS, id, "completed")
+        assert status_of(await hear()) == (STATUS, id, "completed")
     finally:
         process.stdin.close()
         await asyncio.wait_for(process.wait(), SECONDS)
@@ -347,12 +347,12 @@ async def test_progress_of_a_task_reaches_the_conversation_that_asked_for_it_und
         params = {"name": "a.slow", "arguments": {}, "task": {}, "_meta": {"progressToken": "mine"}}
         id = (await one.ask("tools/call", params))["result"]["task"]["taskId"]
         await one.set_status(id, "input_required")
-        assert told(await one.receive()) == (STATUS, id, "input_required")
+        assert status_of(await one.receive()) == (STATUS, id, "input_required")
         progress = await one.receive()
         assert progress["method"] == "notifications/progress"
         assert progress["params"] == {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": id}}}
         await one.set_status(id, "completed")
-        assert [told(await another.receive())[2] for _ in range(2)] == ["input_required", "completed"]
+        assert [status_of(await another.receive())[2] for _ in range(2)] == ["input_required", "completed"]
 
 
 # -- 2026-07-28 ----------------------------------------------------------------------------------------------------
@@ -390,13 +390,13 @@ async def test_a_modern_caller_gets_the_status_of_its_own_tasks_that_it_follows(
         async with following(hub, ONE, [mine, others, "made up"]) as received, asyncio.timeout(SECONDS):
             assert (await anext(received))["params"]["notifications"]["taskIds"] == [mine]
             first = await anext(received)
-            assert told(first) == ("notifications/tasks", mine, "working")
+            assert status_of(first) == ("notifications/tasks", mine, "working")
             assert first["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": "s"}
             assert "resultType" not in first["params"]
             arguments = {"what": "tell", "taskId": own(mine), "status": "completed"}
             await ask_modern(hub, "tools/call", {"name": "new.do", "arguments": arguments}, OTHER, "new.do")
             last = await anext(received)
-            assert told(last) == ("notifications/tasks", mine, "completed")
+            assert status_of(last) == ("notifications/tasks", mine, "completed")
             assert last["params"]["result"]["content"] == task_server.DONE["content"]
 
 

@@ -159,7 +159,7 @@ async def test_a_tool_name_alone_names_its_server_and_is_the_method(hub: HubProc
         assert response["error"]["message"] == "Method not found: shop.nothing"
 
 
-async def test_mcp_gets_what_it_cannot_carry_as_text_and_structure(hub: HubProcess) -> None:
+async def test_mcp_gets_plain_values_as_text_and_structured_content(hub: HubProcess) -> None:
     async with Client(hub, "all") as client:
         result = (await client.mcp("shop.code.run", {"code": "2"}))["result"]
         (block,) = result["content"]

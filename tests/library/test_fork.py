@@ -28,7 +28,7 @@ async def run(way: str) -> list[str]:
     return said.decode().splitlines()
 
 
-async def test_a_child_is_refused_what_it_inherited_and_makes_its_own() -> None:
+async def test_a_child_cannot_use_inherited_services_and_makes_its_own() -> None:
     """The parent's threads are in the middle of calls meanwhile, and get their answers."""
     first, *lines, last = await run("fork")
 

@@ -603,7 +603,7 @@ async def test_servers_by_their_names_are_read_as_a_file_has_them(
             assert "mcpServers.bad.type must be one of" in service.failures["bad"]
 
 
-async def test_a_relative_command_begins_at_the_programs_folder_whatever_the_servers_is(
+async def test_a_relative_command_starts_in_the_programs_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = raw_server()

@@ -167,7 +167,7 @@ def test_an_impossible_request_is_reported(service: ToolService, fields: dict[st
     assert (result.status, result.error_message) == (ToolStatus.INVALID_PARAMETERS, trouble)
 
 
-def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService) -> None:
+def test_the_timeout_of_a_request_does_not_delay_a_call(service: ToolService) -> None:
     result = service.blocking.execute_tool(pay("quick", timeout=300))
 
     assert result.result_data == "quick"
@@ -175,7 +175,7 @@ def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService)
     assert result.execution_time < 60
 
 
-def test_an_async_tool_that_blocks_its_own_loop_is_advised_what_to_do(service: ToolService) -> None:
+def test_an_async_tool_that_blocks_its_own_loop_gets_advice(service: ToolService) -> None:
     tools = service.blocking
     waits: dict[str, Callable[[], object]] = {
         "execute_tool": lambda: tools.execute_tool(pay("never")),

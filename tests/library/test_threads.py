@@ -111,7 +111,7 @@ def test_services_share_one_loop_and_do_not_meet(tmp_path: Path) -> None:
     assert all(str(number) in said for number, (said, _) in enumerate(found))
 
 
-def test_a_shutdown_from_another_thread_ends_what_runs(service: ToolService, ledger: Path) -> None:
+def test_a_shutdown_from_another_thread_ends_running_calls(service: ToolService, ledger: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         running = [
             threads.submit(service.blocking.execute_tool, pay(f"long {number}", "sleep:60")) for number in range(3)

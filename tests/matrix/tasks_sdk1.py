@@ -85,7 +85,7 @@ async def call_task(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and take its result, then another and give it up."""
     async with (
         streamable_http_client(url) as (read, write, _),
-        ClientSession(read, write, elicitation_callback=answer, message_handler=heard) as me,
+        ClientSession(read, write, elicitation_callback=answer, message_handler=on_message) as me,
     ):
         greeted = await me.initialize()
         made = await me.experimental.call_tool_as_task(tool, {})
@@ -114,7 +114,7 @@ statuses: list[types.TaskStatusNotificationParams] = []
 ended = anyio.Event()
 
 
-async def heard(message: Any) -> None:
+async def on_message(message: Any) -> None:
     """Take down how tasks stand, as it is announced."""
     if isinstance(message, types.ServerNotification) and isinstance(message.root, types.TaskStatusNotification):
         statuses.append(message.root.params)
@@ -122,11 +122,11 @@ async def heard(message: Any) -> None:
             ended.set()
 
 
-async def hear(url: str, tool: str) -> dict[str, Any]:
+async def follow(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and only listen until it has ended."""
     async with (
         streamable_http_client(url) as (read, write, _),
-        ClientSession(read, write, message_handler=heard) as me,
+        ClientSession(read, write, message_handler=on_message) as me,
     ):
         await me.initialize()
         id = (await me.experimental.call_tool_as_task(tool, {"topic": "straits"})).task.taskId
@@ -154,7 +154,7 @@ async def refused(me: ClientSession, id: str) -> int:
 async def bounded(mode: str, url: str, tool: str) -> None:
     """Run, and report what was found."""
     with anyio.fail_after(CLIENT_SECONDS):
-        found = await (call_task if mode == "call" else hear)(url, tool)
+        found = await (call_task if mode == "call" else follow)(url, tool)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

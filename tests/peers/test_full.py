@@ -93,5 +93,5 @@ async def test_an_old_client_gets_everything_that_a_server_of_its_era_has(form: 
     assert_is_full(Survey(await surveyed_by_sdk1(form, steps_for(form))), form)
 
 
-def test_every_form_has_its_row_in_the_table_of_what_it_supports() -> None:
+def test_every_form_has_a_row_in_the_table_of_features() -> None:
     assert set(SUPPORTS) == set(FORMS)

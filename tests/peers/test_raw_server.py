@@ -234,7 +234,7 @@ async def test_a_session_is_required_and_expires_on_request(spawn: Spawn, ledger
     assert ledger.ran() == {"n0": 1, "n1": 1}
 
 
-async def test_modern_headers_must_say_what_the_body_says(spawn: Spawn) -> None:
+async def test_modern_headers_must_match_the_body(spawn: Spawn) -> None:
     peer = await spawn("raw_server")
     message = request("tools/call", name="pay", arguments={"nonce": "a"}, _meta=MODERN_META)
     right = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call", "mcp_name": "pay"}

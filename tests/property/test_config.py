@@ -96,7 +96,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def told(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
+def findings_of(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
     """Return what is said of a file, whether it is refused or not."""
     try:
         return load(file, ENVIRONMENT, file.parent, HOME, dialect=dialect).warnings
@@ -117,7 +117,7 @@ def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, o
     with folder() as place:
         file = place / "mcp.json"
         file.write_text(json.dumps(table))
-        for finding in told(file, dialect):
+        for finding in findings_of(file, dialect):
             check(finding, file)
 
 
@@ -169,7 +169,7 @@ def test_bytes_of_any_kind_are_read_or_refused(content: bytes, suffix: str) -> N
     with folder() as place:
         file = place / f"x{suffix}"
         file.write_bytes(content)
-        assert all(finding.file == file for finding in told(file))
+        assert all(finding.file == file for finding in findings_of(file))
 
 
 @given(st.text(alphabet="&*a: -[]{},\n<|>!#'\"", max_size=60))
@@ -178,7 +178,7 @@ def test_yaml_of_any_shape_is_read_or_refused(text: str) -> None:
     with folder() as place:
         file = place / "isthmus.yaml"
         file.write_text(text)
-        for finding in told(file):
+        for finding in findings_of(file):
             check(finding, file)
 
 

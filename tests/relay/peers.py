@@ -260,7 +260,7 @@ class Device(Wire):
         await self.say({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
         try:
             async with asyncio.timeout(within):
-                return _told(await answer)
+                return _text_or_failure(await answer)
         except TimeoutError:
             raise CallFailed("工具调用请求超时") from None
         finally:
@@ -307,7 +307,7 @@ def _number(id: Any) -> int:
     return int(id) if id is not None else 0
 
 
-def _told(result: Any) -> str:
+def _text_or_failure(result: Any) -> str:
     if isinstance(result, dict):
         if result.get("isError") is True:
             raise CallFailed(result.get("error", "工具调用返回错误，但未提供具体错误信息"))
@@ -455,17 +455,19 @@ class RawServer(Wire):
             case "refuse":
                 return {"error": {"code": -32050, "message": text, "data": {"why": "it would not"}}}
             case "huge":
-                return said("x" * int(text))
+                return text_answer("x" * int(text))
             case "rich":
-                return {"result": said(text)["result"] | {"structuredContent": {"said": text}, "_meta": {"a/b": 1}}}
+                return {
+                    "result": text_answer(text)["result"] | {"structuredContent": {"said": text}, "_meta": {"a/b": 1}}
+                }
             case _:
-                return said(text)
+                return text_answer(text)
 
     async def release(self) -> None:
         """Answer the calls that are held."""
         held, self.held = self.held, []
         for message in held:
-            await self.send_back(message, said(str(message["params"].get("arguments", {}).get("text", ""))))
+            await self.send_back(message, text_answer(str(message["params"].get("arguments", {}).get("text", ""))))
 
     async def holds(self, count: int = 1, within: float = PATIENCE) -> None:
         """Wait until so many calls are held."""
@@ -477,7 +479,7 @@ class RawServer(Wire):
         await self.say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
 
-def said(text: str) -> Json:
+def text_answer(text: str) -> Json:
     """An answer with one text."""
     return {"result": {"content": [{"type": "text", "text": text}]}}
 

@@ -103,7 +103,7 @@ class Guest:
     async def call(self, tool: str, *, id: Any = None, channel: int = 0, **arguments: Any) -> str:
         """Call a tool and return the text it gives, or the message of its error."""
         params = {"name": tool, "arguments": arguments}
-        return said_in(await self.ask("tools/call", params, id=id, channel=channel))
+        return text_in(await self.ask("tools/call", params, id=id, channel=channel))
 
     async def opened(self) -> tuple[int, str]:
         """Wait until a channel is opened: its number and the server's id."""
@@ -121,7 +121,7 @@ class Guest:
         self.socket.transport.abort()
 
 
-def said_in(answer: Json) -> str:
+def text_in(answer: Json) -> str:
     """The text of a result, or the message of an error."""
     return str(answer["error"]["message"] if "error" in answer else answer["result"]["content"][0]["text"])
 

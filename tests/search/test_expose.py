@@ -302,7 +302,7 @@ async def test_fastmcp_searches_and_calls_in_both_eras(hub: HubProcess, mode: Mo
         assert called.structured_content == {"query": "q"}
 
 
-async def test_a_legacy_session_is_notified_and_lists_what_it_found(hub: HubProcess) -> None:
+async def test_a_legacy_session_is_notified_and_lists_found_tools(hub: HubProcess) -> None:
     listener = Listener()
     async with (
         client_over_http(hub.url, mode="legacy", headers=key_of("plain"), listener=listener) as client,
@@ -317,7 +317,7 @@ async def test_a_legacy_session_is_notified_and_lists_what_it_found(hub: HubProc
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_stdio_searches_and_lists_what_a_legacy_session_found(tmp_path: Path, mode: Mode) -> None:
+async def test_stdio_searches_and_lists_found_tools_in_a_legacy_session(tmp_path: Path, mode: Mode) -> None:
     config = write_config(tmp_path, {"one": SERVERS["one"]}, limits=PATIENT, hub={"expose": "search"})
     listener = Listener()
     words = quick_isthmus("stdio", "--config", str(config))
@@ -439,7 +439,7 @@ async def test_the_library_lists_searches_and_calls(tmp_path: Path) -> None:
         assert (await service.execute_tool(ToolRequest("search", parameters={"query": "q"}))).data == {"query": "q"}
 
 
-async def test_a_user_of_the_library_finds_and_calls_what_it_may_use(tmp_path: Path) -> None:
+async def test_a_user_of_the_library_finds_and_calls_permitted_tools(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"one": SERVERS["one"]}, hub={"expose": "search"})
     restricted = UserPermissions(permissions=["one.*"], restrictions={"tools": ["create_issue"]})
     user = UserContext(user_id="ann", permissions=restricted)

@@ -24,7 +24,15 @@ from tests.hubs import HubProcess, serving
 from tests.library.services import with_servers
 from tests.relay.peers import CallFailed, device
 from tests.relay.tokens import KEY as RELAY_KEY
-from tests.security.entries import ENTRIES, CallerConnection, VisibleReply, connected_caller, lengthless, names_in, told
+from tests.security.entries import (
+    ENTRIES,
+    CallerConnection,
+    VisibleReply,
+    connected_caller,
+    lengthless,
+    names_in,
+    visible_reply,
+)
 from tests.security.permitted import (
     CALLERS,
     GUEST,
@@ -171,7 +179,9 @@ def _nameless(reply: Reply) -> VisibleReply:
     words = [
         f"{server}{mark}{word}" for server in SERVERS for mark in ".:" for word in ("open", "shut", "greet", "scold")
     ]
-    return told(reply, *words, *(f"{server}{mark}{'z' * n}" for server in SERVERS for mark in ".:" for n in (5, 4)))
+    return visible_reply(
+        reply, *words, *(f"{server}{mark}{'z' * n}" for server in SERVERS for mark in ".:" for n in (5, 4))
+    )
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -190,7 +200,7 @@ async def test_a_caller_that_cannot_read_a_resource_cannot_subscribe_to_it(hub: 
                 assert "result" in reply.json, (feature, reply.body)
             elif seen != set(SERVERS) - {feature.server}:  # else the one server that is seen may know such a URI
                 unknown = await watch(feature.name[:-4] + "zzzz")
-                assert told(reply, feature.name) == told(unknown, feature.name[:-4] + "zzzz")
+                assert visible_reply(reply, feature.name) == visible_reply(unknown, feature.name[:-4] + "zzzz")
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -230,7 +240,7 @@ async def test_a_server_exists_for_callers_that_may_use_something_of_it(hub: Hub
                 )
                 assert (reply.status == 200) == is_seen, path
                 if not is_seen:
-                    assert told(reply, server) == told(other, "sigma")
+                    assert visible_reply(reply, server) == visible_reply(other, "sigma")
 
 
 # -- devices, and programs -------------------------------------------------------------------------------------------

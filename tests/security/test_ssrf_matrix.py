@@ -69,7 +69,7 @@ def rpc(method: str, params: Any) -> Request:
     return "/a2a", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-def said(part: Any, **more: Any) -> dict[str, Any]:
+def message_with(part: Any, **more: Any) -> dict[str, Any]:
     """A message with one part; each has an id of its own, else it would be taken for the one before."""
     return {"messageId": f"m{next(_numbers)}", "parts": [part], **more}
 
@@ -80,12 +80,12 @@ NOW, LATER = {"returnImmediately": True}, {"returnImmediately": False}
 
 def send_1_0(data: Any, **configuration: Any) -> dict[str, Any]:
     """The parameters of `SendMessage`."""
-    return {"message": said({"data": data}, role="ROLE_USER"), "configuration": {**NOW, **configuration}}
+    return {"message": message_with({"data": data}, role="ROLE_USER"), "configuration": {**NOW, **configuration}}
 
 
 def send_0_3(data: Any, **configuration: Any) -> dict[str, Any]:
     """The parameters of `message/send`."""
-    message = said({"kind": "data", "data": data}, kind="message", role="user")
+    message = message_with({"kind": "data", "data": data}, kind="message", role="user")
     return {"message": message, "configuration": {"blocking": False, **configuration}}
 
 
@@ -104,7 +104,8 @@ def send_vault(data: Any, **more: Any) -> dict[str, Any]:
 FIELDS: dict[str, Callable[[str, str], Request]] = {
     "mcp_target_url, 1.0": lambda url, _: rpc("SendMessage", send_1_0(command(url), **LATER)),
     "mcp_target_url, in a text": lambda url, _: rpc(
-        "SendMessage", {"message": said({"text": json.dumps(command(url))}, role="ROLE_USER"), "configuration": LATER}
+        "SendMessage",
+        {"message": message_with({"text": json.dumps(command(url))}, role="ROLE_USER"), "configuration": LATER},
     ),
     "mcp_target_url, 1.0 plain": lambda url, _: ("/a2a/rest/message:send", send_1_0(command(url), **LATER)),
     "mcp_target_url, 0.3": lambda url, _: rpc("message/send", send_0_3(command(url), blocking=True)),
@@ -130,11 +131,12 @@ FIELDS: dict[str, Callable[[str, str], Request]] = {
     ),
     "push, agentvault": lambda url, _: rpc("tasks/send", send_vault(NOTHING, webhookUrl=url)),
     "file part, 1.0": lambda url, _: rpc(
-        "SendMessage", {"message": said({"url": url, "mediaType": "image/png"}, role="ROLE_USER"), "configuration": NOW}
+        "SendMessage",
+        {"message": message_with({"url": url, "mediaType": "image/png"}, role="ROLE_USER"), "configuration": NOW},
     ),
     "file part, 0.3": lambda url, _: rpc(
         "message/send",
-        {"message": said({"kind": "file", "file": {"uri": url}}, kind="message", role="user")},
+        {"message": message_with({"kind": "file", "file": {"uri": url}}, kind="message", role="user")},
     ),
     "argument of a tool": lambda url, _: ("/v1/tools/s.t", {"url": url}),
 }

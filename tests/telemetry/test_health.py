@@ -36,7 +36,7 @@ async def test_a_broken_server_makes_the_hub_degraded_and_keeps_it_in_rotation(t
             return (await get(hub, "/readyz")).status_code == 200
 
         await until(is_ready)
-        await until(lambda: is_said(hub, "degraded"))
+        await until(lambda: is_reported(hub, "degraded"))
         assert (await get(hub, "/livez")).json() == {"status": "ok"}
         for path in ("/healthz", "/readyz", "/healthz?verbose", "/readyz?verbose"):
             for key in (None, ANN):
@@ -49,7 +49,7 @@ async def test_a_broken_server_makes_the_hub_degraded_and_keeps_it_in_rotation(t
         assert "there-is-no-such-program" in response["servers"]["broken"]["reason"]
 
 
-async def is_said(hub: HubProcess, status: str) -> bool:
+async def is_reported(hub: HubProcess, status: str) -> bool:
     return bool((await get(hub, "/healthz")).json()["status"] == status)
 
 

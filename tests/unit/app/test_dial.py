@@ -27,7 +27,7 @@ from isthmus.storage.audit_slots import slot_file
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
-from tests.relay.standin import PATIENCE, Guest, StandIn, said_in, standing_in
+from tests.relay.standin import PATIENCE, Guest, StandIn, standing_in, text_in
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -160,7 +160,7 @@ async def test_a_server_that_stands_still_costs_only_its_own_calls(monkeypatch: 
         fitting = ASKED_BYTES_MAX // (1024 * 1024) - 1
         waiting = [await guest.send("tools/call", long, channel=stuck) for _ in range(fitting)]
         refused = await guest.ask("tools/call", long, channel=stuck)
-        assert said_in(refused) == "The server has too many unanswered requests"
+        assert text_in(refused) == "The server has too many unanswered requests"
         assert refused["error"]["data"] == {"executed": "no", "reason": "overloaded"}
         assert not any(each.done() for each in waiting)
         assert await guest.call("echo", channel=well, text="here") == "here"
@@ -175,7 +175,7 @@ async def test_an_answer_that_is_too_long_for_the_hub_is_reported_and_keeps_the_
         error = (await guest.ask("tools/call", call, id="mine", channel=numbers["one-id"]))["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "yes")
         assert "the hub accepts at most 2000" in error["message"]
-        assert len(said_in(await guest.ask("tools/call", call, channel=numbers["two-id"]))) == 3000
+        assert len(text_in(await guest.ask("tools/call", call, channel=numbers["two-id"]))) == 3000
         assert await guest.call("echo", channel=numbers["one-id"], text="short") == "short"
 
 
@@ -211,7 +211,7 @@ async def test_a_server_asks_the_caller_through_it_and_needs_no_second_process_f
         assert question["method"] == "elicitation/create"
         answer = {"action": "accept", "content": {"colour": "blue"}}
         await guest.say({"id": question["id"], "result": answer})
-        assert json.loads(said_in(await asyncio.wait_for(waiting, PATIENCE))) == answer
+        assert json.loads(text_in(await asyncio.wait_for(waiting, PATIENCE))) == answer
         assert children() - before == {int(await guest.call("pid"))}
 
 
@@ -225,7 +225,7 @@ async def test_the_hub_gets_updates_from_the_process_of_each_conversation() -> N
 
         async def touches(caller: str) -> str:
             params = {"name": "touch", "_meta": {**able, "isthmus/conversation": {"caller": caller}}}
-            return said_in(await guest.ask("tools/call", params, channel=number))
+            return text_in(await guest.ask("tools/call", params, channel=number))
 
         async def is_told(method: str) -> bool:
             return bool((await asyncio.wait_for(guest.notes.get(), PATIENCE))["method"] == method)
@@ -256,7 +256,7 @@ async def test_progress_and_withdrawals_go_through() -> None:
         guest = await hub.arrives()
         number = (await channels(guest, 1))["one-id"]
         params = {"name": "steps", "arguments": {}, "_meta": {"progressToken": "mine"}}
-        assert said_in(await guest.ask("tools/call", params, channel=number)) == "done"
+        assert text_in(await guest.ask("tools/call", params, channel=number)) == "done"
         steps = [guest.notes.get_nowait() for _ in range(guest.notes.qsize())]
         assert [(step["params"]["progressToken"], step["params"]["progress"]) for step in steps] == [
             ("mine", 1),
@@ -463,6 +463,6 @@ async def test_its_end_lets_calls_finish_and_says_goodbye() -> None:
             late = await guest.ask("tools/call", {"name": "echo", "arguments": {}})
             assert late["error"]["data"]["executed"] == "no"
             await guest.say({"id": question["id"], "result": {"action": "decline"}})
-            assert json.loads(said_in(await asyncio.wait_for(waiting, PATIENCE))) == {"action": "decline"}
+            assert json.loads(text_in(await asyncio.wait_for(waiting, PATIENCE))) == {"action": "decline"}
         await asyncio.wait_for(guest.socket.wait_closed(), PATIENCE)
         assert guest.socket.close_code == 1000

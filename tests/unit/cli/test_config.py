@@ -31,7 +31,7 @@ def test_a_good_file_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{file}: 1 server, 0 callers, listening on 127.0.0.1:8765\n"
 
 
-def test_no_file_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_without_a_file_reports_builtin_tools_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_configuration(None, is_json=False) == Exit.SUCCESS
     assert "built-in tools only" in capsys.readouterr().out
 

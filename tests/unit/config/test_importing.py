@@ -283,7 +283,7 @@ def test_a_file_without_a_last_line_end_or_without_anything_can_be_added_to(text
     assert made.startswith(text)
 
 
-def test_line_ends_stay_what_they_are() -> None:
+def test_line_ends_stay_unchanged() -> None:
     text = merge_tables("[hub]\r\nport = 1\r\n", {"a": toml_table("a", {"command": "x"})})
     assert text == '[hub]\r\nport = 1\r\n\r\n[servers.a]\r\ncommand = "x"\r\n'
 

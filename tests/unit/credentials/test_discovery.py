@@ -77,7 +77,7 @@ def test_metadata_is_about_a_server_or_it_is_not(resource: str, is_about: bool) 
     assert _covers(resource, "https://s.example/mcp") is is_about
 
 
-def said(document: Any) -> HttpResponse:
+def document_response(document: Any) -> HttpResponse:
     return HttpResponse(200, {}, document if isinstance(document, bytes) else json.dumps(document).encode())
 
 
@@ -87,11 +87,11 @@ def said(document: Any) -> HttpResponse:
 )
 def test_an_invalid_metadata_document_is_rejected(document: Any) -> None:
     with pytest.raises(DiscoveryFailed, match="cannot be read"):
-        _decoded(said(document), ResourceMetadata, "its metadata")
+        _decoded(document_response(document), ResourceMetadata, "its metadata")
 
 
 def test_null_and_unknown_members_of_a_document_are_ignored() -> None:
-    found = _decoded(said({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
+    found = _decoded(document_response({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
     assert found == ServerMetadata(issuer="i")
 
 

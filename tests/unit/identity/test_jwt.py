@@ -62,7 +62,7 @@ def test_a_signature_of_zeros_or_of_another_length_is_rejected(signature: bytes)
     assert not key.has_signed(token)
 
 
-def test_a_key_has_one_algorithm_whatever_a_token_would_like() -> None:
+def test_a_key_has_one_algorithm_despite_the_tokens_header() -> None:
     other = {"RS256": "PS256", "PS256": "RS256", "RS384": "RS512"}
     for mine, theirs in other.items():
         [key] = _keys(mine, alg=mine).for_token(_read(_signed(mine)))

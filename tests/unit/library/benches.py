@@ -14,7 +14,7 @@ from isthmus.library.service import BlockingToolService, ToolService
 from tests.unit.library.catalogs import catalog_of
 
 
-def said(text: str) -> ToolResult:
+def text_result(text: str) -> ToolResult:
     """A tool answered with these words."""
     return ToolResult(
         "a.b", ToolStatus.SUCCESS, result_data=text, metadata={"content": [{"type": "text", "text": text}]}
@@ -27,7 +27,7 @@ class Bench(ToolService):
     def __init__(self, *names: str, missing: dict[str, str] | None = None) -> None:
         super().__init__()
         self.held = catalog_of(*names, missing=missing)
-        self.result = said("done")
+        self.result = text_result("done")
         self.requests: list[ToolRequest] = []
         self.given: Any = None
         self.left_out: dict[str, tuple[str, ...]] = {}

@@ -30,7 +30,7 @@ from tests.conftest import Ledger, children
 from tests.faults import light_server
 from tests.library.services import raw_server, wait_for_line
 from tests.unit.core.doubles import tool
-from tests.unit.library.benches import Bench, said
+from tests.unit.library.benches import Bench, text_result
 from tests.unit.library.catalogs import CatalogService, routes_of
 
 
@@ -276,7 +276,7 @@ def test_a_blocking_call_on_the_answering_loop_names_the_async_method() -> None:
 async def test_a_call_is_logged_by_names_and_sizes_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "isthmus.library")
     bench = Bench("files.read")
-    bench.result = said("top secret")
+    bench.result = text_result("top secret")
     await wrapper(bench).call_tool("read", {"path": "/home/ada/secret"})
     assert "Calling files.read with path (18)" in caplog.text
     assert "10 characters" in caplog.text

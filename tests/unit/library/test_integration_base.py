@@ -59,7 +59,7 @@ async def test_names_that_are_wrong_at_first_are_reported(service: ToolService) 
         await AgentTools(service, ["timestamp", "nothing"]).tools(ECHOER)
 
 
-async def test_of_names_that_users_share_each_has_what_it_may_use(service: ToolService) -> None:
+async def test_shared_names_resolve_to_each_users_permitted_tools(service: ToolService) -> None:
     box = AgentTools(service, ["timestamp", "echo"])
     assert names(await box.tools(ECHOER, is_shared=True)) == ["builtin.echo"]
     assert names(await box.tools(None, is_shared=True)) == ["builtin.timestamp", "builtin.echo"]

@@ -22,7 +22,7 @@ from isthmus.library.service import ToolService
 from isthmus.model.calls import EVERYTHING
 from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 from tests.unit.core.doubles import tool
-from tests.unit.library.benches import Bench, said
+from tests.unit.library.benches import Bench, text_result
 from tests.unit.library.catalogs import routes_of
 
 CLIENT = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=Bench("web.search"))
@@ -257,7 +257,7 @@ async def test_both_functions_of_a_tool_lead_to_the_server() -> None:
 @pytest.mark.parametrize("way", ["func", "async_func"])
 async def test_a_tools_result_is_cut_and_cutting_again_changes_nothing(way: str) -> None:
     bench = Bench("web.search")
-    bench.result = said("x" * 20_000)
+    bench.result = text_result("x" * 20_000)
     client = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=bench)
     made = MCPManager()._make_tool_def("web", client, {"name": "search"})
     assert made is not None

@@ -199,7 +199,7 @@ def plainly(function: Any) -> Any:
     return decorated
 
 
-async def test_an_async_function_is_awaited_whatever_is_around_it(service: ToolService) -> None:
+async def test_a_wrapped_async_function_is_awaited(service: ToolService) -> None:
     @tool
     @plainly
     async def knock(context: ToolContext, times: int) -> str:

@@ -517,7 +517,7 @@ SHOWS = (
 """Tells its limits when it is asked to."""
 
 
-async def told(limits: ProcessLimits, *names: str) -> list[int]:
+async def shown_limits(limits: ProcessLimits, *names: str) -> list[int]:
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     channel = await ProcessChannel.spawn(
         [sys.executable, "-c", SHOWS, *names],
@@ -538,17 +538,17 @@ async def told(limits: ProcessLimits, *names: str) -> list[int]:
 async def test_a_child_is_held_to_its_limits() -> None:
     limits = ProcessLimits(memory_bytes=1 << 30, files=100, processes=50, cpu_seconds=60)
     names = ("AS", "NOFILE", "NPROC", "CPU", "CORE")
-    assert await told(limits, *names) == [1 << 30, 100, 50, 60, 0]
+    assert await shown_limits(limits, *names) == [1 << 30, 100, 50, 60, 0]
 
 
 async def test_without_limits_a_child_has_the_hubs_own_but_dumps_no_core() -> None:
     own = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)]
-    assert await told(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
+    assert await shown_limits(ProcessLimits(), "AS", "NOFILE", "CORE") == [*own, 0]
 
 
 async def test_a_limit_above_the_hubs_own_is_the_hubs_own() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert await told(ProcessLimits(files=hard + 1), "NOFILE") == [hard]
+    assert await shown_limits(ProcessLimits(files=hard + 1), "NOFILE") == [hard]
 
 
 @pytest.mark.parametrize("bad", [{"files": 0}, {"memory_bytes": 1024}, {"cpu_seconds": -1}])

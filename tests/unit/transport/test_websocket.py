@@ -84,7 +84,7 @@ def accepting(request: bytes, *lines: str) -> bytes:
     ).encode()
 
 
-def said(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
+def server_frame(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
     """A frame of a server."""
     return Frame(opcode, data, fin=fin).serialize(mask=False)
 
@@ -276,7 +276,7 @@ def test_websocket_addresses_are_distinguished_from_others() -> None:
 
 async def test_bytes_behind_the_handshake_are_received(server: Server) -> None:
     ear = SocketRecorder()
-    await opened(server, ear, said(b"at once"))
+    await opened(server, ear, server_frame(b"at once"))
     assert await ear.message() == b"at once"
 
 
@@ -284,11 +284,11 @@ async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(serve
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
     pieces = [
-        said(b"one ", fin=False),
-        said(b"hello", Opcode.PING),
-        said(b"", Opcode.CONT, fin=False),
-        said(b"two", Opcode.CONT),
-        said(b"\xff\xfe", Opcode.BINARY),
+        server_frame(b"one ", fin=False),
+        server_frame(b"hello", Opcode.PING),
+        server_frame(b"", Opcode.CONT, fin=False),
+        server_frame(b"two", Opcode.CONT),
+        server_frame(b"\xff\xfe", Opcode.BINARY),
     ]
     for at in range(len(stream := b"".join(pieces))):
         await peer.say(stream[at : at + 1])
@@ -301,17 +301,17 @@ async def test_a_message_in_pieces_is_received_whole_with_pings_in_between(serve
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (said(b"x" * (LIMIT_BYTES + 1)), f"over {LIMIT_BYTES} bytes"),
-        (said(b"x" * LIMIT_BYTES, fin=False) + said(b"x", Opcode.CONT), f"over {LIMIT_BYTES} bytes"),
+        (server_frame(b"x" * (LIMIT_BYTES + 1)), f"over {LIMIT_BYTES} bytes"),
+        (server_frame(b"x" * LIMIT_BYTES, fin=False) + server_frame(b"x", Opcode.CONT), f"over {LIMIT_BYTES} bytes"),
         (b"\x83\x00", "opcode"),
         (b"\xf1\x00", "reserved bits"),
-        (said(b"x", Opcode.CONT), "continuation"),
+        (server_frame(b"x", Opcode.CONT), "continuation"),
     ],
 )
 async def test_a_protocol_violation_ends_the_connection(server: Server, bad: bytes, words: str) -> None:
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
-    await peer.say(said(b"good") + bad + said(b"not heard"))
+    await peer.say(server_frame(b"good") + bad + server_frame(b"not heard"))
     assert words in await ear.reason()
     assert await ear.message() == b"good"
     assert ear.messages.empty()
@@ -325,7 +325,7 @@ async def test_a_protocol_violation_ends_the_connection(server: Server, bad: byt
 async def test_a_close_frame_is_reported_with_its_reason(server: Server) -> None:
     ear = SocketRecorder()
     _, peer = await opened(server, ear)
-    await peer.say(said(struct.pack("!H", 1013) + b"come back", Opcode.CLOSE))
+    await peer.say(server_frame(struct.pack("!H", 1013) + b"come back", Opcode.CLOSE))
     assert await ear.reason() == "it closed the WebSocket with code 1013: 'come back'"
     assert (await read_frame(peer))[0] == Opcode.CLOSE
     await peer.rest()
@@ -354,7 +354,7 @@ async def test_bytes_in_the_buffer_when_it_is_cut_are_not_sent(server: Server) -
     large = channel.write(channel.frame(b"x" * 20_000_000))
     ear.offsets = [small, large]
     assert channel.buffered_bytes() > 0
-    await peer.say(said(b"", Opcode.CLOSE))
+    await peer.say(server_frame(b"", Opcode.CLOSE))
     await ear.reason()
     assert ear.left == {small: True, large: False}
     assert channel.write(b"more") == large + 4
@@ -380,7 +380,7 @@ async def test_a_silent_server_is_given_up_and_one_that_answers_pings_is_not(ser
     channel._tick()  # what the clock would do; waiting for a real one would race with it
     opcode, data = await read_frame(peer)
     assert opcode == Opcode.PING
-    await peer.say(said(data, Opcode.PONG) + said(b"and so on"))
+    await peer.say(server_frame(data, Opcode.PONG) + server_frame(b"and so on"))
     assert await ear.message() == b"and so on"
     channel._tick()
     assert (await read_frame(peer))[0] == Opcode.PING
@@ -401,7 +401,7 @@ async def test_a_server_that_pings_and_does_not_read_is_given_up(server: Server)
     ear = SocketRecorder()
     channel, peer = await opened(server, ear)
     channel.write(channel.frame(b"x" * 20_000_000))
-    await peer.say(said(b"p" * 125, Opcode.PING) * 2000)
+    await peer.say(server_frame(b"p" * 125, Opcode.PING) * 2000)
     assert "pings without end" in await ear.reason()
 
 

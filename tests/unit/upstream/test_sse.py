@@ -268,7 +268,7 @@ async def test_a_redirect_elsewhere_or_without_end_is_not(held: Held, location: 
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_answers_find_their_calls_by_id_whatever_the_order(held: Held) -> None:
+async def test_answers_find_their_calls_by_id_in_any_order(held: Held) -> None:
     stream = await held.greeted()
     first, second = held.start()[1], held.start()[1]
     await held.taken()

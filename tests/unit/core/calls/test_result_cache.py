@@ -58,7 +58,7 @@ def read(uri: str = NOTES, caller: Caller = ANYONE) -> Call:
     return call(uri, kind="resource", caller=caller)
 
 
-def said(listener: Listener) -> Any:
+def payload_of(listener: Listener) -> Any:
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     return json.loads(bytes(outcome.payload))
@@ -71,8 +71,8 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
     stage = Stage.of(KEPT)
     first = answer(stage, call(arguments={"path": "/"}), Result(raw({"content": [], "_meta": {"own": 1}})))
     again = answer(stage, call(arguments={"path": "/"}), DONE)
-    assert said(first) == {"content": [], "_meta": {"own": 1}}
-    received = said(again)
+    assert payload_of(first) == {"content": [], "_meta": {"own": 1}}
+    received = payload_of(again)
     assert received["content"] == []
     assert received["_meta"]["own"] == 1
     assert received["_meta"][CACHED_KEY]["ageSeconds"] >= 0
@@ -84,7 +84,7 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
 async def test_a_plain_server_s_value_is_given_again_as_it_is(value: Any) -> None:
     stage = Stage.of(KEPT)
     received = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
-    assert [said(each) for each in received] == [value, value]
+    assert [payload_of(each) for each in received] == [value, value]
     assert len(stage.link.sent) == 1
 
 
@@ -217,8 +217,8 @@ async def test_a_callers_own_cached_result_precedes_a_public_one() -> None:
     stage = Stage.of(KEPT)
     answer(stage, read(), Result(raw({"whose": "mine"}), ttl_seconds=60.0))
     answer(stage, read(caller=OTHER), Result(raw({"whose": "everybody's"}), ttl_seconds=60.0, is_public=True))
-    assert said(answer(stage, read(), DONE))["whose"] == "mine"
-    assert said(answer(stage, read(caller=NAMESAKE), DONE))["whose"] == "everybody's"
+    assert payload_of(answer(stage, read(), DONE))["whose"] == "mine"
+    assert payload_of(answer(stage, read(caller=NAMESAKE), DONE))["whose"] == "everybody's"
 
 
 async def test_an_update_makes_the_hub_forget_that_resource_and_no_other() -> None:

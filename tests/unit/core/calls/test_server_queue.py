@@ -250,7 +250,7 @@ async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_wel
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.reason)
-async def test_the_table_of_faults_decides_what_counts_against_a_server(kind: type[Fault]) -> None:
+async def test_the_table_of_faults_decides_which_outcomes_open_the_breaker(kind: type[Fault]) -> None:
     outcome = kind.__new__(kind)
     outcome.message = ""
     if isinstance(outcome, Lost):
@@ -745,7 +745,7 @@ async def test_a_caller_that_keeps_a_whole_server_waiting_gives_way_to_another()
     assert [inflight for inflight, _ in stage.link.withdrawn] == [stage.link.sent[0]]
 
 
-async def test_half_of_a_server_may_be_kept_waiting_whatever_else_waits_for_it() -> None:
+async def test_waiting_questions_keep_at_most_half_of_a_contended_server() -> None:
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     for _ in range(5):

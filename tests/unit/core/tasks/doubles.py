@@ -109,10 +109,12 @@ def draft(
     besides: tuple[Document, ...] = (),
 ) -> NewTask:
     """A task to be made; without a call it waits for its caller."""
-    return NewTask(caller, "talk", "1.0", (said("begin"),), state, asked, metadata=metadata, id=id, besides=besides)
+    return NewTask(
+        caller, "talk", "1.0", (user_message("begin"),), state, asked, metadata=metadata, id=id, besides=besides
+    )
 
 
-def said(text: str, id: str = "m1") -> Message:
+def user_message(text: str, id: str = "m1") -> Message:
     """A message of the caller's."""
     return Message(id, "user", (TextPart(text, metadata=Raw(b"{}")),))
 

@@ -31,9 +31,9 @@ from tests.unit.core.tasks.doubles import (
     RecordingListener,
     Workshop,
     draft,
-    said,
     turns,
     until,
+    user_message,
 )
 
 QUESTION = Question("elicitation/create", raw({"message": "Which?"}))
@@ -138,7 +138,7 @@ async def test_a_task_that_another_process_began_meanwhile_is_found() -> None:
     held = Held()
     await turns()
     id = held.journal.waiting[0][0][0].id
-    theirs = replace(record_of(held.journal.waiting[0][0][0]), said=(said("theirs", "m9"),))
+    theirs = replace(record_of(held.journal.waiting[0][0][0]), said=(user_message("theirs", "m9"),))
     assert held.journal._write([document_of(theirs)]) == "kept"
     finding = asyncio.ensure_future(held.engine.find(OWNER, id))
     await turns()
@@ -243,8 +243,8 @@ async def waiting() -> tuple[Workshop, HeldJournal, LiveTask]:
 
 async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
     shop, journal, live = await waiting()
-    shop.engine.change(live, said=(*live.record.said, said("which?", "m2")))
-    shop.engine.continue_with(live, said("do it", "m3"), call())
+    shop.engine.change(live, said=(*live.record.said, user_message("which?", "m2")))
+    shop.engine.continue_with(live, user_message("do it", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -253,10 +253,10 @@ async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> None:
     shop, journal, live = await waiting()
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
-    shop.engine.continue_with(live, said("do that", "m3"), call())
+    shop.engine.continue_with(live, user_message("do that", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -265,10 +265,10 @@ async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> 
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_when_its_task_waits_again() -> None:
     shop, journal, live = await waiting()
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
-    shop.engine.change(live, said=(*live.record.said, said("which?", "m3")))
+    shop.engine.change(live, said=(*live.record.said, user_message("which?", "m3")))
     journal.let_go()
     await turns()
     assert shop.sent == []
@@ -298,14 +298,14 @@ async def test_a_task_that_another_process_changed_stays_as_it_is_and_starts_not
     shop = Workshop()
     live = await shop.engine.begin(draft(None, state="input_required"))
     recorded = RecordingListener(live)
-    theirs = replace(live.record, said=(*live.record.said, said("theirs", "m9")), version=2)
+    theirs = replace(live.record, said=(*live.record.said, user_message("theirs", "m9")), version=2)
     assert shop.journal._write([document_of(theirs)]) == "kept"
-    shop.engine.continue_with(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, user_message("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
     assert (shop.sent, recorded.records, live.stored) == ([], [theirs], theirs)
     # It can go on from there.
-    shop.engine.continue_with(live, said("do it", "m3"), call())
+    shop.engine.continue_with(live, user_message("do it", "m3"), call())
     await turns()
     assert len(shop.sent) == 1
 
@@ -319,7 +319,7 @@ async def test_a_task_without_a_call_that_another_process_changed_ends(*, is_ans
     if is_answered:
         shop.sent[0].finish(DONE)
     else:
-        shop.engine.continue_with(live, said("do it", "m2"), call())
+        shop.engine.continue_with(live, user_message("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
     kept = await shop.journal.read(TASK, OWNER.key, live.record.id)
@@ -494,8 +494,8 @@ async def test_a_question_makes_the_task_wait_and_the_next_message_answers_it() 
     await turns()
     assert live.stored is not None
     assert live.stored.asked == StoredQuestion(QUESTION.method, QUESTION.params, 1)
-    assert shop.engine.answer(live, said("this one", "m2"), Answered(raw({"action": "accept"})))
-    assert not shop.engine.answer(live, said("again", "m3"), Answered(raw({})))
+    assert shop.engine.answer(live, user_message("this one", "m2"), Answered(raw({"action": "accept"})))
+    assert not shop.engine.answer(live, user_message("again", "m3"), Answered(raw({})))
     shop.sent[0].finish(DONE)
     await shop.engine.wait_idle()
     assert replies == [Answered(raw({"action": "accept"}))]
@@ -605,7 +605,7 @@ async def test_a_task_whose_call_ended_waits_for_no_answer() -> None:
     live = await shop.begin()
     shop.sent[0].ask(QUESTION, lambda _: None)
     shop.sent[0].finish(DONE)
-    assert not shop.engine.answer(live, said("late", "m2"), Answered(raw({})))
+    assert not shop.engine.answer(live, user_message("late", "m2"), Answered(raw({})))
     assert live.record.asked is None
 
 
@@ -647,7 +647,7 @@ async def test_a_later_call_is_sent_only_once_that_is_kept() -> None:
     held.journal.is_held = False
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
-    held.engine.continue_with(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, user_message("do it", "m2"), call())
     await turns()
     sent = len(held.shop.sent)
     held.journal.settle()
@@ -662,7 +662,7 @@ async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent()
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
     sent = len(held.shop.sent)
-    held.engine.continue_with(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, user_message("do it", "m2"), call())
     assert held.engine.cancel(live, "no, do not")
     held.journal.let_go()
     await turns()
@@ -764,7 +764,7 @@ async def test_a_task_that_waited_over_a_crash_can_go_on() -> None:
     await after.recover()
     live = await after.find(owner_of(ANYONE), waiting.record.id)
     assert live is not None
-    after.continue_with(live, said("do it", "m2"), call())
+    after.continue_with(live, user_message("do it", "m2"), call())
     await turns()
     shop.sent[0].finish(DONE)
     await after.wait_idle()
@@ -888,7 +888,7 @@ async def test_a_recipient_added_during_a_write_gets_the_next_change() -> None:
     shop = Workshop(journal)
     live = await shop.engine.begin(draft(None, state="input_required", id="t"))
     journal.is_held = True
-    shop.engine.continue_with(live, said("go"), call())
+    shop.engine.continue_with(live, user_message("go"), call())
     shop.engine.set_recipients(live, (ANN,))
     journal.let_go()
     await shop.engine.wait_stored(live)

@@ -27,9 +27,9 @@ from tests.unit.core.tasks.doubles import (
     RecordingListener,
     Workshop,
     draft,
-    said,
     turns,
     until,
+    user_message,
 )
 
 GRACE = 60.0
@@ -211,7 +211,7 @@ async def test_a_message_that_begins_the_call_of_a_task_has_it_wait_too() -> Non
     shop = away()
     async with asyncio.timeout(SECONDS):
         live = await shop.engine.begin(draft(None, state="input_required"))
-    shop.engine.continue_with(live, said("now", "m2"), call())
+    shop.engine.continue_with(live, user_message("now", "m2"), call())
     await turns()
     assert (await kept(shop, live)).phase == "waiting"
     come_back(shop)

@@ -21,7 +21,7 @@ from isthmus.core.tasks.record import PushRecipient, TaskRecord
 from isthmus.model.callers import Caller, Grants
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, call
-from tests.unit.core.tasks.doubles import OWNER, HeldJournal, Workshop, draft, said, turns, until
+from tests.unit.core.tasks.doubles import OWNER, HeldJournal, Workshop, draft, turns, until, user_message
 
 YES = PushReceipt(200)
 BUSY = PushReceipt(503)
@@ -207,7 +207,7 @@ async def test_a_result_is_sent_even_if_the_task_continued_before() -> None:
     office.end()
     await turns()
     office.engine.reopen(live)
-    office.engine.continue_with(live, said("again"), call())
+    office.engine.continue_with(live, user_message("again"), call())
     await turns()
     async with sending(office):
         await office.until_carried(4)

@@ -234,7 +234,7 @@ def test_other_questions_are_no_login(asked: StoredQuestion) -> None:
     assert not is_login(asked)
 
 
-def test_a_stored_call_keeps_what_its_caller_can_be_asked_under_the_name_of_earlier_versions() -> None:
+def test_a_stored_call_keeps_client_capabilities_under_their_earlier_name() -> None:
     call = msgspec.json.decode(
         b'{"id":"c","caller":{"name":"a","tenant":"t","grants":{"allow":[],"deny":[]}},"surface":{"server":null},'
         b'"name":"s.t","arguments":{},"profile":["elicitation"]}',

@@ -18,10 +18,10 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.model.tasks import DataPart, Message, TaskState
 from isthmus.storage.memory import MemoryJournal
-from tests.unit.core.tasks.doubles import said
+from tests.unit.core.tasks.doubles import user_message
 
 ME, YOU = TaskOwner("tenant", "me"), TaskOwner("tenant", "you")
-FIRST = said("pay", "m1")
+FIRST = user_message("pay", "m1")
 SAME = message_digest(FIRST)
 
 
@@ -63,10 +63,10 @@ def test_messages_that_differ_in_value_or_type_are_no_repeats(one: bytes, other:
 
 
 def test_a_message_has_one_task_with_each_caller() -> None:
-    assert task_id_for(ME, SAME) == task_id_for(ME, message_digest(said("pay", "m1")))
+    assert task_id_for(ME, SAME) == task_id_for(ME, message_digest(user_message("pay", "m1")))
     others = [
         task_id_for(YOU, SAME),
-        task_id_for(ME, message_digest(said("pay", "m2"))),
+        task_id_for(ME, message_digest(user_message("pay", "m2"))),
         task_id_for(ME, message_digest(FIRST, "talk")),
     ]
     assert len({task_id_for(ME, SAME), *others}) == 4

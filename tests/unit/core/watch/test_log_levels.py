@@ -13,7 +13,7 @@ from isthmus.model.names import ServerName
 from tests.unit.core.doubles import SERVER
 
 
-def heard(levels: LogLevels) -> list[LogLevel | None]:
+def recorded_levels(levels: LogLevels) -> list[LogLevel | None]:
     received: list[LogLevel | None] = []
     levels.watch(lambda: received.append(levels.lowest))
     return received
@@ -21,7 +21,7 @@ def heard(levels: LogLevels) -> list[LogLevel | None]:
 
 def test_without_a_chosen_level_servers_choose_their_own() -> None:
     levels = LogLevels()
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.listen("a")
     levels.listen("b")
     levels.leave("a")
@@ -30,7 +30,7 @@ def test_without_a_chosen_level_servers_choose_their_own() -> None:
 
 def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
     levels = LogLevels()
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "error")
     levels.want("b", "info")
     levels.want("c", "emergency")
@@ -41,7 +41,7 @@ def test_a_subscriber_that_leaves_or_wants_less_counts_as_well() -> None:
     levels = LogLevels()
     levels.want("a", "debug")
     levels.want("b", "warning")
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "critical")
     levels.leave("b")
     levels.leave("b")
@@ -52,7 +52,7 @@ def test_a_subscriber_that_leaves_or_wants_less_counts_as_well() -> None:
 def test_a_subscriber_without_a_level_loses_nothing_to_others() -> None:
     levels = LogLevels()
     levels.listen("a")
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.want("b", "error")
     levels.want("a", "alert")
     levels.listen("c")
@@ -68,7 +68,7 @@ def test_once_a_level_was_chosen_the_servers_default_is_unknown() -> None:
 
 def test_choosing_again_and_again_is_one_choice() -> None:
     levels = LogLevels()
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.want("a", "debug")
     levels.want("a", "error")
     levels.want("b", "alert")
@@ -88,7 +88,7 @@ def test_a_watcher_that_left_gets_nothing() -> None:
 
 def test_a_lower_level_of_a_single_call_is_requested_once_and_stays() -> None:
     levels = LogLevels()
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.call("error")
     levels.call("info")
     levels.call("info")
@@ -101,7 +101,7 @@ def test_a_lower_level_of_a_single_call_is_requested_once_and_stays() -> None:
 def test_a_calls_level_costs_nothing_to_subscribers_without_one() -> None:
     levels = LogLevels()
     levels.listen("a")
-    received = heard(levels)
+    received = recorded_levels(levels)
     levels.call("error")
     levels.leave("a")
     assert received == ["debug", "error"]

@@ -305,7 +305,7 @@ async def test_methods_without_a_call_are_answered_once_the_server_is_reached(
     assert [entry["name"] for entry in json.loads(bytes(outcome.payload)).get("tools", [])] == told
 
 
-def told(listener: Listener) -> Any:
+def only_result(listener: Listener) -> Any:
     """The one result in which a task's work ended."""
     (outcome,) = listener.ends
     assert isinstance(outcome, Result), outcome
@@ -354,13 +354,13 @@ async def test_a_method_that_the_hub_does_not_know_is_for_the_server_to_answer(m
 async def test_a_second_greeting_is_answered_with_the_first() -> None:
     listener, way = reached("initialize", {"protocolVersion": "2025-06-18"})
     way.then(OpenTarget(Stage.of(OFFER).hub, SERVER, initialize_result=raw({"protocolVersion": "2025-11-25"})))
-    assert told(listener) == {"protocolVersion": "2025-11-25"}
+    assert only_result(listener) == {"protocolVersion": "2025-11-25"}
 
 
 async def test_that_a_client_is_initialized_need_not_be_said_again() -> None:
     listener, way = reached("notifications/initialized", {})
     way.then(OpenTarget(Stage.of(OFFER).hub, SERVER))
-    assert told(listener) == {}
+    assert only_result(listener) == {}
 
 
 async def test_a_notification_has_no_answer() -> None:

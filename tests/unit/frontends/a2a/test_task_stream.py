@@ -443,14 +443,14 @@ async def test_a_task_that_rests_while_the_hub_shuts_down_is_reported_and_ends_i
             assert states(await events.rest()) == ["TASK_STATE_AUTH_REQUIRED"]
 
 
-def told(*parts: Part) -> list[tuple[Part, bool, bool]]:
+def chunks_of(*parts: Part) -> list[tuple[Part, bool, bool]]:
     pieces = artifact_chunks(Artifact("result", parts, "name"))
     return [(piece.artifact.parts[0], piece.is_more, piece.is_complete) for piece in pieces]
 
 
 def test_a_small_part_is_one_piece_as_it_is() -> None:
     parts: tuple[Part, ...] = (TextPart(""), FilePart("aGk=", name="a"), DataPart(Raw(b"1")), FilePart(url="x:y"))
-    assert told(*parts) == [
+    assert chunks_of(*parts) == [
         (parts[0], False, False),
         (parts[1], True, False),
         (parts[2], True, False),
@@ -459,14 +459,14 @@ def test_a_small_part_is_one_piece_as_it_is() -> None:
 
 
 def test_an_artifact_without_parts_has_no_pieces() -> None:
-    assert told() == []
+    assert chunks_of() == []
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.text(min_size=1, max_size=9), st.integers(0, 3 * PIECE_LENGTH))
 def test_a_text_is_the_same_when_its_pieces_are_put_together(unit: str, length: int) -> None:
     whole = (unit * (length // len(unit) + 1))[:length]
-    pieces = [part for part, _, _ in told(TextPart(whole, "text/plain"))]
+    pieces = [part for part, _, _ in chunks_of(TextPart(whole, "text/plain"))]
     assert all(isinstance(part, TextPart) and part.media_type == "text/plain" for part in pieces)
     texts = [part.text for part in pieces if isinstance(part, TextPart)]
     assert "".join(texts) == whole
@@ -476,7 +476,7 @@ def test_a_text_is_the_same_when_its_pieces_are_put_together(unit: str, length: 
 @pytest.mark.parametrize("size", [PIECE_LENGTH, 3 * PIECE_LENGTH // 4 + 1, 2 * PIECE_LENGTH + 5])
 def test_every_piece_of_a_file_is_base64_by_itself(size: int) -> None:
     whole = bytes(position % 251 for position in range(size))
-    pieces = [part for part, _, _ in told(FilePart(base64.b64encode(whole).decode(), name="a", media_type="b/c"))]
+    pieces = [part for part, _, _ in chunks_of(FilePart(base64.b64encode(whole).decode(), name="a", media_type="b/c"))]
     contents = [part.content or "" for part in pieces if isinstance(part, FilePart)]
     assert len(contents) == len(pieces) > 1
     assert b"".join(base64.b64decode(content, validate=True) for content in contents) == whole
@@ -485,7 +485,7 @@ def test_every_piece_of_a_file_is_base64_by_itself(size: int) -> None:
 
 def test_a_piece_adds_its_number_to_the_parts_metadata() -> None:
     large = TextPart("x" * (PIECE_LENGTH + 1), metadata=Raw(b'{"a":1}'))
-    pieces = told(TextPart("first"), large)
+    pieces = chunks_of(TextPart("first"), large)
     assert [is_more for _, is_more, _ in pieces] == [False, True, True]
     assert [is_complete for _, _, is_complete in pieces] == [False, False, True]
     marks = [json.loads(bytes(part.metadata)) for part, _, _ in pieces[1:]]

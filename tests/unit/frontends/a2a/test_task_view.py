@@ -167,7 +167,7 @@ GOOD, BAD = StoredOutcome(raw(RESULT)), StoredOutcome(raw({**RESULT, "isError": 
 EXECUTE, COMMAND = StoredInstruction("execute", "read"), StoredInstruction("command", "read", Raw(b"17"))
 
 
-def told(ending: StoredOutcome, brief: StoredInstruction) -> Any:
+def rendered(ending: StoredOutcome, brief: StoredInstruction) -> Any:
     (part,) = answer_parts(ending, brief)
     assert isinstance(part, DataPart)
     return json.loads(bytes(part.data))
@@ -181,8 +181,8 @@ def test_our_own_form_is_answered_with_the_content_itself() -> None:
 
 
 def test_an_execution_is_answered_with_success_or_the_party_at_fault() -> None:
-    assert told(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
-    assert told(BAD, EXECUTE)["error"] == {
+    assert rendered(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
+    assert rendered(BAD, EXECUTE)["error"] == {
         "source": "MCP_TOOL",
         "code": "TOOL_EXECUTION_FAILED",
         "message": "Execution failed for tool 'read'",
@@ -196,7 +196,7 @@ FAULT_CASES = pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fa
 
 @FAULT_CASES
 def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> None:
-    error = told(stored_outcome(fault), EXECUTE)["error"]
+    error = rendered(stored_outcome(fault), EXECUTE)["error"]
     if isinstance(fault, ServerError):
         assert (error["source"], error["code"]) == ("MCP_PROTOCOL", str(fault.code))
     else:
@@ -207,7 +207,7 @@ def test_a_failed_execution_has_agentvault_s_code_and_its_data(fault: Fault) -> 
 
 
 def test_a_failed_execution_has_the_data_of_the_server_s_error() -> None:
-    error = told(stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), EXECUTE)["error"]
+    error = rendered(stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), EXECUTE)["error"]
     assert (error["code"], error["details"]["mcp_protocol_error_data"]) == ("-32050", {"x": 1})
 
 
@@ -216,7 +216,7 @@ def test_a_failed_execution_has_the_data_of_the_server_s_error() -> None:
     [("unknown_server", "MCP_SERVER_NOT_FOUND"), ("of another version", "PROXY_INTERNAL_ERROR")],
 )
 def test_a_failure_that_is_in_no_table_has_a_code_too(reason: str, code: str) -> None:
-    error = told(StoredOutcome(reason=reason, message="?"), EXECUTE)["error"]
+    error = rendered(StoredOutcome(reason=reason, message="?"), EXECUTE)["error"]
     assert (error["source"], error["code"]) == ("A2A_PROXY", code)
 
 
@@ -228,17 +228,17 @@ def test_the_metadata_of_a_failure_says_when_to_try_again(fault: Fault) -> None:
 
 
 def test_a_command_repeats_its_id_with_its_type() -> None:
-    assert told(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
-    assert told(BAD, COMMAND)["mcp_result"]["isError"] is True
-    error = told(stored_outcome(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
+    assert rendered(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
+    assert rendered(BAD, COMMAND)["mcp_result"]["isError"] is True
+    error = rendered(stored_outcome(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
     assert (error["code"], error["data"]["kind"], error["data"]["executed"]) == (-32012, "network", "unknown")
-    own = told(stored_outcome(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
+    own = rendered(stored_outcome(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
     assert (own["code"], own["data"]["kind"], own["data"]["mcp_data"]) == (-32050, "mcp", [1])
 
 
 @FAULT_CASES
 def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault) -> None:
-    error = told(stored_outcome(fault), COMMAND)["mcp_error"]
+    error = rendered(stored_outcome(fault), COMMAND)["mcp_error"]
     code = fault.code if isinstance(fault, ServerError) else FAULTS[fault.reason].mcp
     assert (error["code"], error["data"]["reason"]) == (code, fault.reason)
     assert (error["data"]["kind"], error["data"]["executed"]) == (FAULTS[fault.reason].a2a_kind, fault.executed)
@@ -249,12 +249,12 @@ def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault) -> 
     "fault", [Lost(SERVER, "gone", executed="no"), TimedOut(SERVER, 1.0, executed="no")], ids=lambda each: each.reason
 )
 def test_a_command_that_was_never_sent_has_the_code_of_a_server_that_is_away(fault: Fault) -> None:
-    assert told(stored_outcome(fault), COMMAND)["mcp_error"]["code"] == -32011
+    assert rendered(stored_outcome(fault), COMMAND)["mcp_error"]["code"] == -32011
 
 
 @pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
 def test_errors_of_instructions_in_our_own_form_are_data(reason: str) -> None:
-    error = told(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
+    error = rendered(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
     assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
 
 

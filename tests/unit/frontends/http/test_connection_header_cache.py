@@ -129,7 +129,7 @@ class Cable(asyncio.Transport):
         pass
 
 
-async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
+async def responses_to(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
     """What a connection makes of these reads: requests as its application sees them, what it answers, if it ends."""
     seen: list[Any] = []
 
@@ -227,8 +227,8 @@ async def test_a_repeated_head_means_the_same(more: bytes, monkeypatch: pytest.M
     reads = [HEAD.replace(b"Host: hub", b"Host: hub" + more) + b"{}"] * 4
     with monkeypatch.context() as forgetful:
         forgetful.setattr(connection_module, "HEADS_MAX", 0)
-        expected = await said_of(reads)
-    assert await said_of(reads) == expected
+        expected = await responses_to(reads)
+    assert await responses_to(reads) == expected
 
 
 async def test_the_header_cache_changes_no_response(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +252,6 @@ async def test_the_header_cache_changes_no_response(monkeypatch: pytest.MonkeyPa
             reads[at : at + 2] = random.choice(([whole], [whole[:cut], whole[cut:]]))
         with monkeypatch.context() as forgetful:
             forgetful.setattr(connection_module, "HEADS_MAX", 0)
-            expected = await said_of(reads)
-        assert await said_of(reads) == expected, reads
+            expected = await responses_to(reads)
+        assert await responses_to(reads) == expected, reads
     assert taken > CASES

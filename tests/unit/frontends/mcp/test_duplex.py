@@ -339,7 +339,7 @@ async def test_following_waits_for_servers_that_only_start() -> None:
 # -- logs and progress ---------------------------------------------------------------------------------------------
 
 
-def levels_heard(talk: Talk) -> list[str]:
+def received_levels(talk: Talk) -> list[str]:
     return [
         received["params"]["level"]
         for received in talk.notifications()
@@ -353,7 +353,7 @@ async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = Non
     for level in LOG_LEVELS:
         hosted.last_call.emit(logged(level))
     hosted.answer()
-    return levels_heard(talk)
+    return received_levels(talk)
 
 
 async def test_a_legacy_caller_without_a_level_gets_all_log_lines() -> None:

@@ -36,7 +36,7 @@ def events(client: Client) -> list[SseEvent]:
     return [event for event in found if isinstance(event, SseEvent)]
 
 
-def said(client: Client) -> list[str]:
+def texts_of(client: Client) -> list[str]:
     return [event.data.decode() for event in events(client) if event.data]
 
 
@@ -84,7 +84,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     stream_log = started(store, client)
     for message in whole[:cut]:
         stream_log.end(message) if message == whole[-1] else stream_log.send_report(message)
-    received, last = said(client), events(client)[-1].id
+    received, last = texts_of(client), events(client)[-1].id
     if is_noticed:
         stream_log.disconnected(client)
     for message in whole[cut:-1]:
@@ -92,7 +92,7 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_sent_twic
     back = resumed(store, last)
     if not stream_log.is_done:
         stream_log.end(whole[-1])
-    assert [*received, *said(back)] == [message.decode() for message in whole]
+    assert [*received, *texts_of(back)] == [message.decode() for message in whole]
     assert len(back.ended) == 1
 
 
@@ -102,7 +102,7 @@ async def test_a_client_that_missed_everything_resumes_with_the_first_event() ->
     first = events(client)[0].id
     stream_log.disconnected(client)
     stream_log.end(b"answer")
-    assert said(resumed(store, first)) == ["answer"]
+    assert texts_of(resumed(store, first)) == ["answer"]
 
 
 async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_ends() -> None:
@@ -116,7 +116,7 @@ async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_
     assert (len(old.ended), len(middle.ended), released) == (1, 1, ["middle"])
     stream_log.send(b"x")
     stream_log.end(b"y")
-    assert (said(old), said(middle), said(new), released) == ([], [], ["x", "y"], ["middle", "new"])
+    assert (texts_of(old), texts_of(middle), texts_of(new), released) == ([], [], ["x", "y"], ["middle", "new"])
 
 
 async def test_its_writer_learns_when_a_reader_leaves_and_returns() -> None:
@@ -137,7 +137,7 @@ async def test_a_released_reader_learns_when_to_return_and_finds_the_rest() -> N
     assert client.ended == [b"retry: 250\n\n"]
     assert not stream_log.pause(250)
     stream_log.end(b"answer")
-    assert said(resumed(store, events(client)[0].id)) == ["answer"]
+    assert texts_of(resumed(store, events(client)[0].id)) == ["answer"]
 
 
 async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -> None:
@@ -148,7 +148,7 @@ async def test_progress_is_skipped_for_slow_readers_but_kept_for_absent_ones() -
     stream_log.send(b"needed")
     stream_log.disconnected(client)
     stream_log.send_report(b"kept")
-    assert said(resumed(store, events(client)[0].id)) == ["needed", "kept"]
+    assert texts_of(resumed(store, events(client)[0].id)) == ["needed", "kept"]
 
 
 @pytest.mark.parametrize("limit", ["EVENTS_MAX", "EVENTS_BYTES"])
@@ -164,7 +164,7 @@ async def test_the_oldest_of_many_reports_are_dropped_and_questions_and_answers_
     for number in range(1, 100):
         stream_log.send_report(b"%03d" % number)
     stream_log.end(b"answer")
-    received = said(resumed(store, events(client)[0].id))
+    received = texts_of(resumed(store, events(client)[0].id))
     assert (received[0], received[-2:]) == ("question", ["099", "answer"])
     assert len(received) <= 5
 
@@ -304,8 +304,8 @@ async def test_a_reader_that_resumes_gets_the_open_questions() -> None:
         stream_log.send_request(number, b"question " + number)
     stream_log.settle_request(b"2")
     stream_log.settle_request(b"2")
-    assert said(client) == ["question 1", "question 2", "question 3"]
-    assert said(resumed(store, first.id)) == ["question 1", "question 3"]
+    assert texts_of(client) == ["question 1", "question 2", "question 3"]
+    assert texts_of(resumed(store, first.id)) == ["question 1", "question 3"]
 
 
 async def test_answered_questions_free_their_room() -> None:
@@ -327,9 +327,9 @@ async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case()
     for number in range(8):
         stream_log.send_request(b"%d" % number, b"%d" % number * 1_000_000)
     assert stream_log.size_bytes < module.QUESTIONS_BYTES
-    assert [text[:1] for text in said(resumed(store, first.id))] == ["4", "5", "6", "7"]
+    assert [text[:1] for text in texts_of(resumed(store, first.id))] == ["4", "5", "6", "7"]
     stream_log.send_request(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
-    assert [text[:1] for text in said(resumed(store, first.id))] == ["x"]
+    assert [text[:1] for text in texts_of(resumed(store, first.id))] == ["x"]
 
 
 async def test_other_events_beside_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,5 +339,5 @@ async def test_other_events_beside_questions_are_bounded(monkeypatch: pytest.Mon
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
         stream_log.send(number)
-    assert said(client) == ["1", "2", "3"]
-    assert said(resumed(store, first.id)) == ["2", "3"]
+    assert texts_of(client) == ["1", "2", "3"]
+    assert texts_of(resumed(store, first.id)) == ["2", "3"]

@@ -443,7 +443,7 @@ async def test_a_caller_without_a_session_can_subscribe_to_nothing_beyond_a_requ
     assert frontend.hosted.is_forgotten()
 
 
-async def test_another_callers_session_is_as_unknown_as_none() -> None:
+async def test_another_callers_session_looks_unknown() -> None:
     frontend = HttpFrontend()
     session = await frontend.open()
     stolen = {**of(session), "x-api-key": "other"}

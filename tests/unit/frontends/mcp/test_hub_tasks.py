@@ -122,7 +122,7 @@ async def test_cancelling_the_request_before_its_acknowledgement_cancels_the_tas
     assert (await house.journal.page("task", owner_of(ANYONE, "mcp").key, limit=5)).documents[0].state == "canceled"
 
 
-async def test_a_hub_that_goes_away_begins_none() -> None:
+async def test_a_hub_that_shuts_down_begins_no_tasks() -> None:
     house = House()
     house.hub.refuse_new_calls()
     talk = house.talk()

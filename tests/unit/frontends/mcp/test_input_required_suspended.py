@@ -99,7 +99,7 @@ def size_of(outcome: Outcome) -> int:
     [DONE, TimedOut(SERVER, 30.0, executed="unknown"), ServerError(SERVER, -1, "no")],
     ids=lambda outcome: type(outcome).__name__,
 )
-async def test_an_end_is_kept_if_there_is_room_and_else_that_there_was_none(
+async def test_an_outcome_is_stored_if_there_is_room_and_else_an_error(
     outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place()

@@ -26,7 +26,7 @@ TURNED_AWAY: list[tuple[str, int]] = []
 
 
 @pytest.fixture(autouse=True)
-def nobody_yet() -> None:
+def no_caller_yet() -> None:
     TURNED_AWAY.clear()
 
 

@@ -103,7 +103,7 @@ async def test_the_table_is_made_anew_only_when_something_in_it_changed() -> Non
     assert list(device.agent.table().entries) == ["add", "sub"]
 
 
-async def test_a_server_that_gets_up_before_the_hub_forgets_it_is_seen_no_more() -> None:
+async def test_a_server_that_left_is_not_listed() -> None:
     room = Room()
     room.sit("s1", "add")
     device = ConnectedDevice(room)

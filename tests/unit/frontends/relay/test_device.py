@@ -360,7 +360,7 @@ async def test_unknown_denied_and_nameless_tools_are_reported_in_the_originals_w
     assert [entry["name"] for entry in device.list_tools()["tools"]] == ["add"], "callable is what is listed"
 
 
-async def test_null_arguments_are_none() -> None:
+async def test_null_arguments_count_as_empty() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)
@@ -498,7 +498,7 @@ async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -
     assert len(agent_server.link.sent) == 1, "a device that has left calls nothing"
 
 
-async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
+async def test_simultaneous_calls_of_a_device_are_bounded() -> None:
     room = Room()
     agent_server = room.sit("s1", "add")
     device = ConnectedDevice(room)

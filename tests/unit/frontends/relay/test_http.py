@@ -115,7 +115,7 @@ class Hall:
         return self.full
 
 
-def nobody(_: object) -> Caller | None:
+def no_caller(_: object) -> Caller | None:
     return None
 
 
@@ -126,7 +126,7 @@ class House:
         self.room = room
         self.ring = Ring()
         self.hall = Hall(room)
-        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
+        auth = Authenticator(OriginGuard(bind_host="127.0.0.1"), no_caller)
         self.frontend = RelayHttp(room.hub, background, auth, self.ring, self.hall, settings, ME, now=lambda: 7.0)
         self.port = 0
 

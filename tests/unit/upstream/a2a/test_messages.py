@@ -116,7 +116,7 @@ def data(text: bytes) -> DataPart:
     return DataPart(Raw(text))
 
 
-def told(text: bytes) -> DataPart:
+def json_part(text: bytes) -> DataPart:
     return DataPart(Raw(text), "application/json")
 
 
@@ -164,9 +164,9 @@ def test_data_that_is_no_question_is_not_forwarded(part: bytes) -> None:
     ("asking", "result", "parts"),
     [
         (question_in(()), b'{"action":"accept","content":{"message":"red"}}', (TextPart("red"),)),
-        (question_in(()), b'{"action":"accept","content":{"message":7}}', (told(b'{"message":7}'),)),
-        (question_in(()), b'{"action":"accept"}', (told(b"{}"),)),
-        (question_in((data(FORM),)), b'{"action":"accept","content":{"n":1.0}}', (told(b'{"n":1.0}'),)),
+        (question_in(()), b'{"action":"accept","content":{"message":7}}', (json_part(b'{"message":7}'),)),
+        (question_in(()), b'{"action":"accept"}', (json_part(b"{}"),)),
+        (question_in((data(FORM),)), b'{"action":"accept","content":{"n":1.0}}', (json_part(b'{"n":1.0}'),)),
         (question_in(()), b'{"action":"decline"}', None),
         (question_in(()), b'{"action":"cancel"}', None),
         (question_in(()), b"7", None),

@@ -604,7 +604,7 @@ async def hang(_: Any, out: Out) -> None:
     await asyncio.Event().wait()
 
 
-def has_heard(scene: Scene, kind: type, times: int) -> bool:
+def has_received(scene: Scene, kind: type, times: int) -> bool:
     return sum(isinstance(asked, kind) for asked in scene.agent.asked) == times
 
 
@@ -615,7 +615,7 @@ async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_ot
     scene.agent.scripts[SendMessage] = hang
     for number in range(MANY):
         inflight, _ = scene.start()
-        await until(partial(has_heard, scene, SendMessage, number + 1))
+        await until(partial(has_received, scene, SendMessage, number + 1))
         inflight.cancel("enough")
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
@@ -633,7 +633,7 @@ async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_call
         inflight, listener = scene.start(client_caps=ASKABLE)
         await until(partial(has_asked, listener, 1))
         inflight.cancel("enough")
-        await until(partial(has_heard, scene, CancelTask, number + 1))
+        await until(partial(has_received, scene, CancelTask, number + 1))
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
 

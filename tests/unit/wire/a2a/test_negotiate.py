@@ -21,7 +21,7 @@ VAULT: dict[str, Json] = {"role": "user", "parts": [{"type": "text", "content": 
 SHARED: tuple[DialectName, ...] = ("0.3", "0.1", "agentvault")
 
 
-def told_apart(package: str) -> set[str]:
+def distinguished_methods(package: str) -> set[str]:
     found = set()
     for request in captured.requests(package).values():
         seen = recognize_dialect(request.method, request.params)
@@ -40,7 +40,7 @@ def told_apart(package: str) -> set[str]:
     ],
 )
 def test_real_clients_are_distinguished_on_one_address(package: str, dialects: set[str]) -> None:
-    assert told_apart(package) == dialects
+    assert distinguished_methods(package) == dialects
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def unpacked(kind: str, text: bytes) -> Any:
     return json.loads(protobuf.MessageToJson(CLASSES[kind].FromString(text)))
 
 
-def said(data: Any, **more: Any) -> dict[str, Any]:
+def data_message(data: Any, **more: Any) -> dict[str, Any]:
     return {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [{"data": data}]}, **more}
 
 
 @given(JSON)
 def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
-    members = read("SendMessage", packed("SendMessageRequest", said(data)))
+    members = read("SendMessage", packed("SendMessageRequest", data_message(data)))
     assert not isinstance(members, A2aProblem)
     operation = v1_0.DIALECT.read("SendMessage", members)
     assert isinstance(operation, SendMessage)
@@ -71,7 +71,9 @@ def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
 
 
 def test_a_whole_number_stays_one() -> None:
-    members = read("SendMessage", packed("SendMessageRequest", said({"n": 9007199254740991, "m": -1, "f": 0.5})))
+    members = read(
+        "SendMessage", packed("SendMessageRequest", data_message({"n": 9007199254740991, "m": -1, "f": 0.5}))
+    )
     assert not isinstance(members, A2aProblem)
     data = json.loads(bytes(members["message"]))["parts"][0]["data"]
     assert {key: repr(value) for key, value in data.items()} == {"n": "9007199254740991", "m": "-1", "f": "0.5"}

@@ -74,7 +74,7 @@ STATE = {"taskId": "t", "status": "working", "ttl": 1500, "x": 1}
 
 
 @pytest.mark.parametrize("received", [STATE, {"task": STATE}])
-def test_a_state_is_read_from_what_holds_it_or_is_it(received: object) -> None:
+def test_a_state_is_read_bare_or_inside_a_member(received: object) -> None:
     state = read_state(raw(received))
     assert state is not None
     assert (state.id, state.status, state.is_terminal, state.ttl_seconds) == ("t", "working", False, 1.5)
