@@ -31,7 +31,7 @@ def messages_in(events: list[dict[str, Any]]) -> list[Any]:
 
 
 def states(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    """The states that a stream tells, each with its words."""
+    """The states in a stream, each with its message."""
     return [(event["state"], event["message"]) for event in events if event["kind"] == "TaskStatusUpdateEvent"]
 
 

@@ -157,7 +157,7 @@ async def test_a_silent_node_is_reported_and_nothing_breaks(cluster: Cluster) ->
         await a.connect(NodeId("b"), "echo", within=20)
     reported = len(inbox.silences)
     assert not channel.is_confirmed()
-    await eventually(lambda: len(inbox.silences) > reported, "who wants to send is told at once")
+    await eventually(lambda: len(inbox.silences) > reported, "the sender is notified at once")
     assert channel.is_open
     assert inbox.writables == 0
     assert not channel.is_confirmed()

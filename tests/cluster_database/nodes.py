@@ -217,7 +217,7 @@ class Node:
 
 
 def executed(task: dict[str, Any]) -> str:
-    """What the caller of a failed task is told."""
+    """The `executed` that the caller of a failed task gets."""
     received: str = task["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
     return received
 

@@ -45,7 +45,7 @@ class Traffic:
         self._number = 0
 
     async def run(self, points: random.Random) -> None:
-        """Send until told to stop; what a dying node does not answer is sent to another one."""
+        """Send until stopped; unanswered messages are sent to another node."""
         while not self.is_done:
             self._number += 1
             nonce = f"1-{self._number}"

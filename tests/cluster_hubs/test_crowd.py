@@ -140,7 +140,7 @@ async def test_a_node_with_many_servers_is_killed_under_load(tmp_path: Path) -> 
 async def kill_and_check(
     number: int, victim: str, nodes: dict[str, HubProcess], crowd: Sequence[Moving], points: random.Random
 ) -> None:
-    """Kill a node with running and waiting calls to its servers, and check what their callers are told."""
+    """Kill a node with running and waiting calls to its servers, and check the answers to their callers."""
     clock = asyncio.get_running_loop().time
     owned = [each for each in crowd if each.at == victim]
     called = points.sample(owned, min(CALLS, len(owned)))
@@ -173,7 +173,7 @@ async def kill_and_check(
     back = sorted(each.ready_at - killed_at for each in owned)
     p95 = back[int(0.95 * (len(back) - 1))]
     figures = (
-        f"told within {max(received):.2f} s, queued calls ran within {max(ran):.2f} s, servers back p95 {p95:.2f} s"
+        f"answered within {max(received):.2f} s, queued calls ran within {max(ran):.2f} s, servers back p95 {p95:.2f} s"
     )
     print(f"round {number + 1}: {len(owned)} servers, {len(received)} running calls: {figures}")
     for text, (answer, _) in ends.items():

@@ -379,7 +379,7 @@ async def test_nodes_announce_a_restless_list_to_each_other_once(tmp_path: Path)
         await eventually(lambda: server.count("tools/list") >= 4, "both have read it again")
         known = server.count("tools/list")
         await asyncio.sleep(LOOKS_SECONDS)  # nothing happens, and that is what counts
-        assert server.count("tools/list") <= known + 4, "each was told of a change once"
+        assert server.count("tools/list") <= known + 4, "each was notified of a change once"
 
 
 async def test_the_same_words_after_a_response_are_a_new_message_of_0_1_at_every_node(

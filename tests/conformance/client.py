@@ -32,7 +32,7 @@ FOCAL_TOOL = "json_schema_2020_12_tool"
 
 JsonObject = dict[str, Any]
 Given: TypeAlias = Mapping[str, Any]
-"""What a scenario tells its client beside the address."""
+"""The settings of a scenario for its client, beside the address."""
 
 
 @dataclass(frozen=True, slots=True)

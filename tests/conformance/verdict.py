@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def surprising(self) -> frozenset[Check]:
-        """What was lost and nobody knew."""
+        """Lost checks that are no known gaps."""
         return self.lost - self.covered
 
     @property

@@ -263,7 +263,7 @@ class Caller:
 
 
 async def pay(caller: Caller, tool: str, nonce: str, *, mode: str = "", deadline: float = 30.0) -> Record:
-    """Make one call that leaves a trace in a raw server's ledger, and note what the caller was told."""
+    """Make one call that leaves a trace in a raw server's ledger, and record its outcome."""
     clock = asyncio.get_running_loop().time
     started = clock()
     try:

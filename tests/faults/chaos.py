@@ -100,7 +100,7 @@ class ChaosProxy:
         self._links: set[Link] = set()
         self._server: asyncio.Server | None = None
         self._held: socket.socket | None = None
-        """The port's socket while connections are refused: bound, so that nobody takes it, but deaf."""
+        """The port's socket while connections are refused: bound, so that no process takes it, but not listening."""
 
     async def __aenter__(self) -> Self:
         await self._listen(_bound_socket(0))

@@ -90,7 +90,7 @@ def _wrongs(record: Record, ran: int) -> Iterable[Wrong]:
         case "yes" if ran == 0:
             yield Wrong.LIED_RAN
         case _:
-            pass  # `unknown` is honest whatever ran, and a call that was told nothing has hung
+            pass  # `unknown` is honest whatever ran, and a call without an outcome has hung
     if record.reported == "ok" and record.answer != record.nonce:
         yield Wrong.FOREIGN
 

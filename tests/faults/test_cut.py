@@ -34,7 +34,7 @@ WAYS: tuple[Direction, ...] = ("up", "down")
 ENDINGS: tuple[Ending, ...] = ("reset", "close")
 DEADLINE = 30.0
 PROMPT_SECONDS = 15.0
-"""A cut is seen when it happens; who is told of it only about the deadline's time was not told of it at all."""
+"""A cut is reported when it happens; a report near the deadline is no report of the cut."""
 ABREAST = 3
 """Calls that are under way over HTTP when every connection is cut."""
 EVERY_BYTES = 4 * STEP if STEP >= 16 else STEP
@@ -112,13 +112,13 @@ def verdict(server_queues: Iterable[CutServer], ledger: Ledger) -> list[str]:
 
 
 def count(server_queues: Iterable[CutServer]) -> dict[str | None, int]:
-    """How many calls were told what."""
+    """The number of calls by outcome."""
     received = [record.reported for server_queue in server_queues for record in server_queue.history]
     return {word: received.count(word) for word in set(received)}
 
 
 def note_cuts(wire: str, received: dict[str | None, int], step: int = STEP) -> None:
-    """Note how many calls a sweep made and what they were told; none of it was a lie."""
+    """Record how many calls a sweep made, and their outcomes."""
     note(
         wire=wire,
         step=step,

@@ -35,7 +35,7 @@ from tests.relay.tokens import KEY
 
 TOOL = "quick.pay"
 Outcome = tuple[ReportedOutcome, str | None]
-"""What a caller was told, and the text of its result."""
+"""The outcome that a caller got, and the text of its result."""
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300 if STEP >= 16 else 3600)]
 

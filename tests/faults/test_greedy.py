@@ -105,7 +105,7 @@ class Endless(ElicitingServer):
     """A server that asks one thing after the other."""
 
     async def on_call(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
-        """Ask until nobody answers."""
+        """Ask until there is no answer."""
         out.write(EVENTS)
         while True:
             self.calls += 1

@@ -31,7 +31,7 @@ class Caller:
         self._prefix = number
         self._number = 0
         self.acknowledged: dict[str, str] = {}
-        """The nonce of each task that it was told of."""
+        """The nonce of each acknowledged task."""
 
     async def __aenter__(self) -> Caller:
         return self

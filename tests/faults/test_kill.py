@@ -51,7 +51,7 @@ async def test_calls_on_a_killed_server_are_answered_at_once_and_it_comes_back(
         answered, back = ([pair[at] for pair in timed] for at in (0, 1))
         print(f"answered after {statistics.median(answered):.3f} s, back after {statistics.median(back):.3f} s")
         assert len(timed) == SERVERS * ROUNDS
-        # They had thirty seconds: who was told by then was told because the server died, on a busy machine too.
+        # They had thirty seconds: calls that ended earlier ended because the server died, on a busy machine too.
         assert max(answered) < 10.0
         assert statistics.median(back) < 10.0
         assert judge(history, ledger.ran()) == []
@@ -166,7 +166,7 @@ async def test_calls_to_a_stopped_server_end_at_their_deadline(tmp_path: Path, l
         assert history[-1].reported == "ok"
 
         os.kill(pid, signal.SIGCONT)
-        # It now reads everything it was sent, and answers late; those answers are nobody's.
+        # It now reads everything it was sent, and answers late; those answers belong to no call.
         await eventually(lambda: "stopped4" in ledger.ran(), "the late calls have run")
         history.append(await pay_when_up(caller, "stopped", "after"))
         more = await asyncio.gather(*(pay(caller, "stopped.pay", f"more{at}") for at in range(20)))

@@ -65,7 +65,7 @@ async def test_a_modern_callers_leaving_cancels_the_call_at_the_server(
             beside = asyncio.ensure_future(other.call(f"{name}.pay", {"nonce": f"{name}-beside", "mode": "sleep:0.3"}))
             await leave(hub, Caller(hub.port), name, f"{name}-left", tail, "sleep:60")
 
-            await eventually(lambda: f"{name}-left" in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            await eventually(lambda: f"{name}-left" in tail.look().cancelled, f"{name} was cancelled")  # noqa: B023
             assert (await beside).text == f"{name}-beside"
 
         assert tail.look().cancelled == {f"{name}-left" for name in REACHES}
@@ -104,7 +104,7 @@ async def test_a_legacy_caller_cancels_in_words(tmp_path: Path, ledger: Ledger, 
             words = caller.request_bytes("notifications/cancelled", {"requestId": "mine"}, id=None)
             assert (await caller.send(words)).status == 202
 
-            await eventually(lambda: nonce in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            await eventually(lambda: nonce in tail.look().cancelled, f"{name} was cancelled")  # noqa: B023
             assert (await call).error == (-32012, "unknown", "cancelled")
 
 

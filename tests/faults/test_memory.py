@@ -66,7 +66,7 @@ async def test_a_process_that_asks_and_does_not_read_makes_the_hub_hold_few_answ
 
 
 class Asking(Scripted):
-    """Asks on the stream of a call, and acknowledges no answer before it is told to."""
+    """Asks on the stream of a call, and acknowledges no answer before the test allows it."""
 
     ASKED = 2000
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(300 if CALLS < SLOPE_CALLS else 7200)
 
 
 class Mix:
-    """Callers of three kinds, and what they were told."""
+    """Callers of three kinds, and the outcomes of their calls."""
 
     def __init__(self, hub: ProbedHub) -> None:
         self._port = hub.hub.port

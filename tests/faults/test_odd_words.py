@@ -200,7 +200,7 @@ async def test_progress_on_the_session_stream_reaches_the_caller(tmp_path: Path)
         await hub.ready("a")
         await eventually(lambda: server.aside is not None, "the hub listens")
         _, ending = hub.start("a.t", wants_progress=True)
-        await eventually(lambda: bool(ending.events), "progress was told")
+        await eventually(lambda: bool(ending.events), "progress was reported")
         server.goes_on.set()
 
         assert isinstance(await ending.outcome, Result)

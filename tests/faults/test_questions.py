@@ -77,14 +77,14 @@ async def ask_on(port: int, person: AnsweringCaller, server: str, worker: int, *
         received, asked = await person.call(lines, f"{server}.ask", nonce)
         assert received["id"] == 1
         assert text_of(received) == f"{nonce} {person.name}:{nonce}"
-        # On a pipe, nobody can say which of a conversation's own calls a question is about.
+        # On a pipe, the call of a question within a conversation is ambiguous.
         assert asked == [nonce] or (server, person.era) == ("pipe", "legacy")
     for line in lines:
         line.close()
 
 
 async def test_programs_without_sessions_of_one_caller_get_only_their_own_questions(tmp_path: Path) -> None:
-    """Nobody can tell them apart: on an open hub, everybody is the same caller."""
+    """They look alike: on an open hub, everybody is the same caller."""
     async with serving(tmp_path, {"pipe": {**ELICITING_SERVER, "era": "legacy"}}) as hub:
         programs = [AnsweringCaller(hub.port, f"program-{number}", "", "modern") for number in range(2)]
         await eventually(lambda: is_listed(hub.port, "pipe.ask"), "the server is there")
@@ -247,7 +247,7 @@ async def test_a_caller_that_never_answers_a_question_gets_an_error(
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
         assert "no answer within 0.2 s" in answer["error"]["message"]
         if kind == "legacy":
-            await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+            await eventually(lambda: len(server.cancelled) == 1, "the server is cancelled")
         assert (server.calls, hub.running.hub.running()) == (1, 0)
         line.close()
 
@@ -259,7 +259,7 @@ async def test_a_modern_caller_that_answers_too_late_gets_an_error_and_so_did_th
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
         monkeypatch.setattr(running_call, "QUESTION_SECONDS", 0.2)
         response = await ann.once(line, "s.ask", "n")
-        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        await eventually(lambda: len(server.cancelled) == 1, "the server is cancelled")
         assert hub.running.hub.running() == 0
         more = {"requestState": response["result"]["requestState"], "inputResponses": responses(ann, response)}
         answer = await ann.once(line, "s.ask", "n", **more)
@@ -297,7 +297,7 @@ async def test_a_caller_that_ends_its_session_while_it_is_asked_withdraws_the_ca
             question = await line.event()
             other.delete("/mcp", ann.session)
             assert (await other.head())[":status"] == "204"
-        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        await eventually(lambda: len(server.cancelled) == 1, "the server is cancelled")
         assert hub.running.hub.running() == 0
         other.write("/mcp", ann.session, {"id": question["id"], "result": {}})
         assert (await other.head())[":status"] == "404"
@@ -326,5 +326,5 @@ async def test_a_modern_caller_that_hangs_up_after_it_came_back_withdraws_the_ca
         line.write("/mcp", *ann.request("s.ask", "n", arguments=asked, **more))
         await eventually(lambda: not server.answers, "the server is answered")
         line.close()
-        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        await eventually(lambda: len(server.cancelled) == 1, "the server is cancelled")
         assert hub.running.hub.running() == 0

@@ -40,7 +40,7 @@ GROWTH_BYTES = 16 * 1024 * 1024
 
 
 class Load:
-    """Callers that never stop, and what each of them was told."""
+    """Callers that never stop, and the outcome of each call."""
 
     def __init__(self, port: int) -> None:
         self.records: dict[str, list[Record]] = {}
@@ -65,7 +65,7 @@ class Load:
             await asyncio.sleep(0.005)  # there is more to do for two processors than to call
 
     async def end(self) -> list[Record]:
-        """Stop, and return everything that was told."""
+        """Stop, and return all outcomes."""
         self._is_done = True
         await asyncio.gather(*self._tasks)
         self._caller.hang_up()

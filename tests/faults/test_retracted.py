@@ -40,7 +40,7 @@ by_every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 
 
 async def server_of(stack: AsyncExitStack, carrier: str) -> dict[str, Any]:
-    """The server, as a hub is told of it."""
+    """The server's entry in the configuration."""
     if carrier == "stdio":
         return stdio(DOUBTING, era="legacy")
     transport = "websocket" if carrier == "websocket" else "http"
@@ -183,7 +183,7 @@ class House:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A server that doubts, a hub, and a folder in which the server is told to go on."""
+    """A server that doubts, a hub, and a folder for signals to the server."""
 
     folder: Path
     hub: HubProcess
@@ -310,5 +310,5 @@ async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path
             await spared.wait()
             scene.signal("end")
     (content,) = call.result().content
-    # A client that is told so may answer all the same, and the hub keeps that to itself.
+    # A client may answer a retracted question all the same, and the hub drops the answer.
     assert getattr(content, "text", None) == "n went on after 0 answers"

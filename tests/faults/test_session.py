@@ -49,7 +49,7 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
 
         await eventually(is_turned_away, "somebody is turned away twice", within=60.0)
         received = [record.reported for record in records]
-        # Who was turned away twice is told so, and by the status it is certain that nothing ran.
+        # A call rejected twice fails, and its status proves that nothing ran.
         assert set(received) == {"ok", "no"}
         assert received.count("ok") >= 4 * 10, hub.said
         assert judge(records, ledger.ran()) == []

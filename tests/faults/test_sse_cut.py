@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(300 if STEP >= 16 else 3600)
 
 
 class Wire:
-    """A link through a proxy, made anew whenever it is lost, and what its callers were told."""
+    """A link through a proxy, made anew whenever it is lost, and the outcomes of its calls."""
 
     def __init__(self, make: Callable[[], BaseLink]) -> None:
         self._make = make

@@ -28,7 +28,7 @@ RECEIVED_MAX = COUNT // 100
 
 
 async def touched(hub: HubProcess, server: str, ear: EventListener) -> float:
-    """How long it takes until it is heard that this server told something."""
+    """Seconds until an update of this server is received."""
     past = ear.received.count(URI)
     began = asyncio.get_running_loop().time()
     async with Raw(hub.url_of(server)) as caller:

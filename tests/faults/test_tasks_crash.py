@@ -54,14 +54,14 @@ async def killed(config: Path) -> AsyncIterator[HubProcess]:
 
 
 class Load:
-    """Callers that send one message after another, and remember which task each was told of."""
+    """Callers that send one message after another, and remember the acknowledged tasks."""
 
     def __init__(self, hub: HubProcess, number: int) -> None:
         self._client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED)
         self._round = number
         self._number = 0
         self.acknowledged: dict[str, str] = {}
-        """The nonce of each task that somebody was told of."""
+        """The nonce of each acknowledged task."""
         self.unanswered: list[dict[str, Any]] = []
         """What was sent and is not answered."""
 
@@ -136,7 +136,7 @@ async def kill_under_load(
             assert slowest < ENDED_SECONDS
             # The next hub knows what the killed one acknowledged, and the last one all that any did.
             history = await outcomes(load, latest if number < kills else acknowledged)
-            # Those who were not answered ask again: they are told what came of the first.
+            # Unanswered callers repeat their message: they get the outcome of the first.
             for params in unanswered:
                 await load.send(params)
             if number < kills:

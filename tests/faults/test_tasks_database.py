@@ -71,7 +71,7 @@ class Patient(Load):
         return self
 
     async def run(self) -> None:
-        """Go on until told to stop."""
+        """Continue until stopped."""
         while not self.is_done:
             self._number += 1
             with suppress(Refused):

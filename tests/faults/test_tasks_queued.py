@@ -33,7 +33,7 @@ async def states(load: Load) -> dict[str, str]:
 
 
 async def executed(load: Load, task: str) -> str:
-    """What the caller of a task that failed is told."""
+    """The `executed` that the caller of a failed task gets."""
     found = await load.ask("GetTask", {"id": task})
     received: str = found["artifacts"][0]["parts"][0]["data"]["error"]["details"]["executed"]
     return received

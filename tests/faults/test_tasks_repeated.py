@@ -58,7 +58,7 @@ async def check_each_hub_answers_the_same(config: Path, ledger: Ledger) -> None:
 async def test_an_answer_that_was_written_and_lost_on_its_way_is_given_again(
     tmp_path: Path, ledger: Ledger, no_leftovers: None
 ) -> None:
-    """The client reads nothing: what the hub wrote, the kernel has, and nobody gets."""
+    """The client reads nothing: the kernel holds the hub's bytes, and nobody gets them."""
     async with killed(configured(tmp_path, ledger)) as hub, Load(hub, 1) as load, asyncio.timeout(SECONDS):
         for number in range(6, 66, 6):
             params = task_message(f"1-{number}", "pay")

@@ -137,7 +137,7 @@ class LegacyServer(Server):
             say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
     def state(self, id: str) -> dict[str, Any]:
-        """A task as it is told."""
+        """A task as it is sent."""
         return {"taskId": id, "status": self.tasks[id], "ttl": 600_000, "pollInterval": 10, **TIMES}
 
     def result(self, id: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class ModernServer(Server):
         return typed({})
 
     def state(self, id: str, kind: str) -> dict[str, Any]:
-        """A task as it is told."""
+        """A task as it is sent."""
         received = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
         end = {"result": typed(DONE)} if self.tasks[id] == "completed" else {}
         return {"resultType": kind, **received, **end}

@@ -190,7 +190,7 @@ async def test_giving_a_task_up_reaches_its_server_and_leaving_it_does_not(tmp_p
         status = (await agent.ask("CancelTask", {"id": given_up}))["status"]
         assert status["state"] == "TASK_STATE_CANCELED"
         assert status["message"]["metadata"] == {"executed": "unknown", "reason": "cancelled", "server": "raw"}
-        await eventually(lambda: "given up" in tail.look().cancelled, "the server was told")
+        await eventually(lambda: "given up" in tail.look().cancelled, "the server was cancelled")
         await eventually(lambda: _is(agent, left, "TASK_STATE_COMPLETED"), "the other went on")
         assert "left" not in tail.look().cancelled
 

@@ -109,7 +109,7 @@ def holding(body: bytes, text: bytes) -> bytes:
 
 
 def texts(body: bytes) -> dict[str, tuple[bytes, int | None]]:
-    """Bodies that are no message at all, or hardly, with what must be told of them."""
+    """Bodies that are no message at all, or hardly, with the expected error codes."""
     return {
         "nothing": (b"", PARSE),
         "a space": (b" ", PARSE),

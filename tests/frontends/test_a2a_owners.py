@@ -124,7 +124,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 
 
 def seen(answer: httpx2.Response, task: str) -> tuple[int, str, str]:
-    """What a caller can tell of an answer, but for the id that it gave itself."""
+    """The parts of an answer that a caller can compare, without its own id."""
     return answer.status_code, answer.headers["content-type"], answer.text.replace(task, "…")
 
 

@@ -101,7 +101,7 @@ async def test_a_push_receiver_that_hangs_or_is_absent_delays_no_other(tmp_path:
             await slow.until(lambda: len(slow.posted) >= 8)
             await agent.ask("SendMessage", with_push({"url": receiver.url("/")}))
             await receiver.until(lambda: states(receiver.posted) == ["FAILED"])
-            await eventually(lambda: any("connection refused" in line for line in hub.said), "it is told why")
+            await eventually(lambda: any("connection refused" in line for line in hub.said), "the reason is logged")
 
 
 @pytest.mark.one_process("it kills a hub with SQLite; tests/cluster_database/test_frontends.py kills a node")

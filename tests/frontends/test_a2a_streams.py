@@ -32,7 +32,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Path) -> AsyncIterator[HubProcess]:
-    # What is given up has a server of its own: one that was told to stop may still ask, and nobody knows for whom.
+    # Cancelled calls have a server of their own: a cancelled call may still ask, and its caller would be ambiguous.
     servers = {"s": stdio(command()), "h": stdio(command(ledger=ledger))}
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT, a2a={"text_tool": "s.tck"}) as running:
         yield running
@@ -79,7 +79,7 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
             task = (await anext(stream))[1]["result"]["task"]["id"]
             asked = time.time()
             assert (await agent.ask("CancelTask", {"id": task}))["status"]["state"] == "TASK_STATE_CANCELED"
-            await eventually(lambda: len(moments(ledger)) > before, "the server was told")  # noqa: B023
+            await eventually(lambda: len(moments(ledger)) > before, "the server was cancelled")  # noqa: B023
             taken.append(moments(ledger)[-1] - asked)
             last = [data async for _, data in stream][-1]
             assert last["result"]["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
@@ -91,7 +91,7 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
 
 
 async def test_any_number_of_listeners_get_the_same_events_from_the_start(agent: Agent) -> None:
-    """Each is told how the task stands, and then the same as all others."""
+    """Each gets the state of the task, and then the same updates as all others."""
     task = await agent.begin("s.ask", method="elicitation/create", params=NAME)
     await eventually(lambda: waits(agent, task), "it asks")
 

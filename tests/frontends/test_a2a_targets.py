@@ -157,7 +157,7 @@ async def test_a_target_is_called_over_every_protocol(tmp_path: Path) -> None:
 
 
 async def _check_plain(caller: Caller, target: str) -> None:
-    """A server that speaks no MCP is told what the caller says, and its answer is the caller's as it is."""
+    """A server without MCP receives the caller's request, and the caller gets its answer unchanged."""
     state, received = await caller.call_target(target, "add", {"a": 2, "b": 3})
     assert (state, received["mcp_result"]) == ("COMPLETED", {"sum": 5})
     state, received = await caller.call_target(target, "tools/list")

@@ -241,7 +241,7 @@ async def test_a_denied_tool_and_an_unknown_one_answer_alike_byte_for_byte(
 ) -> None:
     replies = []
     for name in (denied, unknown):
-        params = {"name": name, "arguments": {"text": 7}}  # not even its schema is told
+        params = {"name": name, "arguments": {"text": 7}}  # not even its schema is disclosed
         made = modern("tools/call", params) if era == "modern" else legacy("tools/call", params)
         headers = modern_headers("tools/call", name) if era == "modern" else BASE
         reply = await ask(hub.port, made, key_of(ONLY_ALPHA_PAY), path=path, headers=headers)

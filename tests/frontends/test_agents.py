@@ -195,7 +195,7 @@ async def test_giving_a_call_up_reaches_the_server_behind_the_agent(field: Field
         task = await agent.begin(f"{place}.raw.pay", **inner_arguments(place, {"nonce": nonce, "mode": "sleep:60"}))
         await eventually(lambda: nonce in tail.look().ran, "it runs")
         await agent.ask("CancelTask", {"id": task})
-        await eventually(lambda: nonce in tail.look().cancelled, "the server was told")
+        await eventually(lambda: nonce in tail.look().cancelled, "the server was cancelled")
 
 
 async def test_a_hub_that_is_its_own_agent_lists_nothing_twice(tmp_path: Path) -> None:

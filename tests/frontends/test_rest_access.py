@@ -296,7 +296,7 @@ async def test_a_preview_matches_the_reload(hub: HubProcess, folder: Path, chang
             await eventually(is_changed, "the change is applied")
             after = await matrix(http)
             appear, vanish = changes_with(preview, "appear"), changes_with(preview, "vanish")
-            # A frontend whose rules differ is told about, even if they happen to allow the same.
+            # A frontend whose rules differ is reported, even if they happen to allow the same.
             assert changed(before, after, is_now=True) <= appear.keys()
             assert changed(before, after, is_now=False) <= vanish.keys()
             assert all(after[key] and not before[key] for key in appear)

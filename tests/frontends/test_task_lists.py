@@ -93,7 +93,7 @@ class SessionClient:
         return await self.ask("tools/call", {"name": f"{server}.do", "arguments": {"what": what, **more}})
 
     async def set_status(self, id: str, status: str) -> None:
-        """Have the server of a task tell how that stands."""
+        """Make the server report this status of a task."""
         await self.do(id.rpartition("~")[2].partition(".")[0], "tell", taskId=own(id), status=status)
 
     async def listed(self) -> list[tuple[str, str]]:

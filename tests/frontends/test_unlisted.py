@@ -96,7 +96,7 @@ class Client:
         return task["status"]["state"], [part for each in task["artifacts"] for part in each["parts"]]
 
     async def agentvault(self, server: str | None, tool: str, arguments: Any) -> Any:
-        """What AgentVault's proxy would tell."""
+        """What AgentVault's proxy would return."""
         content = {"target_mcp_server_id": server, "tool_name": tool, "arguments": arguments}
         message = {"role": "user", "parts": [{"type": "data", "content": content}]}
         id = (await self.ask("/a2a", "tasks/send", {"message": message}))["result"]["id"]

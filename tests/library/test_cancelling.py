@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def complaints() -> Iterator[list[dict[str, Any]]]:
-    """What nobody was there to hear: of the owner's loop, and of whichever loop takes it."""
+    """Errors without a handler, on the owner's loop and on the caller's."""
     received: list[dict[str, Any]] = []
     owner = LoopThread.shared()
     owner.call(owner.loop.set_exception_handler, lambda _, context: received.append(context))

@@ -37,7 +37,7 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def greet() -> Iterator[None]:
     @tool
     async def greet(context: ToolContext, name: str = "nobody") -> str:
-        """Greet somebody, who is asked for if it is nobody."""
+        """Greet by name; without a name, ask for it."""
         if name == "nobody":
             answer = await context.ask("Who?", {"type": "object", "properties": {"name": {"type": "string"}}})
             name = "" if answer is None else answer["name"]

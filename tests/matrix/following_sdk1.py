@@ -20,7 +20,7 @@ CALL_SECONDS = 30.0
 
 
 class Reader:
-    """One client, and what it was told."""
+    """One client, and its notifications."""
 
     def __init__(self) -> None:
         self.notified: list[str] = []
@@ -53,7 +53,7 @@ async def decline(*_: Any) -> types.ElicitResult:
 
 
 async def read_after(reader: Reader, session: ClientSession, todo: dict[str, Any]) -> str:
-    """Update the resource, wait until that is told, and read it."""
+    """Update the resource, wait for the notification, and read it."""
     await session.call_tool(todo["tool"], {})
     await reader.until_notified(todo["uri"])
     content = (await session.read_resource(todo["uri"])).contents[0]

@@ -94,7 +94,7 @@ async def test_a_modern_call_gets_its_log_level_from_a_server_that_has_one_level
                 return await heard("debug") == list(content.LEVELS)
 
             await level_set(chose, "error")
-            await eventually(hears_everything, "the server is told")  # the first call may overtake its level
+            await eventually(hears_everything, "the server has the level")  # the first call may overtake its level
             assert await heard("error") == ["error"]
             assert await hears_everything()
             await chose.call_tool("log_some", {})

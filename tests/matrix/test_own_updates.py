@@ -34,7 +34,7 @@ Carrier = Literal["stdio", "sse", "streamableHttp"]
 MODES: tuple[Mode, ...] = ("legacy", "2026-07-28")
 HERE = Path(__file__).parent
 NOTIFICATION_SECONDS = 45.0
-"""Who waits for so long has found something that is never told."""
+"""A notification that takes longer is not coming."""
 DOCUMENT = "demo://resource/static/document/architecture.md"
 CALLERS = {name: {"key": f"key-of-{name}-012345", "allow": ["one"]} for name in ("ann", "bob")}
 
@@ -97,7 +97,7 @@ async def able(url: str, mode: Mode, key: str | None = None) -> AsyncIterator[tu
 async def follower(
     url: str, mode: Mode, *uris: str, key: str | None = None
 ) -> AsyncIterator[tuple[Client, MessageListener]]:
-    """The same, after it has asked to be told of these."""
+    """The same, subscribed to these."""
     async with able(url, mode, key) as (client, ear), AsyncExitStack() as stack:
         await client.list_tools()
         if mode == "legacy":
@@ -115,7 +115,7 @@ async def touch(client: Client, uri: str = PAGE) -> int:
 
 
 async def marked(client: Client, ear: MessageListener) -> list[str]:
-    """What a client was told by now: whatever is on its way comes before what is told of the mark."""
+    """The notifications of a client so far; those on their way arrive before that of the mark."""
     await touch(client, MARK)
     await ear.wait_for(MARK, 0)
     return [word for word in ear.announced if word != MARK]
@@ -218,7 +218,7 @@ async def test_a_caller_with_a_link_of_its_own_gets_it_without_client_capabiliti
 
 
 async def run(url: str, uri: str, tool: str) -> dict[str, Any]:
-    """What two clients of mcp 1.x were told and read."""
+    """The notifications and texts that two clients of mcp 1.x received."""
     words = quickly([mcp1_python(), str(HERE / "following_sdk1.py")])
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

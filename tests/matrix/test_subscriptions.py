@@ -28,7 +28,7 @@ CALLERS = {
     "two": {"key": "key-of-two-0123456", "allow": ["second"]},
 }
 PROMPT_SECONDS = 10.0
-"""What a busy machine may add to the 100 ms within which a first change is told."""
+"""What a busy machine may add to the 100 ms within which a first change is announced."""
 CHANGES = 30
 
 
@@ -46,7 +46,7 @@ async def lists(hub: HubProcess, key: str | None, words: str) -> bool:
 async def seconds_until_notified(
     hub: HubProcess, server: str, ear: EventListener, word: str, key: str | None = None, **more: Any
 ) -> float:
-    """How long after a server was touched that is told."""
+    """Seconds from touching a server to its notification."""
     past, began = ear.received.count(word), asyncio.get_running_loop().time()
     await touch(hub, server, key, **more)
     await ear.wait_for(word, past)
@@ -120,7 +120,7 @@ async def test_a_server_that_does_not_answer_costs_only_its_own_subscription(tmp
 
 
 def choosy(manner: str, unwanted: Path, *uris: str) -> dict[str, Any]:
-    """A modern server that does not tell of these."""
+    """A modern server that does not announce these."""
     unwanted.write_text(" ".join(uris), encoding="utf-8")
     return stdio([sys.executable, str(Path(choosy_server.__file__)), manner, str(unwanted)])
 

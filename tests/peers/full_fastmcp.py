@@ -102,7 +102,7 @@ async def grow_resources(name: str, ctx: Context) -> str:
 
 @server.tool
 async def touch() -> str:
-    """Change the watched resource; there is nobody to tell."""
+    """Change the watched resource; there are no subscribers."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     return content.watched_text(touches)

@@ -92,7 +92,7 @@ async def grow_resources(name: str, ctx: Context) -> str:
 
 @server.tool()
 async def touch(ctx: Context) -> str:
-    """Change the watched resource and tell those who watch it."""
+    """Change the watched resource and notify its subscribers."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     for session in list(watchers):

@@ -110,7 +110,7 @@ async def grow_resources(name: str, ctx: Context[Any, Any]) -> str:
 
 @server.tool()
 async def touch(ctx: Context[Any, Any]) -> str:
-    """Change the watched resource and tell those who watch it, of either era."""
+    """Change the watched resource and notify its subscribers, of either era."""
     global touches  # noqa: PLW0603 (the server is the process)
     touches += 1
     await ctx.notify_resource_updated(content.WATCHED_URI)
@@ -182,7 +182,7 @@ async def set_level(ctx: ServerRequestContext[Any, Any], params: SetLevelRequest
 
 
 async def subscribe(ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
-    """Begin to tell this connection of changes."""
+    """Begin to notify this connection of changes."""
     watchers.add(connection_of(ctx))
     return EmptyResult()
 

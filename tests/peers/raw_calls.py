@@ -243,6 +243,6 @@ def progress(token: object, done: int, total: int, message: str = "") -> Json:
 
 
 def die() -> NoReturn:
-    """End this process as a crash would: nothing is flushed and nobody is told."""
+    """End this process as a crash would: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

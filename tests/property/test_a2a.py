@@ -144,7 +144,7 @@ def first(client: Client, given: str) -> Any:
 def vault(client: Client, given: str) -> Any:
     said = f'{{"role":"user","parts":[{{"type":"data","content":{EXECUTE % given}}}]}}'
     task = within(client.rpc("tasks/send", f'{{"message":{said}}}'), "result", "id")
-    # Who subscribes is told all that was said, and the stream ends with the task.
+    # A subscriber gets all earlier messages, and the stream ends with the task.
     body = f'{{"jsonrpc":"2.0","id":1,"method":"tasks/sendSubscribe","params":{{"id":"{task}"}}}}'
     client.post(RPC, body)
     done = client.rpc("tasks/get", f'{{"id":"{task}"}}')

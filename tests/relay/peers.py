@@ -206,7 +206,7 @@ async def wired(url: str, wire: Callable[[ClientConnection], Wire] = Wire, **opt
 
 
 class CallFailed(Exception):
-    """What the device's program tells the model instead of a result."""
+    """The text that the device's program gives its model instead of a result."""
 
 
 def sanitised(name: str) -> str:
@@ -239,7 +239,7 @@ class Device(Wire):
         return self
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, within: float = 30.0) -> str:
-        """Call a tool by the name that its model sees; what its model is told.
+        """Call a tool by the name that its model sees; returns the text for the model.
 
         Raises:
             CallFailed: the model is told of a failure.

@@ -46,7 +46,7 @@ class Guest:
         self.words: asyncio.Queue[Json] = asyncio.Queue()
         """What was said on the connection itself, where it is shared."""
         self.notes: asyncio.Queue[Json] = asyncio.Queue()
-        """What nobody had asked for."""
+        """Messages without a request."""
         self._pending: dict[tuple[int, str], asyncio.Future[Json]] = {}
         self._ids = itertools.count(1)
 

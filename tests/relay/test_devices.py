@@ -120,7 +120,7 @@ async def test_a_call_that_the_device_takes_back_is_taken_back_at_the_server(hub
         call = asyncio.ensure_future(it.ask("tools/call", {"name": "hold"}, id="mine"))
         await server.holds()
         await it.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "mine"}})
-        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is told")
+        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is cancelled")
         cancelled = next(one for one in server.messages if one.get("method") == "notifications/cancelled")
         assert cancelled["params"]["requestId"] == server.held[0]["id"]
         answer = await call

@@ -176,7 +176,7 @@ async def test_a_server_asks_the_caller_through_it(hub: HubProcess, agent: str) 
         answer = {"action": "accept", "content": {"colour": "blue"}}
         params |= {"inputResponses": {key: answer}, "requestState": asked["requestState"]}
         assert json.loads(text_of((await caller.post(body, headers)).json())) == answer
-        # Who cannot be asked is not: the server is told so, and the next caller's question is its own again.
+        # A caller without elicitation is not asked: the server gets an error, and the next question reaches its caller.
         assert "error" not in await caller.call(f"{agent}_asking.ask")
 
 

@@ -288,7 +288,7 @@ async def test_a_device_that_leaves_takes_its_calls_along(strict: Strict) -> Non
             await it.ready()
             call = asyncio.ensure_future(it.call("hold", within=20))
             await server.holds()
-        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is told")
+        await server.until(lambda: "notifications/cancelled" in server.asked, "the server is cancelled")
         received = next(one["params"] for one in server.messages if one.get("method") == "notifications/cancelled")
         assert received == {"requestId": server.held[0]["id"], "reason": "the device disconnected"}
         call.cancel()

@@ -172,7 +172,7 @@ class Kept(NamedTuple):
 
 
 async def kept(hub: HubProcess) -> Kept:
-    """How many sockets the relay and background tasks the hub has, as the health address tells."""
+    """How many sockets the relay and background tasks the hub has, as `/healthz` reports."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
     writer.write(b"GET /mcp_endpoint/health?key=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % KEY.encode())
     head = await reader.readuntil(b"\r\n\r\n")
@@ -203,7 +203,7 @@ async def start_reader(hub: HubProcess, agent: str) -> None:
 async def compare(
     hub: HubProcess, call: Callable[[], Awaitable[float]], maker: Maker, trouble: str, agent: str
 ) -> Comparison:
-    """Rounds in quiet and in trouble, until it is certain that the trouble is nobody else's."""
+    """Rounds in quiet and in trouble, until it is certain that the trouble does not affect others."""
     found = Comparison()
     usual = await kept(hub)
 

@@ -56,7 +56,7 @@ REPLACED = Ending(1000, "新连接替换")
 
 
 async def statistics(hub: HubProcess) -> Json:
-    """What the health address tells."""
+    """The report of the health address."""
     async with httpx2.AsyncClient(timeout=20, verify=TRUSTED) as http:
         answer = await http.get(f"http://127.0.0.1:{hub.port}/mcp_endpoint/health", params={"key": KEY})
     connections: Json = answer.json()["result"]["connections"]
@@ -64,7 +64,7 @@ async def statistics(hub: HubProcess) -> Json:
 
 
 async def servers_of(hub: HubProcess, agent: str) -> Json:
-    """An agent's servers, as the health address tells."""
+    """An agent's servers, as the health address reports."""
     servers: Json = (await statistics(hub))["mcp_servers"].get(agent, {})
     return servers
 
@@ -75,7 +75,7 @@ async def has_servers(hub: HubProcess, agent: str, *ids: str) -> bool:
 
 
 async def devices_of(hub: HubProcess, agent: str) -> int:
-    """How many devices an agent has, as the health address tells."""
+    """How many devices an agent has, as the health address reports."""
     return int((await statistics(hub))["robot_connections_by_agent"].get(agent, 0))
 
 
@@ -132,7 +132,7 @@ async def test_a_server_that_changes_or_returns_is_listed_again(hub: HubProcess,
         async with raw_server(hub.port, agent, "s1", manner=Manner(tools=("newest",))):
             await eventually(lambda: lists(it, "newest"), "it is listed after its return")
             assert await it.call_unlisted("newest", {"text": "so"}) == "so"
-        await it.until(lambda: "notifications/tools/list_changed" in it.notified, "the device is told of changes")
+        await it.until(lambda: "notifications/tools/list_changed" in it.notified, "the device is notified of changes")
 
 
 async def lists(it: Wire, *names: str) -> bool:

@@ -45,7 +45,7 @@ CALLERS = 6
 LEDGER = "ledger"
 """What ran, as the server has it."""
 TOLD = "told"
-"""What callers were told to have ended."""
+"""The calls whose end the callers received."""
 BESIDE = "-beside"
 """What both files of the hub are called by that is beside the other."""
 

@@ -79,7 +79,7 @@ TEMPLATES = [each for server in SERVERS for each in features("uriTemplate", labe
 
 
 def is_hinted(hint: str, feature: Feature, *, is_denial: bool) -> bool:
-    """Whether a hint holds: what only the server says lets nobody in, and lets nobody off."""
+    """Whether a hint applies: an untrusted server's hint grants nothing, and exempts from no denial."""
     received = feature.hints
     is_so = {
         "read-only": received.get("readOnlyHint", False),

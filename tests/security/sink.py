@@ -27,7 +27,7 @@ _has_hook = False
 
 
 class Sink:
-    """Listens where nobody may come; `heard` are those who did."""
+    """Listens where no process may connect; `connections` returns those that did."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []

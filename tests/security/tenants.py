@@ -55,7 +55,7 @@ class Peer(Client):
         callback()
 
     def abort(self) -> None:
-        """Nobody is cut."""
+        """No connection is cut."""
 
     @property
     def has_begun(self) -> bool:
@@ -137,7 +137,7 @@ class World:
         self.loop.close()
 
     def word(self, whose: str) -> str:
-        """A word that nobody but its owner may ever hear."""
+        """A word that only its owner may ever receive."""
         word = f"word-{len(self.words)}-x"
         self.words[word] = whose
         return word

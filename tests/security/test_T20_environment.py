@@ -68,7 +68,7 @@ def test_there_are_four_schemes() -> None:
 
 
 def test_nothing_of_the_package_reads_a_proxy_or_a_netrc() -> None:
-    """Texts in the code, comments aside: nobody even names them."""
+    """Texts in the code, without comments: the names do not even appear."""
     for name, found in with_words(r"(?i)http_proxy|https_proxy|all_proxy|netrc|getproxies"):
         for text in strings(found):
             assert not re.search(r"(?i)(http|https|all|no)_proxy|netrc|getproxies", text), name

@@ -65,7 +65,7 @@ def _psychic(here: IssuerHub) -> str:
 
 
 def _nested(here: IssuerHub) -> str:
-    """Of the right form; nobody here could open it."""
+    """Of the right form, but encrypted with an unknown key."""
     header = {"alg": "RSA-OAEP", "enc": "A128GCM", "cty": "JWT", "kid": "one"}
     return ".".join([encoded(header), *(encoded(os.urandom(size)) for size in (256, 12, 400, 16))])
 

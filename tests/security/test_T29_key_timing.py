@@ -27,7 +27,7 @@ SOURCE = Path(isthmus.__file__).parent
 ROOMS = ("identity", "credentials", "frontends", "app", "transport")
 
 SECRET = re.compile(r"(^|_)(secret|token|digest|signature|password|passphrase|credential|api_key|hmac|bearer)s?$")
-"""Names that mean something nobody may guess. `key` alone is the name of a member nearly everywhere but in identity."""
+"""Names of secrets. `key` alone is the name of a member nearly everywhere but in identity."""
 
 NO_SECRETS = {
     (

@@ -68,7 +68,7 @@ class Callers(RuleBasedStateMachine):
         return self.world.request(who, "/mcp", rpc(method, params), headers=headers)
 
     def as_unknown(self, said: Said, id: str, ask: Callable[[str], Said]) -> None:
-        """Somebody else's thing is answered as nobody's is."""
+        """Another caller's object gets the same answer as a missing one."""
         assert said.without(id) == ask(NOBODYS).without(NOBODYS)
         assert said.result is None
 

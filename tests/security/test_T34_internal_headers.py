@@ -31,7 +31,7 @@ PROOFS = {"authorization", "x-api-key", "cookie"}
 """What does say who calls. A cookie stands for a key of somebody who signed in at the console (T73)."""
 
 PLACES = {"host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user"}
-"""What says from where; nobody comes in by a good one."""
+"""Headers that claim an origin; even a right one admits nobody."""
 
 SHAPES = {
     *("content-length", "transfer-encoding", "connection", "upgrade"),

@@ -350,7 +350,7 @@ def killing(words: list[str], env: dict[str, str]) -> Iterator[Callable[[str], N
 
 
 async def check(state: Path, kills: int, slot: int) -> None:
-    """Every call that ran has begun in the log, and every one that anybody was told of has ended there."""
+    """Every call that ran has begun in the log, and every call with an answer has ended there."""
     keys = read_keys(state, slot)
     verification = Verification(None, read_checkpoint(state, keys, slot), keys.is_signed)
     rows = await rows_of(state, slot)

@@ -22,10 +22,10 @@ SERVICES = ("pypi", "osv")
 ASK_SECONDS = 300
 STALL_SECONDS = 10
 NAMED_MAX = 5
-"""Of more packages that nobody could be asked about, these are named."""
+"""At most so many packages without an answer are named."""
 
 NOT_AUDITED = "NOT AUDITED"
-"""What a line begins with that nobody should overlook; CI repeats it at its end."""
+"""The prefix of important lines; CI repeats them at its end."""
 
 Ask = Callable[[Sequence[Pin], str], str]
 """What pip-audit writes as JSON of these, by one of the services; empty if it failed."""
@@ -37,7 +37,7 @@ class FileAudit:
 
     file: str
     unknown: set[str]
-    """Packages about which nobody answered."""
+    """Packages without an answer."""
     known: set[str] = field(default_factory=set)
     flaws: dict[str, str] = field(default_factory=dict)
     """By the package, its version and the id of a vulnerability: these and what mends it."""

@@ -1,4 +1,4 @@
-"""The pins of a requirement file, as uv writes them. It uses the standard library only, for the auditor."""
+"""The pins of a requirement file, as uv writes them. Standard library only, because the auditor has no more."""
 
 from __future__ import annotations
 

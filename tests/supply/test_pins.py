@@ -61,7 +61,7 @@ def test_no_file_of_the_repository_names_a_registry() -> None:
 
 @pytest.mark.parametrize("name", ["serve", SHIPPED, "test", "frameworks", "fuzz"])
 def test_requirements_are_pinned_at_a_matching_version(name: str) -> None:
-    """Who adds a dependency, or raises one, has to pin it again: what nobody pinned has no hash."""
+    """A new or raised dependency has to be pinned again, because only pins have hashes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *(each for extra in BROUGHT.get(name, ()) for each in extras[extra])]

@@ -88,7 +88,7 @@ def scripted(*turns: str | tuple[str, dict[str, Any]]) -> Scripted:
 
 
 def tool_messages(state: dict[str, Any]) -> list[ToolMessage]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     return [message for message in state["messages"] if isinstance(message, ToolMessage)]
 
 

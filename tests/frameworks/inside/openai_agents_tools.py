@@ -62,7 +62,7 @@ def scripted(*turns: str | tuple[str, Any]) -> ScriptedModel:
 
 
 def outputs(result: Any) -> list[ToolCallOutputItem]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     return [item for item in result.new_items if isinstance(item, ToolCallOutputItem)]
 
 

@@ -43,7 +43,7 @@ Turn = str | tuple[str, Any]
 
 
 class Scripted:
-    """Says one turn after the other, and keeps which tools it was offered and what it was told last."""
+    """Says one turn after the other, and records the offered tools and the last results."""
 
     def __init__(self, *turns: Turn) -> None:
         self._turns = list(turns)
@@ -70,7 +70,7 @@ class Scripted:
 
 
 def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
-    """What the model was told by tools."""
+    """The tool results that the model received."""
     requests = [message for message in messages if isinstance(message, ModelRequest)]
     return [part for message in requests for part in message.parts if isinstance(part, ToolReturnPart)]
 

@@ -27,7 +27,7 @@ HOST = {b"host": b"127.0.0.1"}
 
 
 class RecordingFrontend:
-    """Remembers whom it was told to keep."""
+    """Records the callers that stay."""
 
     def __init__(self) -> None:
         self.kept: Container[Caller] = ()

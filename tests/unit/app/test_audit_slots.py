@@ -120,7 +120,7 @@ async def test_old_records_of_a_free_slot_are_deleted_and_those_of_a_used_one_st
 
 
 async def begin(log: AuditLog, *ids: str, at: float | None = None) -> None:
-    """Have calls begin that nobody ends."""
+    """Begin calls that never end."""
     now = time.time() if at is None else at
     for id in ids:
         log.audit.add((now, call("files.read"), SERVER, None, 0.0, False, id))

@@ -28,7 +28,7 @@ GUEST = Caller("guest", "acme", Grants(("files",)), key="jwt")
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -430,7 +430,7 @@ def test_a_lost_list_is_used_for_a_while_and_then_admits_no_caller(tmp_path: Pat
         assert world.who(key) == made.caller
         world.clock.now += 0.1
         assert world.look()
-    assert [line["log_level"] for line in logs] == ["error", "error"], "each is told once"
+    assert [line["log_level"] for line in logs] == ["error", "error"], "each is logged once"
     assert (world.who(key), known.by_key(key.encode()), made.caller in known) == (LOST, LOST, False)
     assert world.who("something-else") is LOST, "nobody can tell whether it was made meanwhile"
     assert known.identify({}) is None

@@ -89,7 +89,7 @@ class Pipe:
 
 
 class ReceivedMessages:
-    """Keeps what it is told."""
+    """Records received messages."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []

@@ -38,7 +38,7 @@ def server_status(description: str, count: int = 1) -> ServerStatus:
 
 
 class Kept:
-    """Pins of a hub, and what they told."""
+    """Pins of a hub, and their audit events."""
 
     def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
         self.recorded: list[tuple[str, Mapping[str, object]]] = []

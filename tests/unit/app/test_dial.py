@@ -56,7 +56,7 @@ async def dialling(hub: StandIn, *names: str, is_compatible: bool = False) -> As
 
 async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not is_true():  # noqa: ASYNC110 - nobody tells of it
+        while not is_true():  # noqa: ASYNC110 - it has no notification
             await asyncio.sleep(0.01)
 
 

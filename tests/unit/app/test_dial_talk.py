@@ -8,7 +8,7 @@ from isthmus.app.dial_talk import Wire
 
 
 class Socket:
-    """Keeps what is written; nobody reads it."""
+    """Keeps written messages unread."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []

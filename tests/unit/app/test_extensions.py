@@ -120,7 +120,7 @@ def test_any_other_result_of_an_extension_is_no_caller(found: object) -> None:
     with capture_logs() as logs:
         assert contained.caller_of(b"guest-token-0123") is None
         assert contained.caller_of(b"guest-token-0123") is None
-    assert len(logs) <= 1  # told once
+    assert len(logs) <= 1  # logged once
     assert "guest-token-0123" not in str(logs)
 
 

@@ -56,7 +56,7 @@ def corp(running: Running, **more: Any) -> IssuerSettings:
 
 @pytest.fixture
 def running() -> Any:
-    """An issuer that nobody asks over its socket."""
+    """An issuer that is never contacted over its socket."""
     made = Running()
     made._server.server_close()
     return made

@@ -31,7 +31,7 @@ def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(monkeypatch: pytest.MonkeyPatch, folder: Path, steps: dict[str, float]) -> None:
-    """Have a baseline of these steps, and CPU that nobody is above."""
+    """Save a baseline of these steps, and a CPU limit that is never exceeded."""
     monkeypatch.setattr(gate, "BASELINE", folder / "baseline.json")
     monkeypatch.setattr(gate, "measure", lambda: dict.fromkeys(SCENARIOS, 1.0))
     gate.save(dict.fromkeys(SCENARIOS, 1.0), steps)

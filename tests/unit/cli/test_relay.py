@@ -42,7 +42,7 @@ ROBOT = {
 
 
 class Hub:
-    """Answers what it is told to, until it is told not to."""
+    """Sends the configured answer until the block ends."""
 
     def __init__(self) -> None:
         self.servers: list[dict[str, Any]] = [OVEN, RACK]

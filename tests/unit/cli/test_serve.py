@@ -89,7 +89,7 @@ def test_a_second_signal_does_not_spoil_the_end_and_no_child_inherits_it(monkeyp
 
 
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the hub told to end as soon as it is open."""
+    """Send the hub a signal as soon as it is open."""
 
     def ending(*given: Any, on_open: Any, **options: Any) -> Coroutine[Any, Any, None]:
         def opened(origin: str) -> None:

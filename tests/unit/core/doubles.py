@@ -115,7 +115,7 @@ def call(
 
 
 class Listener:
-    """An exchange that remembers what it was told."""
+    """An exchange that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

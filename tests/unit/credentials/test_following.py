@@ -41,7 +41,7 @@ class Notes(Scripted):
 
     @property
     def asked(self) -> list[str]:
-        """Who was shown to it with each request to tell."""
+        """The credential of each subscription request."""
         return [
             request.headers["authorization"][0] for request in self.heard if request.method == "resources/subscribe"
         ]
@@ -60,11 +60,11 @@ async def test_a_caller_with_its_own_credentials_follows_with_these_alone(tmp_pa
         assert await subscriptions.add(KEY, lambda: received.append("planner"), Subscriber(PLANNER)) is None
         assert server.asked == [], "nobody asks in everybody's name what one caller wants to know"
         subscriptions.updated(S, URI)
-        assert received == [], "nor does it hear what everybody else is told"
+        assert received == [], "nor does it get notifications of others"
         await called(hub, PLANNER)
         await eventually(lambda: server.asked == ["planners"], "its own link asks")
         subscriptions.updated(S, URI)
-        assert received == [], "what everybody is told is not about its own"
+        assert received == [], "common notifications do not concern its own"
         assert await subscriptions.add(KEY, lambda: received.append("other"), Subscriber(OTHER)) is None
         assert server.asked == ["planners", "common"]
         subscriptions.updated(S, URI)

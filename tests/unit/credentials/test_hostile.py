@@ -85,7 +85,7 @@ def kept_of(state: Path) -> StoredLogin | None:
 
 
 def login_of(hub: InProcess) -> Login:
-    """What the server is shown in nobody's name."""
+    """The credentials sent to the server without a caller."""
     return hub.running.logins._known[Slot("s"), ""][1]
 
 

@@ -275,7 +275,7 @@ async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monke
 async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Secrets of clients are changed by and by; nobody has to log in again for that."""
+    """Client secrets are rotated; that requires no new login."""
     monkeypatch.setattr(server_logins, "LEEWAY_SECONDS", 0.0)
     monkeypatch.setattr(server_logins, "SOONEST_SECONDS", 0.05)
     async with Authority() as authority, Protected(authority) as server:

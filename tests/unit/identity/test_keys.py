@@ -27,7 +27,7 @@ def test_a_key_leads_to_its_caller_as_text_or_bytes() -> None:
 
 
 def test_a_short_key_opens_nothing_though_its_digest_is_known() -> None:
-    """From a digest nobody sees how long the key is."""
+    """A digest does not reveal the length of its key."""
     keys = ("changeme", "a" * 15, "a" * 16)
     ring = KeyRing([(parse_key(f"sha256:{digest_of(key).hex()}"), PLANNER) for key in keys])
     assert [ring.caller_of(key) for key in (*keys, b"changeme")] == [None, None, PLANNER, None]

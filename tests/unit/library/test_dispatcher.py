@@ -280,7 +280,7 @@ async def test_identical_calls_each_wait_for_their_own_approval(service: ToolSer
 
 @pytest.fixture
 def meeting() -> Iterator[None]:
-    """A tool that ends only when as many as it is told to have come."""
+    """A tool that ends once so many calls of it run."""
     come: list[str] = []
     all_there: dict[str, asyncio.Event] = {}
 
@@ -320,7 +320,7 @@ async def test_calls_of_one_reply_run_side_by_side_and_are_answered_in_order(ser
 
 @pytest.fixture
 def sleeping() -> Iterator[threading.Event]:
-    """A tool that tells when it is cancelled."""
+    """A tool that reports its cancellation."""
     cancelled = threading.Event()
 
     @tool

@@ -337,7 +337,7 @@ async def test_a_vanished_tool_is_reported_under_the_models_name_for_it() -> Non
 
 
 async def awaited(*_: Any) -> Any:
-    """What nobody awaits."""
+    """A coroutine that is not awaited."""
 
 
 class Awaited:

@@ -391,7 +391,7 @@ async def test_every_service_has_it_whenever_it_was_made(service: ToolService) -
 
 
 class Shout(Tool):
-    """A tool that tells how far it is, or fails as it is told."""
+    """A tool that reports progress, or fails on request."""
 
     def __init__(self, namespace: str | None = None) -> None:
         schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

@@ -87,7 +87,7 @@ async def test_a_document_with_a_fact_is_stored_once_the_log_has_the_fact() -> N
     assert await written(journal, document(2), NOTED) == "kept"
     assert await written(journal, document(2), NOTED) == "conflict"
     assert await written(journal, document(3)) == "kept"
-    assert log.facts == [NOTED], "of what is not kept the log is not told"
+    assert log.facts == [NOTED], "documents that are not stored leave no fact in the log"
 
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])

@@ -425,7 +425,7 @@ async def test_a_standby_is_not_taken_for_the_database_until_it_is_promoted(
 
 
 async def test_stored_documents_survive_a_killed_database(fragile: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen writers go on through it; who is refused, or told that nobody knows, tries again."""
+    """Sixteen writers continue through it; refused and unconfirmed writes are retried."""
     results: dict[str, WriteResult] = {}
 
     async def write_on(journal: PostgresJournal, writer: int, until: asyncio.Event) -> None:

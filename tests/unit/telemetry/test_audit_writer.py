@@ -69,7 +69,7 @@ class Held:
 
 
 class MessageReceiver(Listener):
-    """A caller that is told at most once."""
+    """A caller that gets one outcome at most."""
 
     @property
     def outcome(self) -> Outcome | None:

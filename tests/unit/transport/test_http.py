@@ -276,7 +276,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(client: HttpClien
     peer, _ = await exchange(client, server)
     peer.close()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while client._idle:  # noqa: ASYNC110 - a connection that closes while idle tells nobody
+        while client._idle:  # noqa: ASYNC110 - a connection that closes while idle has no notification
             await asyncio.sleep(0)
     await exchange(client, server)
     assert server.accepted == 2
@@ -365,7 +365,7 @@ async def test_a_dial_whose_request_was_cancelled_may_fail_silently(
     sink = Recorder()
     ask(client, sink).abort()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(background):  # noqa: ASYNC110 - a dial that nobody waits for tells nobody
+        while len(background):  # noqa: ASYNC110 - a dial that nobody waits for has no notification
             await asyncio.sleep(0)
     assert not sink.events
     await client.aclose()

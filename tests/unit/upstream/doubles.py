@@ -74,7 +74,7 @@ def text_of(listener: Listener) -> str:
 
 
 class Scene:
-    """A link under a hub's server queue, and everything that it told its owner, in order."""
+    """A link under a hub's server queue, and its callbacks to its owner, in order."""
 
     def __init__(self, link: BaseLink, limits: Limits | None = None) -> None:
         self.callbacks: list[str] = []

@@ -191,7 +191,7 @@ class Kept:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - pings and listings tell nobody
+            while not holds():  # noqa: ASYNC110 - pings and listings have no notification
                 await asyncio.sleep(0.001)
 
     async def aclose(self) -> None:

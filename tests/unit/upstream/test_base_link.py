@@ -216,7 +216,7 @@ OVER = {"jsonrpc": "2.0", "id": 7, "error": {"code": -32603, "message": "The cal
 
 
 class Spared(Listener):
-    """A caller that can be told to let a question be."""
+    """A caller that receives retractions of questions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,11 +253,11 @@ class Asking:
         return inflight, listener
 
     def said(self) -> list[dict[str, Any]]:
-        """What the server was told since this was last asked."""
+        """The messages that the server received since the last look."""
         return self.line.pipe.said()
 
     def is_refused(self) -> bool:
-        """Whether the question was just answered, by nobody."""
+        """Whether the question was just refused by the hub."""
         (refusal,) = self.said()
         return (refusal["id"], refusal["error"]["message"]) == (7, UNSURE.message)
 
@@ -276,7 +276,7 @@ async def test_a_question_among_calls_without_a_conversation_reaches_none_and_is
 
 
 class Sent(Spared):
-    """A caller that is told when its user is done elsewhere."""
+    """A caller that is notified when its user is done on another page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -478,7 +478,7 @@ def refused(id: int) -> bytes:
 
 
 def watched(said: dict[str, Any]) -> list[str]:
-    """What a request to tell names."""
+    """The resources that a subscription names."""
     assert said["method"] == "subscriptions/listen"
     names: list[str] = said["params"]["notifications"].get("resourceSubscriptions", [])
     return names
@@ -601,7 +601,7 @@ async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_g
     line.read(acknowledged(1))
     line.read(message(id=1, result={}))
     async with asyncio.timeout(10):
-        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe has no notification
             await asyncio.sleep(0.001)
     assert gaps == []
     line.read(acknowledged(2))
@@ -638,7 +638,7 @@ async def test_a_subscription_that_the_server_ends_before_any_event_is_requested
     await turn()
     line.read(message(id=1, result={}))
     async with asyncio.timeout(10):
-        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe has no notification
             await asyncio.sleep(0.001)
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))

@@ -78,7 +78,7 @@ class Pooled:
     async def until_quiet(self) -> None:
         """Wait until no link is being made or closed."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
     def carrier_of(self, inflight: InFlight) -> Scripted:
@@ -1390,7 +1390,7 @@ async def test_a_task_whose_link_is_lost_before_its_call_is_sent_has_another(poo
     await pooled.sent()
     beginning = asyncio.ensure_future(engine.begin(NewTask(ANYONE, "talk", "1.0", (), call=call())))
     async with asyncio.timeout(SECONDS):
-        while not journal.waiting:  # noqa: ASYNC110 - a journal tells nobody
+        while not journal.waiting:  # noqa: ASYNC110 - a journal has no notification
             await asyncio.sleep(0)
     pooled.links[0].die("gone")
     journal.let_go()

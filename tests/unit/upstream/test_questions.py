@@ -16,7 +16,7 @@ from tests.unit.core.doubles import DONE, Listener, Stage, call, raw
 
 
 class Sent(Listener):
-    """A caller that can be told, while its call runs and later."""
+    """A caller that can be notified, while its call runs and later."""
 
     def __init__(self, received: list[str], *, is_reached: bool = True) -> None:
         super().__init__()

@@ -694,7 +694,7 @@ async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: ob
     assert len(exchange.later) == reports
 
 
-# -- what links are told -------------------------------------------------------------------------------------------
+# -- notifications of links -------------------------------------------------------------------------------------------
 
 
 async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> None:

@@ -134,9 +134,7 @@ async def test_a_server_that_is_changed_again_before_it_was_ready_is_never_shown
     await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == StdioSettings("third"))
     await kept.until(lambda: first.is_closed and old.is_closed)
     opened.set()
-    await kept.until(
-        lambda: len(kept.background) == 1
-    )  # the reconnector, and nobody who still waits for the one given up
+    await kept.until(lambda: len(kept.background) == 1)  # the reconnector, and no waiter for the abandoned link
     assert [offered.name for offered in kept.server_status.tools] == ["read"]
 
 

@@ -496,7 +496,7 @@ async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(held:
     mine = held.start()[1]
     await held.taken()
     await stream.say(line)
-    await eventually(lambda: bool(mine.events), "the line is told")
+    await eventually(lambda: bool(mine.events), "the line is received")
     theirs = held.start(caller=SOMEBODY)[1]
     await held.taken()
     await stream.say(line + event(answer(2)) + event(answer(3)))

@@ -107,7 +107,7 @@ async def test_after_a_gap_only_followers_of_that_link_look(followed: Followed) 
 async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_followers_look(followed: Followed) -> None:
     await followed.follow(URIS[0])
     followed.subscription_sync.resume_own(followed.link)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert (subscribed(followed.link), subscribed(followed.common)) == (URIS[:1] * 2, URIS[:1])
     assert (followed.mine, followed.others) == (URIS[:1], [])
@@ -118,7 +118,7 @@ async def test_a_new_common_link_is_asked_for_everything_and_its_followers_look(
     fresh = Scripted()
     followed.hub.subscriptions.attach(NAME, fresh)
     followed.subscription_sync.resume(fresh)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert subscribed(fresh) == URIS[:1]
     assert (followed.mine, followed.others) == ([], URIS[:1])
@@ -136,7 +136,7 @@ async def test_an_update_clears_cached_results(followed: Followed) -> None:
 async def test_the_common_link_is_asked_too_without_waiters(followed: Followed) -> None:
     await followed.hub.subscriptions.add((NAME, URIS[0]), lambda: None, ME)
     assert (subscribed(followed.link), len(followed.background)) == (URIS[:1], 1)
-    while len(followed.background):  # noqa: ASYNC110 - background tasks notify nobody
+    while len(followed.background):  # noqa: ASYNC110 - background tasks have no notification
         await asyncio.sleep(0)
     assert subscribed(followed.common) == URIS[:1]
 
@@ -177,7 +177,7 @@ class Room:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():  # noqa: ASYNC110 - background tasks notify nobody
+            while not holds():  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
 

@@ -278,7 +278,7 @@ async def test_a_log_line_goes_to_the_only_caller_and_else_to_the_operator(
     await server.next()
     first = (await server.next())["id"]
     await server.say(line)
-    await eventually(lambda: bool(mine.events), "the line is told")
+    await eventually(lambda: bool(mine.events), "the line is received")
     scene.start(caller=SOMEBODY)
     second = (await server.next())["id"]
     await server.say(line)
@@ -346,7 +346,7 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
     assert second["params"]["notifications"]["resourceSubscriptions"] == ["file:///a"]
     await server.say(acknowledged(first["id"]))
     await server.say(message(method="notifications/resources/updated", params={"uri": "file:///a"}))
-    await eventually(lambda: scene.callbacks == ["updated: file:///a"], "an update is told")
+    await eventually(lambda: scene.callbacks == ["updated: file:///a"], "an update is received")
     assert not subscribing.done()  # the acknowledgement was of the one before
     await server.say(acknowledged(second["id"]))
     async with asyncio.timeout(10):

@@ -78,7 +78,7 @@ class Held(Stage):
 
     @property
     def events(self) -> list[str]:
-        """What the audit log was told, in this order."""
+        """The events of the audit log, in order."""
         return [event.removeprefix("approval.") for event, _ in self.recorded]
 
     async def ask(self, made: Call | None = None) -> tuple[str, Listener]:

@@ -402,12 +402,12 @@ async def test_the_first_outcome_wins_while_a_question_is_open() -> None:
 
 
 class Spared(Listener):
-    """A caller that can be told to let a question be."""
+    """A caller that receives retractions of questions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.received: list[object] = []
-        """What it was told, in order: which question not to answer, and the end."""
+        """Retracted questions and the end, in order."""
 
     def retract(self, reply: OnReply) -> None:
         self.received.append(reply)

@@ -26,7 +26,7 @@ def tool(description: str, name: str = "t", server: str = SERVER) -> Tool:
 
 
 class Watched:
-    """Pins, and what they told."""
+    """Pins, and their sightings."""
 
     def __init__(self, mode: Pinning = "strict", known: Mapping[PinKey, bytes] | None = None, *waiting: PinKey) -> None:
         self.mode: Pinning = mode

@@ -109,7 +109,7 @@ def test_a_tool_without_a_schema_is_listed_as_it_is() -> None:
 TRUSTED = ToolRules(is_trusted=True)
 
 FEARED = {"hint:destructive", "hint:open-world"}
-"""What is so of a tool as long as nobody who is believed says otherwise."""
+"""The hints of a tool without trusted annotations."""
 
 
 def hints(**members: Any) -> set[str]:

@@ -506,7 +506,7 @@ def test_uris_of_a_denied_template_are_not_read_as_unlisted(name: str) -> None:
 
 
 def test_a_server_with_a_withheld_tool_is_not_whole() -> None:
-    """Nobody knows what its other methods would do with it."""
+    """Its other methods might expose the withheld tool."""
     server_status = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
     assert snapshot(TWO[1]).view(ALL, Surface("own", FILES)).whole == FILES
     assert snapshot(server_status).view(ALL, Surface("own", FILES)).whole is None

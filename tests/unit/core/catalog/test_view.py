@@ -66,7 +66,7 @@ def test_one_kind_is_not_found_by_the_name_of_another(kind: Kind, others: Server
     assert view(others).find(kind, "files.same") is None
 
 
-# -- templates and what nobody listed ------------------------------------------------------------------------------
+# -- templates and unlisted URIs -----------------------------------------------------------------------------------
 
 
 def test_a_listed_uri_comes_before_a_template_of_the_same_server() -> None:

@@ -55,7 +55,7 @@ class Held:
 
 
 def state_of(live: LiveTask) -> str | None:
-    """What anybody may be told of how it stands."""
+    """The task's state as callers see it."""
     return None if live.stored is None else live.stored.state
 
 
@@ -803,7 +803,7 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
     journal.let_go()
 
 
-# -- those who are told elsewhere --------------------------------------------------------------------------------------
+# -- recipients of pushes ---------------------------------------------------------------------------------------------
 
 
 ANN = PushRecipient("ann", "https://ann.example/", "1.0")

@@ -29,7 +29,7 @@ GONE = PushReceipt(410)
 
 
 class Post:
-    """A courier in the test's hands: answers as told, and says yes where it was told nothing."""
+    """A courier with configured receipts; without one it succeeds."""
 
     def __init__(self) -> None:
         self.carried: list[tuple[str, str]] = []
@@ -75,7 +75,7 @@ class Office:
         )
 
     async def begin(self, *urls: str, id: str = "t") -> LiveTask:
-        """Begin a task whose changes are told there."""
+        """Begin a task with pushes to this address."""
         made = msgspec.structs.replace(draft(call(), id=id), recipients=tuple(map(recipient, urls)))
         return await self.engine.begin(made)
 

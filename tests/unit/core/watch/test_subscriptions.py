@@ -298,7 +298,7 @@ async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_r
     links.links = {SOMEBODY: Server(refuse)}
     assert await links.subscriptions.add(KEY, CountingListener(), SOMEBODY) is REFUSED
     await links.settled()
-    assert links.common.asked == []  # it need not tell what nobody hears
+    assert links.common.asked == []  # it need not announce updates without a listener
     links.links, links.common.answer = {SOMEBODY: Server()}, refuse
     ear = await links.add(SOMEBODY)
     await links.settled()

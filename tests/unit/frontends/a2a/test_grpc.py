@@ -137,7 +137,7 @@ async def test_a_stream_reports_events_as_they_happen() -> None:
         assert report["statusUpdate"]["status"]["message"]["parts"][0] == {"text": "step 1"}
         other = caller.call("SubscribeToTask", {"id": first["task"]["id"]})
         await other.read()
-        # Who comes later is told the same again.
+        # A later subscriber gets the same again.
         assert json_format.MessageToDict(await other.read()) == report
         caller.here.office.finish()
         for stream in (call, other):

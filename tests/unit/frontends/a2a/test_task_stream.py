@@ -416,7 +416,7 @@ async def test_a_hub_that_goes_away_ends_the_streams_on_which_nothing_follows() 
             assert await idle.rest() == []
             here.office.finish()
             assert states(await busy.rest()) == ["TASK_STATE_COMPLETED"]
-        # Who comes now is told how it stands, and let go.
+        # A subscriber that comes now gets the state, and its stream ends.
         async with here.following("SubscribeToTask", {"id": waiting["id"]}) as late:
             assert [next(iter(each["result"])) for _, each in await late.rest()] == ["task"]
 

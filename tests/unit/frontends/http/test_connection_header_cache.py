@@ -178,7 +178,7 @@ async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
         connection.data_received(HEAD + b"{}")
     may_answer.set()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not cable.is_closed:  # noqa: ASYNC110 - a cable tells nobody
+        while not cable.is_closed:  # noqa: ASYNC110 - a cable has no notification
             await asyncio.sleep(0)
     connection.connection_lost(None)
     assert cable.written.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1

@@ -90,7 +90,7 @@ class Hosted:
         return self.hub.levels.lowest
 
     def is_forgotten(self) -> bool:
-        """Whether nobody who has left is still told anything."""
+        """Whether departed callers get no notifications."""
         hub = self.hub
         return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels._wanted) == ({}, [], {})
 
@@ -151,9 +151,9 @@ class Talk:
         return [message for message in self.messages if "id" not in message]
 
     async def settle(self) -> None:
-        """Wait until every request has been worked off that waits for nobody else."""
+        """Wait until every request is done that waits for no other party."""
         async with asyncio.timeout(SECONDS):
-            while len(self.background):  # noqa: ASYNC110 - background tasks notify nobody
+            while len(self.background):  # noqa: ASYNC110 - background tasks have no notification
                 await asyncio.sleep(0)
 
 
@@ -231,7 +231,7 @@ class Client:
 
     @property
     def events(self) -> list[Any]:
-        """What was told on a stream so far."""
+        """The messages on a stream so far."""
         return events(self.pushed + self.ended)
 
 

@@ -543,7 +543,7 @@ async def test_a_request_that_is_under_way_at_the_end_leaves_nothing(method: str
 
 async def until_asked(hosted: Hosted) -> None:
     async with asyncio.timeout(30):
-        while not hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+        while not hosted.announcer.asked:  # noqa: ASYNC110 - the announcer has no notification
             await asyncio.sleep(0)
 
 

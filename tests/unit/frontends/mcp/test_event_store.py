@@ -16,7 +16,7 @@ OWNER = "session"
 
 
 class Speaker:
-    """Remembers what it heard of its listener; `stream_log` is told of it as an exchange does."""
+    """Records when its listener leaves and returns, and informs `stream_log` as an exchange does."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -197,7 +197,7 @@ async def test_ended_streams_are_dropped_after_a_while(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
     running = started(store, Client())
     async with asyncio.timeout(30):
-        while len(store) > 1:  # noqa: ASYNC110 - a store tells nobody
+        while len(store) > 1:  # noqa: ASYNC110 - a store has no notification
             await asyncio.sleep(0.001)
     running.end(b"answer")
     async with asyncio.timeout(30):

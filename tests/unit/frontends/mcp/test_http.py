@@ -529,7 +529,7 @@ async def test_a_subscriber_that_leaves_before_it_is_acknowledged_leaves_nothing
     body, headers = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}})
     task = asyncio.ensure_future(frontend.http_request(body, headers, client=client))
     async with asyncio.timeout(30):
-        while not frontend.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+        while not frontend.hosted.announcer.asked:  # noqa: ASYNC110 - the announcer has no notification
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait({task})

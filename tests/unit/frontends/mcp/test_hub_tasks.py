@@ -297,7 +297,7 @@ async def test_a_caller_that_left_has_not_answered() -> None:
     assert (await ask(house.talk(), "tasks/get", id))["status"] == "input_required"
 
 
-# -- what is told unasked ------------------------------------------------------------------------------------------
+# -- notifications -------------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_sent_about_a_task_before_its_caller_knows_of_it() -> None:

@@ -603,7 +603,7 @@ async def test_an_outcome_that_is_never_fetched_is_forgotten(
     asked, _ = asking_hub.asked()
     asking_hub.last.finish(DONE)
     async with asyncio.timeout(SECONDS):
-        while len(asking_hub.client_input):  # noqa: ASYNC110 - it tells nobody
+        while len(asking_hub.client_input):  # noqa: ASYNC110 - it has no notification
             await asyncio.sleep(0.001)
     assert is_refused(asking_hub.caller_request(state=asked.state, responses={"q1": ACCEPTED}))
 

@@ -24,7 +24,7 @@ OTHER = Caller("other", "default", Grants(("*",)))
 
 
 class RecordingStream:
-    """A stream that remembers what was told on it."""
+    """A stream that records its messages."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

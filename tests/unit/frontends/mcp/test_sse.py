@@ -230,5 +230,5 @@ async def test_idle_sessions_are_looked_for_while_there_are_any(
         session.used_at -= LATE
         await stream.client.until(lambda: bool(stream.client.ended))
     async with asyncio.timeout(SECONDS):
-        while frontend.sse._sweeping is not None:  # noqa: ASYNC110 - a timer tells nobody
+        while frontend.sse._sweeping is not None:  # noqa: ASYNC110 - a timer has no notification
             await asyncio.sleep(0)

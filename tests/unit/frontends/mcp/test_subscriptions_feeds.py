@@ -19,7 +19,7 @@ ALL = Grants(("*",))
 
 
 class CountingFeed:
-    """Counts what it is told."""
+    """Counts its notifications."""
 
     def __init__(self) -> None:
         self.topics: list[Topic] = []
@@ -41,7 +41,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def the_time_comes(feed: ListChangeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the time pass after which what was put off is told."""
+    """Let the time pass after which delayed notifications are sent."""
     while feed._timer is None:  # noqa: ASYNC110 - after long work, the hub notifies in the next turn
         await asyncio.sleep(0)
     feed._timer.cancel()
@@ -157,7 +157,7 @@ async def test_a_client_with_capabilities_is_notified_of_its_own_list_and_of_not
 
 
 class Reader:
-    """A caller that takes what it is told, or does not."""
+    """A caller that reads its notifications, or does not."""
 
     def __init__(self) -> None:
         self.notified: list[str] = []
@@ -166,7 +166,7 @@ class Reader:
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(30):
-            while len(self.notified) < count:  # noqa: ASYNC110 (a list tells nobody)
+            while len(self.notified) < count:  # noqa: ASYNC110 (a list has no notification)
                 await asyncio.sleep(0.001)
 
 

@@ -35,7 +35,7 @@ def hosted(ability: Ability = "task_handles") -> Hosted:
 
 
 class Following:
-    """A subscription to one task, and what it was told."""
+    """A subscription to one task, and its notifications."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
@@ -63,7 +63,7 @@ class Following:
     async def again(self, times: int) -> None:
         """Wait until the server was asked so often."""
         async with asyncio.timeout(SECONDS):
-            while self.asked < times:  # noqa: ASYNC110 - a link tells nobody
+            while self.asked < times:  # noqa: ASYNC110 - a link has no notification
                 await asyncio.sleep(0)
 
 

@@ -165,7 +165,7 @@ def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is
     assert ("task" in asked.extra, "other" in asked.extra) == (is_asked, True)
 
 
-# -- what callers are told -----------------------------------------------------------------------------------------
+# -- task ids of callers -------------------------------------------------------------------------------------------
 
 
 def test_a_result_names_the_task_as_its_caller_knows_it() -> None:

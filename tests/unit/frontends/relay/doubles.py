@@ -179,12 +179,12 @@ class ConnectedDevice:
 
     @property
     def said(self) -> list[Any]:
-        """Everything that it was told, in order."""
+        """All messages that it received, in order."""
         return [json.loads(frame) for frame in self.wire.frames]
 
     @property
     def last(self) -> Any:
-        """What it was told last."""
+        """The message that it received last."""
         return self.said[-1]
 
     def send(self, method: str, params: Any = None, *, id: Any = None) -> None:

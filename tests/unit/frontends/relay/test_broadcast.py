@@ -79,7 +79,7 @@ async def test_a_server_that_does_not_answer_in_time_is_named_and_left_out() -> 
     assert missing.keys() == {"s2", "s3"}
     assert "0.05 s" in missing["s2"]
     assert not away.link.sent
-    assert party.two.link.withdrawn, "a server that is not waited for is told so"
+    assert party.two.link.withdrawn, "a server that is not waited for is cancelled"
     say(party.two, {"late": True})
     assert len(party.device.said) == 1
 

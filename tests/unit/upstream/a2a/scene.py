@@ -88,7 +88,7 @@ async def over(listener: Listener) -> None:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is seen on the other side tells nobody
+        while not holds():  # noqa: ASYNC110 - what is seen on the other side has no notification
             await asyncio.sleep(0.005)
 
 

@@ -225,7 +225,7 @@ async def test_an_agent_that_cannot_stream_is_looked_at_until_it_is_done(plain: 
     assert [type(asked) for asked in plain.agent.asked] == [SendMessage, GetTask, GetTask, GetTask]
     (sent,) = plain.agent.sent()
     assert (sent.waits, sent.is_stream) == (False, False)
-    assert len(listener.events) == 1, "the same words are told once"
+    assert len(listener.events) == 1, "the same message is reported once"
 
 
 async def test_an_answer_that_is_only_in_the_history_is_found(plain: Scene) -> None:

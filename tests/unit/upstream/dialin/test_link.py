@@ -47,7 +47,7 @@ def replies(server: Dialler) -> list[Json]:
 
 
 def methods(server: Dialler) -> list[str]:
-    """What the server was asked and told, by name."""
+    """The requests and notifications that the server received, by name."""
     return [message["method"] for message in server.asked if "method" in message]
 
 

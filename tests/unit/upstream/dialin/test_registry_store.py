@@ -312,7 +312,7 @@ async def test_a_journal_that_cannot_be_read_costs_a_line_in_the_log() -> None:
 async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(MemoryJournal):
         def write(self, documents: object, done: OnWritten, facts: object = ()) -> None:
-            """Nobody hears of it again."""
+            """It never notifies again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     background = BackgroundTasks()
