@@ -37,7 +37,7 @@ Given: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """A hub in front of a scenario's server, and somebody who calls it."""
+    """A hub in front of a scenario's server, and a caller."""
 
     hub: HubProcess
     client: Client
@@ -161,7 +161,7 @@ async def run_scenario(url: str, scenario: str, revision: str, given: Given) -> 
 
 
 async def log_in(url: str, scenario: str, given: Given) -> None:
-    """Start a hub before an address that wants a login, with somebody who looks after it."""
+    """Start a hub before an address that wants a login, with its operator."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "isthmus.json"
         entry = {"url": url, "oauth": oauth_of(scenario, given)}

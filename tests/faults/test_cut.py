@@ -269,7 +269,7 @@ def disarm(order: Path) -> None:
 
 @asynccontextmanager
 async def steady(caller: Caller, tool: str, history: list[Record], name: str = "steady") -> AsyncIterator[None]:
-    """Somebody else who calls all the while, and does not notice a thing."""
+    """Another caller that calls all the while, and must not notice the cuts."""
     numbers = itertools.count()
     is_done = False
 

@@ -141,7 +141,7 @@ async def test_callers_that_leave_at_random_moments_are_all_seen_as_cancellation
         await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 8, "the connections are closed")
         for name in REACHES:
             assert (await other.call(f"{name}.pay", {"nonce": f"{name}-after"})).reported == "ok", "the slots are free"
-    assert tail.cancelled, "somebody left while the tool ran"
+    assert tail.cancelled, "a caller left while the tool ran"
     waits = sorted(at - left[nonce] for nonce, at in tail.cancelled_at.items())
     note(
         seed=LEAVING_SEED,

@@ -47,7 +47,7 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
             records.extend(await asyncio.gather(*(pay(caller, "raw.pay", f"{burst}-{at}") for at in range(CALLS))))
             return burst >= 3 and any(record.reported == "no" for record in records)
 
-        await eventually(is_turned_away, "somebody is turned away twice", within=60.0)
+        await eventually(is_turned_away, "a call is rejected twice", within=60.0)
         received = [record.reported for record in records]
         # A call rejected twice fails, and its status proves that nothing ran.
         assert set(received) == {"ok", "no"}

@@ -87,7 +87,7 @@ async def test_devices_that_do_not_read_are_cut_with_the_reason(tmp_path: Path) 
         clock = asyncio.get_running_loop().time
         deaf = []
         for number in range(READERS):
-            # Its library reads one frame and then waits for somebody who takes it.
+            # Its library reads one frame and then waits for its reader.
             device = await connect(
                 agent_call_url(hub.port, "lamp"), proxy=None, max_queue=1, ping_interval=None,
                 sock=deaf_socket(hub.port), compression=None, close_timeout=0.1,

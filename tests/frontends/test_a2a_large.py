@@ -63,7 +63,7 @@ async def test_a_large_answer_comes_in_pieces_that_are_the_answer_together(tmp_p
 
 @asynccontextmanager
 async def reading(hub: HubProcess, task: str) -> AsyncIterator[asyncio.StreamReader]:
-    """Somebody who follows a task and takes little at a time."""
+    """A follower of a task that reads little at a time."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
     sock.setblocking(False)

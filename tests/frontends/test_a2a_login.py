@@ -21,7 +21,7 @@ CHALLENGE = {"www-authenticate": f'Bearer realm="bank", resource_metadata="{PLAC
 
 
 class Closed(Scripted):
-    """A server that turns calls away until somebody has logged in."""
+    """A server that rejects calls until a user has logged in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ async def test_a_caller_that_needs_a_login_learns_where_and_continues_afterwards
 
 
 class Shut(Closed):
-    """A server that does not even say what it can do before somebody has logged in."""
+    """A server that requires a login even for `initialize`."""
 
     async def on(self, request: ReceivedRequest, out: asyncio.StreamWriter) -> None:
         if self.is_open:

@@ -212,7 +212,7 @@ CALLERS = {"ann": {"key": ANN, "allow": ["*"], "targets": True}, "bob": {"key": 
 
 
 async def asking(agent: Agent, key: str, method: str, params: Any) -> Any:
-    """What somebody is answered."""
+    """The answer to a caller."""
     answer = await agent.http.post("/a2a", json=envelope(method, params), headers={"x-api-key": key})
     return answer.json()
 

@@ -260,7 +260,7 @@ async def test_a_modern_caller_is_asked_by_the_result_and_comes_back_with_the_an
 
 
 async def ask_as_person(caller: Raw, params: dict[str, Any]) -> dict[str, Any]:
-    """The result of a modern call of somebody who can be asked."""
+    """The result of a modern call of a caller with elicitation."""
     meta = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**params, "_meta": meta}}
     headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": params["name"]}

@@ -223,7 +223,7 @@ for line in sys.stdin:
     }
     if heard["method"] == "resources/subscribe":
         asked.touch()
-        may_answer.read_bytes()  # a pipe, which somebody opens in good time
+        may_answer.read_bytes()  # a pipe, which the test opens in good time
     found = results.get(heard["method"])
     body = {"error": {"code": -32601, "message": "no"}} if found is None else {"result": found}
     print(json.dumps({"jsonrpc": "2.0", "id": heard["id"], **body}), flush=True)

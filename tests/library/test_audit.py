@@ -31,7 +31,7 @@ ADA = UserContext("ada", permissions=UserPermissions(["files"]))
 
 
 async def called(config: Any) -> None:
-    """Call what there is, what there is not, and what is not somebody's to call."""
+    """Call existing, missing and forbidden tools."""
     service = ToolService()
     await service.initialize(config)
     async with service:

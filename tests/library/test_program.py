@@ -71,7 +71,7 @@ def test_its_calls_and_streams_cross_nothing(posted: list[object]) -> None:
 async def test_a_tool_that_calls_another_crosses_nothing_either(posted: list[object]) -> None:
     @tool
     async def relay() -> str:
-        """Have somebody else greet."""
+        """Call the other greeting."""
         posted.clear()
         said = (await service.execute_tool(ToolRequest("greet", parameters={"name": "bob"}))).text
         return f"{said}, {len(posted)} times"

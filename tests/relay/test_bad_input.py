@@ -43,7 +43,7 @@ CALL: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"nam
 
 
 class Neighbour:
-    """Somebody who does as they should, next door."""
+    """A well-behaved caller of another agent."""
 
     def __init__(self, server: RawServer, caller: Device) -> None:
         self._server = server

@@ -82,7 +82,7 @@ class Bank:
 
 
 class Waiting:
-    """A caller, or somebody who follows a task: notes what it is told."""
+    """A caller, or a follower of a task: records what it receives."""
 
     def __init__(self, nonce: str, received: Line) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -36,7 +36,7 @@ class Canaries:
         return len(self._by_place)
 
     def watch(self, place: str, secret: str) -> str:
-        """Look for one that somebody else made; what it begins with may be known to everybody."""
+        """Look for a secret made elsewhere; its prefix may be public."""
         self._by_place[place] = secret
         self._cores[place] = secret[-24:]
         return secret

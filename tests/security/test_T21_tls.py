@@ -118,7 +118,7 @@ async def test_broken_versions_are_not_spoken(version: ssl.TLSVersion) -> None:
 
 
 async def lax_version(origin: HttpOrigin) -> ssl.TLSVersion:
-    """By which version somebody connects who takes anything: the server does speak it."""
+    """The TLS version of a client that accepts any: the server does speak it."""
     anything = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
     anything.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED

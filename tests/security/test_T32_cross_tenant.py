@@ -91,7 +91,7 @@ class Callers(RuleBasedStateMachine):
 
     @rule(at=actors, pick=picks)
     def begin_by_a_name_of_ones_own(self, at: int, pick: int) -> None:
-        """The first generation names its tasks itself: also as somebody else named one."""
+        """The first generation names its tasks itself: also like a task of another caller."""
         who = self.people[at]
         id = self.tasks[pick % len(self.tasks)][1] if self.tasks and pick % 2 else f"task-{pick}"
         said = {"role": "user", "parts": [{"type": "text", "text": self.world.word(who)}]}

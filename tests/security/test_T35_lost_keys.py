@@ -123,7 +123,7 @@ async def test_a_key_revoked_meanwhile_is_rejected_once_the_list_is_back(hub: Hu
 
 
 async def test_a_hub_whose_list_is_lost_does_not_start(tmp_path: Path) -> None:
-    """Not even on loopback, where it would be open: somebody wanted keys."""
+    """Not even on loopback, where it would be open: keys were configured."""
     config = write_config(tmp_path, {})
     _, made = mint("reader", Grants(("*",)), "default", targets=False, now=1.0, expires_at=None)
     file = KeyFile(tmp_path / "state")

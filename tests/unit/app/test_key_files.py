@@ -147,7 +147,7 @@ def test_a_link_to_a_volume_that_is_not_there_is_a_list_that_is_lost(tmp_path: P
 
 
 def _owned(monkeypatch: pytest.MonkeyPatch, *places: Path, by: int) -> None:
-    """Have the system say that these belong to somebody."""
+    """Fake the owner of these files."""
     ask = os.stat
 
     def tell(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:

@@ -127,7 +127,7 @@ async def test_servers_without_mcp_are_labelled_by_their_protocol(
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[int]:
-    """Somebody who takes connections and says nothing; yields the port."""
+    """A server that accepts connections and stays silent; yields the port."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]

@@ -163,7 +163,7 @@ LOADED = "print('structlog' in sys.modules, 'rich' in sys.modules); import rich;
             "import isthmus.cli.main as m; m.main = lambda: 1; m.program(); import isthmus.cli.serve",
             ["True False", "None"],
         ),
-        ("import isthmus.cli.serve", ["True True", "<module"]),  # a program of somebody else's
+        ("import isthmus.cli.serve", ["True True", "<module"]),  # another program
     ],
 )
 def test_a_hub_starts_without_loading_rich(first: str, said: list[str]) -> None:

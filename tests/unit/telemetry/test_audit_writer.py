@@ -307,7 +307,7 @@ async def test_a_refusal_is_recorded_before_it_is_answered() -> None:
 
 
 class Following:
-    """Somebody who follows a task."""
+    """A follower of a task."""
 
     def __init__(self) -> None:
         self.states: list[str] = []

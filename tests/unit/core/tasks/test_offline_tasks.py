@@ -385,7 +385,7 @@ async def test_a_call_of_a_set_does_not_leave_it_with_a_renamed_server(surface: 
 
 
 class Standing(RecordingListener):
-    """A listener behind which somebody waits."""
+    """A listener with a waiting caller."""
 
     is_left = False
 

@@ -207,7 +207,7 @@ async def test_other_methods_are_pinged_or_refused() -> None:
     assert reason(Sight().plan(CommandInstruction("nobody", "ping"))) == "unknown_server"
 
 
-# -- servers that want somebody to log in before they say what they can do ---------------------------------------------
+# -- servers that require a login before they list their methods ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
